@@ -1,0 +1,105 @@
+"""The record by which a plugin offers an optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import Factory, field, frozen
+
+from megaopt_core.errors import PluginError
+from megaopt_core.params.keys import ParamKey
+from megaopt_core.params.overrides import ParamGroupOverride
+from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.params.views import MatrixView
+
+if TYPE_CHECKING:
+    from megaopt_core.config import OptimizerConfig
+    from megaopt_core.parallel.groups import ProcessGroupCollection
+
+__all__ = ["ConfigToKwargs", "InitState", "OptimizerEntry"]
+
+type ConfigToKwargs = Callable[
+    [OptimizerConfig, Sequence[torch.nn.Module], ProcessGroupCollection | None], Mapping[str, Any]
+]
+type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
+
+
+def _numel(shape: Sequence[int]) -> float:
+    return float(math.prod(shape))
+
+
+@frozen
+class OptimizerEntry:
+    """Everything that megaopt needs to know about an optimizer.
+
+    Args:
+        optimizer_cls: a `torch.optim.Optimizer` subclass, or `"module:Class"`, which is imported when an optimizer is
+            built: listing entries imports no algorithm.
+        init_state_fn: `(optimizer, config=None)`; makes the state of every parameter without a gradient and without
+            moving a parameter. None: the state is made by one step on zero gradients with zero learning rate, after
+            which parameters, step counts and groups are put back.
+        config_to_kwargs: `(config, model_chunks, pg_collection)` to constructor arguments. None: every constructor
+            parameter is looked up as `{prefix}_{name}` for each of `setting_prefixes`, then as a core field.
+        default_param_overrides: overrides that are added whenever this is the run's optimizer.
+        settings: an attrs class; its fields appear on `OptimizerConfig` as `{setting_prefixes[0]}_{field}`. A field's
+            `metadata={"help": ...}` is the text that `megaopt describe` shows.
+        setting_prefixes: prefixes of the settings that the constructor's arguments are read from.
+        granularity: how finely the work may be cut over ranks.
+        alignment: for granularity element, cuts fall on multiples of this many elements.
+        accepts: `(spec, view)` to None when the optimizer takes this parameter, else the reason why not, in words.
+        fallback: the optimizer that steps what `accepts` refuses: a name, or a function of the configuration.
+            None: a refused parameter is an error.
+        step_cost: work of one step for a tensor of this shape, in elementary operations; strategies balance by it.
+        state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
+        supports_fp16: may step in a model that trains with fp16 mixed precision.
+        mup: how muP scales it: `"adam"`, `"sgd"`, `"matrix"` (its matrices are left alone) or `"default"`.
+        description: one line for `megaopt optimizers`.
+        example: a line of Python for `megaopt describe`.
+
+    Example:
+        >>> import torch
+        >>> entry = OptimizerEntry(torch.optim.SGD, setting_prefixes=("sgd",), description="plain SGD")
+        >>> entry.load_class().__name__
+        'SGD'
+    """
+
+    optimizer_cls: type[torch.optim.Optimizer] | str
+    init_state_fn: InitState | None = None
+    config_to_kwargs: ConfigToKwargs | None = None
+    default_param_overrides: Mapping[ParamKey, ParamGroupOverride] = Factory(dict)
+    settings: type | None = None
+    setting_prefixes: tuple[str, ...] = field(default=(), converter=tuple)
+    granularity: Granularity = field(default=Granularity.ELEMENT, converter=Granularity)
+    alignment: int = 8
+    accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None
+    fallback: str | Callable[[OptimizerConfig], str] | None = None
+    step_cost: Callable[[Sequence[int]], float] = _numel
+    state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
+    supports_fp16: bool = False
+    mup: str = "default"
+    description: str = ""
+    example: str = ""
+
+    def load_class(self) -> type[torch.optim.Optimizer]:
+        """Return the optimizer class, importing it if it is named by a string.
+
+        Raises:
+            PluginError: the string names nothing, or something that is no `torch.optim.Optimizer`.
+        """
+        target = self.optimizer_cls
+        if isinstance(target, str):
+            module, _, attribute = target.partition(":")
+            try:
+                target = getattr(importlib.import_module(module), attribute)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise PluginError(
+                    f"optimizer_cls={self.optimizer_cls!r} cannot be loaded ({type(error).__name__}: {error}); "
+                    "it must read 'module:Class'"
+                ) from error
+        if not (isinstance(target, type) and issubclass(target, torch.optim.Optimizer)):
+            raise PluginError(f"optimizer_cls={self.optimizer_cls!r} is not a torch.optim.Optimizer subclass")
+        return target

@@ -1,0 +1,259 @@
+"""Every exception that megaopt raises on purpose.
+
+An error says who raised it, what was given and what is allowed, and carries the offending object as an
+attribute, so that a program can react to it without parsing the message. Classes that replace a standard
+exception inherit from it too (`ValueError`, `LookupError`...): code that catches those keeps working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "BrokenPluginError",
+    "CheckpointError",
+    "ConfigFileError",
+    "ConfigurationError",
+    "DuplicateNameError",
+    "GradientError",
+    "MegaoptError",
+    "OverrideConflictError",
+    "OverrideError",
+    "OwnershipError",
+    "ParallelGroupError",
+    "PluginError",
+    "PluginNotInstalledError",
+    "RoutingChangedError",
+    "RoutingError",
+    "ScheduleError",
+    "ShardingError",
+    "StateDictError",
+    "UnknownNameError",
+    "UnknownSettingError",
+    "UnmatchedKeyError",
+    "UnsupportedOperationError",
+    "UnsupportedSettingError",
+    "ViewError",
+]
+
+
+class MegaoptError(Exception):
+    """Base class of everything that megaopt raises on purpose."""
+
+
+class ConfigurationError(MegaoptError, ValueError):
+    """A setting has a value that it cannot have.
+
+    Attributes:
+        setting: the full name of the setting.
+        value: what was given.
+    """
+
+    def __init__(self, message: str, *, setting: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.value = value
+
+
+class UnsupportedSettingError(ConfigurationError):
+    """A setting is known, but the value that was given asks for something that megaopt does not do."""
+
+
+class UnknownSettingError(ConfigurationError, AttributeError):
+    """No core field and no installed plugin has a setting of this name."""
+
+
+class ConfigFileError(ConfigurationError):
+    """A configuration file says something wrong; the message begins with file and line.
+
+    Attributes:
+        path: the file.
+        line: the line number, counted from 1; None where it is not known.
+    """
+
+    def __init__(self, message: str, *, path: str, line: int | None = None, setting: str | None = None) -> None:
+        where = path if line is None else f"{path}:{line}"
+        super().__init__(f"{where}: {message}", setting=setting)
+        self.path = path
+        self.line = line
+
+
+class PluginError(MegaoptError):
+    """Base class of what goes wrong with plugins."""
+
+
+class PluginNotInstalledError(PluginError, LookupError, AttributeError):
+    """What was asked for comes from a plugin that is not installed (or is blocked).
+
+    Attributes:
+        name: the optimizer, strategy or setting that was asked for.
+        distribution: the distribution that would bring it, None where it is not known.
+    """
+
+    def __init__(self, message: str, *, name: str, distribution: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.distribution = distribution
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class BrokenPluginError(PluginError):
+    """What was asked for should come from a plugin that is installed but failed to load.
+
+    Attributes:
+        plugin: the entry point's name.
+    """
+
+    def __init__(self, message: str, *, plugin: str) -> None:
+        super().__init__(message)
+        self.plugin = plugin
+
+
+class DuplicateNameError(PluginError):
+    """Two plugins give one name.
+
+    Attributes:
+        name: the name that both give.
+        owners: the two plugins.
+    """
+
+    def __init__(self, message: str, *, name: str, owners: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.name = name
+        self.owners = owners
+
+
+class UnknownNameError(PluginError, LookupError):
+    """Nobody registers this optimizer, strategy or schedule.
+
+    Attributes:
+        name: what was asked for.
+        known: the names that exist.
+    """
+
+    def __init__(self, message: str, *, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.name = name
+        self.known = tuple(known)
+
+
+class OverrideError(MegaoptError, ValueError):
+    """An override has a key or a value that it cannot have.
+
+    Attributes:
+        key: the key inside the override.
+        value: its value.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.value = value
+
+
+class OverrideConflictError(OverrideError):
+    """Two overrides give one key unequal values.
+
+    Attributes:
+        key: the key inside the overrides.
+        values: the two values.
+        sources: what each came from, where that is known.
+    """
+
+    def __init__(self, message: str, *, key: str, values: tuple[Any, Any], sources: tuple[str, ...] = ()) -> None:
+        super().__init__(message, key=key, value=values)
+        self.values = values
+        self.sources = sources
+
+
+class UnmatchedKeyError(OverrideError):
+    """A name pattern matches no parameter on any rank.
+
+    Attributes:
+        pattern: the pattern.
+        close: parameter names that look like it.
+    """
+
+    def __init__(self, message: str, *, pattern: str, close: Iterable[str] = ()) -> None:
+        super().__init__(message, key=pattern)
+        self.pattern = pattern
+        self.close = tuple(close)
+
+
+class RoutingError(MegaoptError):
+    """A parameter cannot be routed.
+
+    Attributes:
+        names: the qualified names of the parameters.
+    """
+
+    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
+class OwnershipError(RoutingError):
+    """A trainable parameter is owned by no optimizer, or by more than one."""
+
+
+class RoutingChangedError(RoutingError):
+    """Configuration or overrides would now route parameters otherwise than when the model was wrapped."""
+
+
+class ViewError(RoutingError, ValueError):
+    """A matrix view does not fit its parameter, or two descriptions claim one parameter."""
+
+
+class ShardingError(MegaoptError):
+    """A sharding strategy cannot take what it was given."""
+
+
+class ParallelGroupError(MegaoptError, ValueError):
+    """A process group that is needed is missing, or does not fit."""
+
+
+class ScheduleError(ConfigurationError):
+    """A schedule's values contradict each other, or its checkpoint contradicts its configuration."""
+
+
+class GradientError(MegaoptError, RuntimeError):
+    """A gradient cannot be used (non-finite under `check_for_nan_in_grad`, of the wrong shape...).
+
+    Attributes:
+        names: the parameters.
+    """
+
+    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
+class UnsupportedOperationError(MegaoptError, RuntimeError):
+    """The operation exists on `torch.optim.Optimizer` but cannot work here; the message says what to do instead."""
+
+
+class StateDictError(MegaoptError, ValueError):
+    """A state dict does not fit what it is loaded into; nothing has been changed.
+
+    Attributes:
+        names: the parameters or keys that do not fit.
+    """
+
+    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
+class CheckpointError(MegaoptError, RuntimeError):
+    """A checkpoint cannot be written, read or trusted.
+
+    Attributes:
+        path: the file or folder.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path

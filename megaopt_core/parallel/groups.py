@@ -1,0 +1,172 @@
+"""The process groups that an optimizer needs, gathered in one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from attrs import define
+
+from megaopt_core.errors import ParallelGroupError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["ProcessGroupCollection", "is_distributed", "rank_in", "size_of"]
+
+_MESH_DIMS = ("tp", "pp", "cp", "dp", "ep")
+
+
+def is_distributed() -> bool:
+    """Return whether torch.distributed is initialised in this process."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def size_of(group: ProcessGroup | None) -> int:
+    """Return the number of ranks in a group; 1 for None.
+
+    Args:
+        group: a process group, or None for this process alone.
+    """
+    return 1 if group is None else group.size()
+
+
+def rank_in(group: ProcessGroup | None) -> int:
+    """Return this process's rank in a group; 0 for None.
+
+    Args:
+        group: a process group, or None for this process alone.
+    """
+    return 0 if group is None else group.rank()
+
+
+@define
+class ProcessGroupCollection:
+    """Process groups by purpose; None everywhere means this process alone.
+
+    Args:
+        tp: tensor parallel.
+        pp: pipeline parallel.
+        cp: context parallel.
+        dp: data parallel.
+        dp_cp: data and context parallel together: gradients of dense parameters are reduced over it.
+        mp: model parallel: every rank that holds a part of one model replica (tensor and pipeline).
+        ep: expert parallel.
+        expt_tp: tensor parallel inside experts.
+        expt_dp: data parallel of experts: their gradients are reduced over it.
+        tp_ep_pp: every rank that holds a part of the experts of one replica.
+        intra_dist_opt: norms and counts of sharded optimizers are reduced over it; None: the model-parallel group.
+
+    Example:
+        >>> ProcessGroupCollection().data_parallel_size
+        1
+    """
+
+    tp: ProcessGroup | None = None
+    pp: ProcessGroup | None = None
+    cp: ProcessGroup | None = None
+    dp: ProcessGroup | None = None
+    dp_cp: ProcessGroup | None = None
+    mp: ProcessGroup | None = None
+    ep: ProcessGroup | None = None
+    expt_tp: ProcessGroup | None = None
+    expt_dp: ProcessGroup | None = None
+    tp_ep_pp: ProcessGroup | None = None
+    intra_dist_opt: ProcessGroup | None = None
+
+    @classmethod
+    def from_default(cls) -> ProcessGroupCollection:
+        """Return data parallelism over the default group, or single-process where there is none."""
+        if not is_distributed():
+            return cls()
+        world = dist.group.WORLD
+        return cls(dp=world, dp_cp=world, expt_dp=world)
+
+    @classmethod
+    def from_device_mesh(cls, mesh: DeviceMesh) -> ProcessGroupCollection:
+        """Return the groups of a mesh whose dimensions are named `tp`, `pp`, `cp`, `dp`, `ep` (any subset).
+
+        The combined groups (`dp_cp`, `mp`, `tp_ep_pp`) are flattened from the dimensions that exist.
+
+        Args:
+            mesh: the device mesh; `ep` divides data parallelism: expert parameters are reduced over `dp` only, dense
+                ones over `dp`, `ep` and `cp`.
+
+        Raises:
+            ParallelGroupError: the mesh has no dimension names, or one that is not known.
+        """
+        names = mesh.mesh_dim_names
+        if not names:
+            raise ParallelGroupError("the DeviceMesh has no dimension names; name them with mesh_dim_names=('dp', 'tp')")
+        unknown = [name for name in names if name not in _MESH_DIMS]
+        if unknown:
+            raise ParallelGroupError(f"DeviceMesh dimensions {unknown} are not known; allowed are {list(_MESH_DIMS)}")
+
+        def of(*dims: str) -> ProcessGroup | None:
+            present = tuple(name for name in names if name in dims)
+            if not present:
+                return None
+            if len(present) == 1:
+                return mesh.get_group(present[0])
+            part: Any = mesh[present]
+            return part._flatten("_".join(present)).get_group()
+
+        return cls(
+            tp=of("tp"),
+            pp=of("pp"),
+            cp=of("cp"),
+            dp=of("dp", "ep"),
+            dp_cp=of("dp", "ep", "cp"),
+            mp=of("tp", "pp"),
+            ep=of("ep"),
+            expt_tp=of("tp"),
+            expt_dp=of("dp", "cp"),
+            tp_ep_pp=of("tp", "ep", "pp"),
+        )
+
+    @classmethod
+    def of(cls, groups: ProcessGroupCollection | DeviceMesh | Mapping[str, Any] | object | None) -> ProcessGroupCollection:
+        """Return a collection from whatever a caller passes as `pg_collection`.
+
+        Args:
+            groups: a collection, a DeviceMesh, a mapping or any object with attributes of these names; None means the
+                default group.
+
+        Raises:
+            ParallelGroupError: a mapping has a key that is no group's name, or the object has none of the names.
+        """
+        if groups is None:
+            return cls.from_default()
+        if isinstance(groups, cls):
+            return groups
+        if hasattr(groups, "mesh_dim_names"):
+            return cls.from_device_mesh(groups)
+        fields = tuple(cls.__annotations__)
+        if isinstance(groups, Mapping):
+            unknown = [key for key in groups if key not in fields]
+            if unknown:
+                raise ParallelGroupError(f"unknown process groups {unknown}; allowed are {list(fields)}")
+            return cls(**groups)
+        found = {name: getattr(groups, name) for name in fields if getattr(groups, name, None) is not None}
+        if not found and not any(hasattr(groups, name) for name in fields):
+            raise ParallelGroupError(
+                f"pg_collection={groups!r} is no ProcessGroupCollection, DeviceMesh or mapping of {list(fields)}"
+            )
+        return cls(**found)
+
+    @property
+    def dense_dp(self) -> ProcessGroup | None:
+        """The group over which gradients of dense parameters are reduced."""
+        return self.dp_cp if self.dp_cp is not None else self.dp
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of replicas of dense parameters."""
+        return size_of(self.dense_dp)
+
+    @property
+    def expert_data_parallel_size(self) -> int:
+        """Number of replicas of expert parameters."""
+        return size_of(self.expt_dp)

@@ -1,0 +1,1 @@
+"""Parameters: keys that match them, overrides for them, what they are, and which group gets them."""

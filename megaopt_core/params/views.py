@@ -1,0 +1,186 @@
+"""How one stored parameter is seen as matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from attrs import field, frozen
+
+from megaopt_core.errors import ViewError
+
+__all__ = ["MATRIX", "MatrixView"]
+
+
+def _sizes(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(size) for size in value)
+
+
+@frozen
+class MatrixView:
+    """Describes the matrices inside one stored tensor: batched, transposed, split.
+
+    Read from the outside in: the first `batch_dims` dimensions count independent matrices (experts). What remains
+    is flattened after its first dimension, so that a convolution `[out, in, k, k]` is `[out, in*k*k]`; `transposed`
+    says that it is stored `[in, out]`. The logical matrix `[rows, columns] = [out, in]` is then split along
+    `split_dim` into pieces of `split_sizes`. When the sizes add up to less than the dimension they repeat: the
+    dimension is `groups x sum(split_sizes)`, and piece `i` of all groups together is one matrix.
+
+    | stored weight | view |
+    |---|---|
+    | plain `[out, in]` | `MatrixView()` |
+    | Hugging Face `Conv1D`, `[in, out]` | `MatrixView(transposed=True)` |
+    | q, k, v block by block | `MatrixView(split_sizes=(q, k, v))` |
+    | grouped-query q, k, v per group | `MatrixView(split_sizes=(heads_per_group * d, d, d))` |
+    | gate/up block by block | `MatrixView(split_sizes=(n, n))` |
+    | gate/up row by row | `MatrixView(split_sizes=(1, 1))` |
+    | experts `[e, in, out]` | `MatrixView(batch_dims=1, transposed=True)` |
+
+    Args:
+        batch_dims: number of leading dimensions that count matrices.
+        transposed: the matrix is stored `[in, out]`.
+        split_dim: dimension of the logical matrix that is split: 0 rows (outputs), 1 columns (inputs).
+        split_sizes: sizes along `split_dim`; empty when the matrix is not split.
+        label: what the view is, for reports: `"qkv"`, `"gate_up"`... Not part of equality.
+
+    Raises:
+        ViewError: an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> qkv = MatrixView(split_sizes=(4, 2, 2), label="qkv")
+        >>> [tuple(m.shape) for m in qkv.matrices(torch.zeros(16, 8))]
+        [(8, 8), (4, 8), (4, 8)]
+    """
+
+    batch_dims: int = 0
+    transposed: bool = False
+    split_dim: int = 0
+    split_sizes: tuple[int, ...] = field(default=(), converter=_sizes)
+    label: str = field(default="", eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch_dims < 0:
+            raise ViewError(f"MatrixView(batch_dims={self.batch_dims}): must not be negative")
+        if self.split_dim not in (0, 1):
+            raise ViewError(f"MatrixView(split_dim={self.split_dim}): must be 0 (rows) or 1 (columns)")
+        if any(size < 1 for size in self.split_sizes):
+            raise ViewError(f"MatrixView(split_sizes={self.split_sizes}): every size must be at least 1")
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the stored tensor is the matrix, as it is."""
+        return not (self.batch_dims or self.transposed or self.split_sizes)
+
+    def logical_shape(self, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+        """Return `(batch dimensions, rows, columns)` of the unsplit logical matrix.
+
+        Args:
+            shape: shape of the stored tensor.
+
+        Raises:
+            ViewError: the view does not fit the shape.
+        """
+        shape = tuple(shape)
+        if len(shape) < self.batch_dims + 2:
+            raise ViewError(
+                f"{self}: needs at least {self.batch_dims + 2} dimensions, the parameter has shape {shape}"
+            )
+        batch, first, rest = shape[: self.batch_dims], shape[self.batch_dims], shape[self.batch_dims + 1 :]
+        rows, columns = first, math.prod(rest)
+        if self.transposed:
+            rows, columns = columns, rows
+        if self.split_sizes:
+            extent, total = (rows, columns)[self.split_dim], sum(self.split_sizes)
+            if extent % total:
+                raise ViewError(
+                    f"{self}: the sizes add up to {total}, which does not divide the "
+                    f"{extent} {('rows', 'columns')[self.split_dim]} of a parameter of shape {shape}"
+                )
+        return batch, rows, columns
+
+    def matrix_shapes(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of every matrix that :meth:`matrices` gives, without a tensor.
+
+        Args:
+            shape: shape of the stored tensor.
+
+        Raises:
+            ViewError: the view does not fit the shape.
+        """
+        batch, rows, columns = self.logical_shape(shape)
+        if not self.split_sizes:
+            return ((*batch, rows, columns),)
+        groups = (rows, columns)[self.split_dim] // sum(self.split_sizes)
+        if self.split_dim == 0:
+            return tuple((*batch, groups * size, columns) for size in self.split_sizes)
+        return tuple((*batch, rows, groups * size) for size in self.split_sizes)
+
+    def matrices(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the matrices `[*batch, rows, columns]`, one per piece; views of `tensor` where strides allow.
+
+        Args:
+            tensor: the stored tensor, or any tensor of its shape (gradient, momentum).
+
+        Raises:
+            ViewError: the view does not fit the tensor.
+        """
+        batch, rows, columns = self.logical_shape(tensor.shape)
+        matrix = tensor.flatten(self.batch_dims + 1) if tensor.dim() > self.batch_dims + 2 else tensor
+        matrix = matrix.mT if self.transposed else matrix
+        if not self.split_sizes:
+            return [matrix]
+        total = sum(self.split_sizes)
+        dim = matrix.dim() - 2 + self.split_dim
+        groups = (rows, columns)[self.split_dim] // total
+        if groups == 1:
+            return list(matrix.split(list(self.split_sizes), dim=dim))
+        grouped = matrix.unflatten(dim, (groups, total))
+        return [
+            piece.flatten(dim, dim + 1) for piece in grouped.split(list(self.split_sizes), dim=dim + 1)
+        ]
+
+    def merge(self, matrices: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+        """Put matrices back together: the inverse of :meth:`matrices`.
+
+        Args:
+            matrices: what `matrices` returned, or tensors of the same shapes.
+            shape: shape of the stored tensor.
+
+        Returns:
+            A tensor of that shape; it may share memory with a single unsplit matrix.
+
+        Raises:
+            ViewError: number or shapes of the matrices do not fit.
+        """
+        expected = self.matrix_shapes(shape)
+        got = tuple(tuple(matrix.shape) for matrix in matrices)
+        if got != expected:
+            raise ViewError(f"{self}: cannot merge matrices of shapes {got} into {tuple(shape)}; expected {expected}")
+        if not self.split_sizes:
+            matrix = matrices[0]
+        else:
+            _, rows, columns = self.logical_shape(shape)
+            dim = matrices[0].dim() - 2 + self.split_dim
+            groups = (rows, columns)[self.split_dim] // sum(self.split_sizes)
+            pieces = [
+                piece.unflatten(dim, (groups, size)) for piece, size in zip(matrices, self.split_sizes, strict=True)
+            ]
+            matrix = torch.cat(pieces, dim=dim + 1).flatten(dim, dim + 1)
+        return (matrix.mT if self.transposed else matrix).reshape(tuple(shape))
+
+    def __str__(self) -> str:
+        parts = []
+        if self.batch_dims:
+            parts.append(f"batch_dims={self.batch_dims}")
+        if self.transposed:
+            parts.append("transposed")
+        if self.split_sizes:
+            parts.append(f"split {('rows', 'columns')[self.split_dim]} {self.split_sizes}")
+        inside = ", ".join(parts) or "plain"
+        return f"MatrixView({self.label + ': ' if self.label else ''}{inside})"
+
+
+MATRIX = MatrixView()
+"""The view of a plain `[out, in]` matrix."""

@@ -1,0 +1,140 @@
+"""The protocol of sharding strategies: they say what a rank steps and move data; they never step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from attrs import define, frozen
+
+from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.sharding.layout import BufferKey, GradReduction, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.parallel.groups import ProcessGroupCollection
+
+__all__ = ["LiveModel", "ParamLayout", "Piece", "ShardedParams", "ShardingStrategy"]
+
+
+class ParamLayout(Protocol):
+    """A pure result, equal on every rank."""
+
+    @property
+    def buffers(self) -> Mapping[BufferKey, PerBufferParamLayout]:
+        """The contiguous buffers that parameters lie in; empty when each keeps its own memory."""
+
+    @property
+    def reduction(self) -> Mapping[BufferKey, GradReduction]:
+        """How each buffer's gradients are reduced."""
+
+    def pieces(self, dp_rank: int, expert_dp_rank: int) -> Sequence[PieceSpec]:
+        """Return what a rank steps.
+
+        Args:
+            dp_rank: rank in the data-parallel group.
+            expert_dp_rank: rank in the expert data-parallel group.
+        """
+
+
+@define(eq=False)
+class Piece:
+    """One live tensor that this rank steps.
+
+    Args:
+        spec: the piece as pure data.
+        param: the tensor, in the model's dtype: the parameter itself, or memory that holds its members' elements.
+        model_params: the model parameters of `spec.members`, in that order.
+        grad: the gradient that `collect_grads` found, of `param`'s shape; None when there is none this step.
+    """
+
+    spec: PieceSpec
+    param: torch.Tensor
+    model_params: tuple[torch.nn.Parameter, ...]
+    grad: torch.Tensor | None = None
+
+
+@frozen(eq=False)
+class LiveModel:
+    """The model as strategies see it.
+
+    Args:
+        chunks: the (possibly wrapped) model chunks.
+        params: canonical name to parameter, every trainable one of this rank.
+    """
+
+    chunks: Sequence[torch.nn.Module]
+    params: Mapping[str, torch.nn.Parameter]
+
+
+class ShardedParams(Protocol):
+    """This rank's live pieces of one inner optimizer."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """The pieces, grouped as the layout ordered them."""
+
+    @property
+    def stats_group(self) -> ProcessGroup | None:
+        """The group over which norms and counts of the pieces add up to those of whole parameters."""
+
+    def collect_grads(self) -> None:
+        """Set every piece's `grad` for this step; wait for reductions that are under way."""
+
+    def start_param_sync(self) -> None:
+        """Begin to bring the updated pieces to every rank that needs them."""
+
+    def finish_param_sync(self) -> None:
+        """Return when every model parameter is up to date on this rank."""
+
+
+@runtime_checkable
+class ShardingStrategy(Protocol):
+    """Says which pieces of which named parameters a rank steps, and moves data before and after.
+
+    A strategy never subclasses an optimizer, never builds one, and never learns which one it shards: it reads
+    granularity, alignment and cost from the specs.
+    """
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+
+    @property
+    def granularities(self) -> frozenset[Granularity]:
+        """Granularities that it can shard."""
+
+    @property
+    def companion(self) -> str | None:
+        """The strategy that takes parameters whose granularity this one cannot."""
+
+    def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
+        """Return why this parameter cannot be sharded, None when it can.
+
+        Args:
+            param: the live parameter.
+            spec: the same as pure data.
+        """
+
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
+        """Return who steps what: pure, the same on every rank.
+
+        Args:
+            specs: the parameters, in model order.
+            world: sizes of the groups.
+            options: what else the layout depends on.
+        """
+
+    def attach(
+        self, layout: ParamLayout, model: LiveModel, pgs: ProcessGroupCollection, groups: Sequence[int]
+    ) -> ShardedParams:
+        """Return this rank's live pieces of the parameters in `groups`.
+
+        Args:
+            layout: what `layout` returned.
+            model: the live model.
+            pgs: the process groups.
+            groups: indices of the routing's groups that one inner optimizer steps.
+        """

@@ -1,0 +1,110 @@
+"""Layouts as pure data: which elements of which named parameter lie where, and which rank steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attrs import Factory, frozen
+
+from megaopt_core.params.specs import Shard
+
+__all__ = ["BufferKey", "FullParamLayout", "GradReduction", "LayoutOptions", "PerBufferParamLayout", "PieceSpec", "World"]
+
+
+@frozen
+class BufferKey:
+    """Parameters with equal keys share one contiguous buffer.
+
+    Args:
+        param_dtype: of the parameters.
+        grad_dtype: of the gradients.
+        is_expert: reduced over the expert data-parallel group.
+        is_managed_by_layer_wise: laid out so that no parameter crosses a shard.
+    """
+
+    param_dtype: torch.dtype
+    grad_dtype: torch.dtype
+    is_expert: bool = False
+    is_managed_by_layer_wise: bool = False
+
+
+@frozen
+class PerBufferParamLayout:
+    """One buffer: where each parameter starts and ends, and where the buckets end.
+
+    Args:
+        param_ranges: name to `[start, stop)` in elements of the buffer.
+        bucket_ends: end of each bucket in elements, ascending; the last is the buffer's size.
+        bucket_of: name to the index of its bucket.
+    """
+
+    param_ranges: Mapping[str, tuple[int, int]]
+    bucket_ends: tuple[int, ...]
+    bucket_of: Mapping[str, int]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the buffer, padding included."""
+        return self.bucket_ends[-1] if self.bucket_ends else 0
+
+
+@frozen
+class FullParamLayout:
+    """The layouts of all buffers of one model chunk."""
+
+    buffers: Mapping[BufferKey, PerBufferParamLayout]
+
+
+@frozen
+class GradReduction:
+    """How a buffer's gradients are reduced: `scatter` leaves each rank its shard only."""
+
+    scatter: bool = False
+
+
+@frozen
+class World:
+    """Sizes of the groups that parameters are sharded over."""
+
+    data_parallel_size: int = 1
+    expert_data_parallel_size: int = 1
+
+
+@frozen
+class LayoutOptions:
+    """What a layout depends on besides the parameters and the world.
+
+    Args:
+        bucket_size: approximate elements per bucket; None: one bucket.
+        pad_buckets: pad bucket ends to a multiple of 2**16 elements for high bus bandwidth.
+    """
+
+    bucket_size: int | None = None
+    pad_buckets: bool = False
+
+
+@frozen
+class PieceSpec:
+    """One tensor that one rank steps; a fused flat piece has many members.
+
+    Args:
+        group: index into the routing's groups.
+        shape: shape of the tensor.
+        members: `(offset, shard)` pairs: the shard's elements begin at `offset` in the flattened piece.
+        buffer: `(key, start, stop)` when the piece is a range of a buffer; None when it has memory of its own.
+        peers: ranks that step the same matrix together.
+    """
+
+    group: int
+    shape: tuple[int, ...]
+    members: tuple[tuple[int, Shard], ...]
+    buffer: tuple[BufferKey, int, int] | None = None
+    peers: tuple[int, ...] = Factory(tuple)
+
+    @property
+    def whole_name(self) -> str | None:
+        """The parameter's name when the piece is exactly one whole parameter, else None."""
+        if len(self.members) == 1 and self.members[0][1].box[1] == self.shape:
+            return self.members[0][1].name
+        return None

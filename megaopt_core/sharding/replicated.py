@@ -1,0 +1,122 @@
+"""The built-in strategy: every rank steps every parameter, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import define, frozen
+
+from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
+from megaopt_core.sharding.layout import BufferKey, GradReduction, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.parallel.groups import ProcessGroupCollection
+
+__all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams", "gradient_of"]
+
+
+def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient that a step uses: `main_grad` where a buffer provides one, else `grad`.
+
+    Args:
+        param: the model parameter.
+    """
+    main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
+    return param.grad if main_grad is None else main_grad
+
+
+@frozen
+class ReplicatedLayout:
+    """One whole piece per parameter, on every rank alike; no buffers."""
+
+    specs: tuple[ParamSpec, ...]
+
+    @property
+    def buffers(self) -> Mapping[BufferKey, PerBufferParamLayout]:
+        """None: parameters keep their own memory."""
+        return {}
+
+    @property
+    def reduction(self) -> Mapping[BufferKey, GradReduction]:
+        """None: whoever wraps the model reduces gradients."""
+        return {}
+
+    def pieces(self, dp_rank: int = 0, expert_dp_rank: int = 0) -> tuple[PieceSpec, ...]:
+        """Return one piece per parameter, whatever the rank.
+
+        Args:
+            dp_rank: not used.
+            expert_dp_rank: not used.
+        """
+        return tuple(PieceSpec(spec.group, spec.local_shape, ((0, spec.shard()),)) for spec in self.specs)
+
+
+@define
+class ReplicatedParams:
+    """Live pieces that are the model's parameters themselves."""
+
+    pieces: Sequence[Piece]
+    stats_group: ProcessGroup | None = None
+
+    def collect_grads(self) -> None:
+        """Take every parameter's gradient as it is."""
+        for piece in self.pieces:
+            piece.grad = gradient_of(piece.model_params[0])
+
+    def start_param_sync(self) -> None:
+        """Nothing to bring: every rank has stepped everything."""
+
+    def finish_param_sync(self) -> None:
+        """Nothing to wait for."""
+
+
+@frozen
+class Replicated:
+    """Every data-parallel rank steps every parameter; gradients are expected to be reduced already."""
+
+    name: str = "replicated"
+    granularities: frozenset[Granularity] = frozenset(Granularity)
+    companion: str | None = None
+
+    def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
+        """Return None: every parameter can be stepped whole.
+
+        Args:
+            param: the live parameter.
+            spec: the same as pure data.
+        """
+        return None
+
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
+        """Return one whole piece per parameter.
+
+        Args:
+            specs: the parameters, in model order.
+            world: not used.
+            options: not used.
+        """
+        return ReplicatedLayout(tuple(specs))
+
+    def attach(
+        self, layout: ParamLayout, model: LiveModel, pgs: ProcessGroupCollection, groups: Sequence[int]
+    ) -> ReplicatedParams:
+        """Return the parameters of `groups` as pieces.
+
+        Args:
+            layout: what `layout` returned.
+            model: the live model.
+            pgs: the process groups; norms are added up over the model-parallel one.
+            groups: indices of the routing's groups.
+        """
+        wanted = set(groups)
+        pieces = []
+        for spec in layout.pieces(0, 0):
+            if spec.group in wanted:
+                param = model.params[spec.members[0][1].name]
+                pieces.append(Piece(spec, param, (param,)))
+        return ReplicatedParams(pieces, pgs.mp)

@@ -1,0 +1,3 @@
+"""Adam, AdamW and SGD as a megaopt plugin."""
+
+__all__: list[str] = []

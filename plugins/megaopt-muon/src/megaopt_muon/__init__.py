@@ -1,0 +1,3 @@
+"""Muon and adaptive Muon as a megaopt plugin."""
+
+__all__: list[str] = []

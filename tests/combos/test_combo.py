@@ -1,0 +1,40 @@
+"""What is installed is what the environment's name says."""
+
+import os
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+EVERY = {folder.name.removeprefix("megaopt-") for folder in PLUGINS.glob("megaopt-*")}
+
+# The plugins of an environment, named and needed. muon steps what is not a matrix with adam.
+COMBOS = {
+    "core": set(),
+    "adam": {"adam"},
+    "muon": {"adam", "muon"},
+    "all": EVERY,
+    "wheels": EVERY,
+}
+
+
+def _combo() -> str:
+    name = os.environ.get("MEGAOPT_COMBO")
+    if name is None:
+        pytest.skip("MEGAOPT_COMBO is not set: this is no environment of tox")
+    return re.sub(r"^py\d+-", "", name)
+
+
+def test_only_the_plugins_of_the_environment_are_installed() -> None:
+    """No plugin comes in unasked, and none is left out: the matrix tests what it says that it tests."""
+    installed = {point.name: point.dist.name for point in entry_points(group="megaopt") if point.dist}
+    assert installed == {name: f"megaopt-{name}" for name in COMBOS[_combo()] | {"core"}}
+
+
+def test_every_entry_point_loads() -> None:
+    """Each plugin can be imported with nothing installed beyond what its own metadata asks for."""
+    _combo()
+    for point in entry_points(group="megaopt"):
+        assert point.load().megaopt_api == "1", point

@@ -1,0 +1,44 @@
+"""The import contracts in pyproject.toml know every module and every plugin."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = ROOT / "pyproject.toml"
+
+pytestmark = pytest.mark.skipif(not PYPROJECT.is_file(), reason="these tests were copied out of the repository")
+
+
+def _linter() -> dict:
+    return tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]
+
+
+def _layered() -> set[str]:
+    (contract,) = [contract for contract in _linter()["contracts"] if contract["type"] == "layers"]
+    return {module.strip("( )") for layer in contract["layers"] for module in layer.split("|")}
+
+
+def _modules() -> set[str]:
+    files = (ROOT / "megaopt_core").rglob("*.py")
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files}
+
+
+def _is_in(module: str, layered: set[str]) -> bool:
+    return any(module == layer or module.startswith(f"{layer}.") for layer in layered)
+
+
+def test_every_module_of_the_core_has_a_layer() -> None:
+    """A new module cannot escape the layers by not being listed."""
+    unlisted = {module for module in _modules() if not _is_in(module, _layered())}
+    assert {module for module in unlisted if not module.endswith(".__init__")} == set()
+
+
+def test_every_plugin_is_under_the_contracts() -> None:
+    """A new plugin is linted, kept from the others, and kept out of the core."""
+    plugins = {f"megaopt_{folder.name.removeprefix('megaopt-')}" for folder in ROOT.glob("plugins/megaopt-*")}
+    contracts = {contract["type"]: contract for contract in _linter()["contracts"]}
+    assert set(_linter()["root_packages"]) == {"megaopt_core"} | plugins
+    assert set(contracts["independence"]["modules"]) == plugins
+    assert set(contracts["forbidden"]["forbidden_modules"]) >= plugins

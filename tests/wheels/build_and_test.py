@@ -133,7 +133,8 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     folders += [Path("plugins", plugin.project.name, "tests") for plugin in distributions[1:]]
     for folder in folders:
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
-    for name in ("pyproject.toml", "conftest.py"):
+    readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]
+    for name in (Path("pyproject.toml"), Path("conftest.py"), Path("README.md"), *readmes):
         shutil.copy(ROOT / name, to / name)
     return [str(folder) for folder in folders]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from megaopt_core.params.overrides import ParamGroupOverride
     from megaopt_core.params.roles import Role
     from megaopt_core.params.views import MatrixView
-    from megaopt_core.schedules.styles import LearningRateStyle, WeightDecayStyle
+    from megaopt_core.schedules.styles import ScheduleStyle
     from megaopt_core.sharding.base import ShardingStrategy
 
 __all__ = [
@@ -88,11 +88,11 @@ def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:  # type: ig
 
 
 @hookspec
-def megaopt_schedules() -> Mapping[str, LearningRateStyle | WeightDecayStyle]:  # type: ignore[empty-body]
+def megaopt_schedules() -> Mapping[str, ScheduleStyle]:  # type: ignore[empty-body]
     """Offer schedules for the learning rate and for weight decay.
 
     Returns:
-        `{name: style}`; one name may be given once for each of the two kinds.
+        `{name: ScheduleStyle}`; a style serves the learning rate, weight decay or both.
     """
 
 

@@ -1,0 +1,1 @@
+"""Learning-rate and weight-decay schedules: styles as pure functions, and the scheduler that applies them."""

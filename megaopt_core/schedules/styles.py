@@ -1,0 +1,271 @@
+"""Decay styles of the learning rate and increment styles of weight decay, as pure functions.
+
+A style says where a value stands between its two ends. Warm-up, values of single parameter groups and the step
+count are the scheduler's: a style sees one :class:`LearningRatePoint` or :class:`WeightDecayPoint` and returns one
+number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from attrs import frozen
+
+from megaopt_core.errors import ScheduleError
+
+__all__ = [
+    "BUILTIN_STYLES",
+    "WSD_DECAYS",
+    "AfterDecay",
+    "LearningRatePoint",
+    "ScheduleStyle",
+    "WeightDecayPoint",
+]
+
+
+@frozen(kw_only=True)
+class LearningRatePoint:
+    """What a learning-rate style knows: the step, and the settings as they hold for one parameter group.
+
+    Args:
+        step: steps taken so far, counted in the unit of the settings (optimizer steps, samples...).
+        init_lr: learning rate at the first warm-up step.
+        max_lr: learning rate at the end of warm-up.
+        min_lr: learning rate at the end of the decay.
+        lr_warmup_steps: length of warm-up.
+        lr_decay_steps: the step at which the decay ends, counted from step 0, so warm-up is a part of it.
+        wsd_decay_steps: for style `WSD`, length of the final decay.
+        lr_wsd_decay_style: for style `WSD`, the curve of the final decay.
+
+    Example:
+        >>> point = LearningRatePoint(step=6, max_lr=1.0, lr_warmup_steps=2, lr_decay_steps=10)
+        >>> point.progress, point.between(0.25)
+        (0.5, 0.25)
+    """
+
+    step: float
+    init_lr: float = 0.0
+    max_lr: float
+    min_lr: float = 0.0
+    lr_warmup_steps: float = 0
+    lr_decay_steps: float
+    wsd_decay_steps: float | None = None
+    lr_wsd_decay_style: str | None = None
+
+    @property
+    def progress(self) -> float:
+        """How far the decay has come: `r = (t - w) / (d - w)`, 0 after warm-up and 1 at the end."""
+        return (self.step - self.lr_warmup_steps) / (self.lr_decay_steps - self.lr_warmup_steps)
+
+    def between(self, coefficient: float) -> float:
+        """Return `min_lr + coefficient * (max_lr - min_lr)`."""
+        return self.min_lr + coefficient * (self.max_lr - self.min_lr)
+
+
+@frozen(kw_only=True)
+class WeightDecayPoint:
+    """What a weight-decay style knows: the step, and the settings as they hold for one parameter group.
+
+    Args:
+        step: steps taken so far, in the unit of `wd_incr_steps`.
+        start_wd: weight decay at step 0, before the group's `wd_mult`.
+        end_wd: weight decay at the end, before the group's `wd_mult`.
+        wd_incr_steps: length of the way from one to the other.
+
+    Example:
+        >>> point = WeightDecayPoint(step=5, start_wd=0.0, end_wd=0.1, wd_incr_steps=10)
+        >>> point.progress, point.between(0.5)
+        (0.5, 0.05)
+    """
+
+    step: float
+    start_wd: float
+    end_wd: float
+    wd_incr_steps: float
+
+    @property
+    def progress(self) -> float:
+        """How far the increments have come: `r = t / wd_incr_steps`; 1 if there are none."""
+        return self.step / self.wd_incr_steps if self.wd_incr_steps else 1.0
+
+    def between(self, coefficient: float) -> float:
+        """Return `start_wd + coefficient * (end_wd - start_wd)`."""
+        return self.start_wd + coefficient * (self.end_wd - self.start_wd)
+
+
+class AfterDecay(Enum):
+    """What the learning rate is once `lr_decay_steps` are over."""
+
+    MIN_LR = "min_lr"
+    """It stays at `min_lr`; the style is not asked any more."""
+    CURVE = "curve"
+    """The style goes on being asked."""
+
+
+@frozen(kw_only=True)
+class ScheduleStyle:
+    """A named way in which the learning rate decays, or weight decay grows, or both.
+
+    A plugin returns `{name: ScheduleStyle(...)}` from the hook `megaopt_schedules`; the name is what users write
+    in `lr_decay_style="..."`, if the style has a `learning_rate`, and in `wd_incr_style="..."`, if it has a
+    `weight_decay`.
+
+    Args:
+        learning_rate: the learning rate at a :class:`LearningRatePoint`. It is asked after warm-up only, and up
+            to `lr_decay_steps` (see `after_decay`). None: no style for learning rates.
+        weight_decay: weight decay at a :class:`WeightDecayPoint`, without the group's `wd_mult`. It is asked up
+            to `wd_incr_steps`; after them `end_wd` holds. None: no style for weight decay.
+        check_learning_rate: asked for every parameter group when a scheduler is built or loaded, with the point of
+            step 0. Returns what is wrong with the settings in words, None if nothing is.
+        check_weight_decay: the same for weight decay.
+        after_decay: what holds after `lr_decay_steps`.
+        description: one line for people.
+
+    Raises:
+        ScheduleError: neither of the two functions is given.
+
+    Example:
+        >>> def square_root(point: LearningRatePoint) -> float:
+        ...     return point.between(1 - math.sqrt(point.progress))
+        >>> style = ScheduleStyle(learning_rate=square_root, description="falls fast, then slowly")
+        >>> style.learning_rate(LearningRatePoint(step=25, max_lr=0.1, lr_decay_steps=100))
+        0.05
+    """
+
+    learning_rate: Callable[[LearningRatePoint], float] | None = None
+    weight_decay: Callable[[WeightDecayPoint], float] | None = None
+    check_learning_rate: Callable[[LearningRatePoint], str | None] | None = None
+    check_weight_decay: Callable[[WeightDecayPoint], str | None] | None = None
+    after_decay: AfterDecay = AfterDecay.MIN_LR
+    description: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if self.learning_rate is None and self.weight_decay is None:
+            raise ScheduleError("a ScheduleStyle needs learning_rate, weight_decay or both; neither is given")
+
+
+def _linear_fall(progress: float) -> float:
+    return 1.0 - progress
+
+
+def _cosine_fall(progress: float) -> float:
+    return 0.5 * (math.cos(math.pi * progress) + 1.0)
+
+
+def _exponential_fall(progress: float) -> float:
+    return 2.0 * math.pow(0.5, progress) - 1.0
+
+
+def _minus_sqrt_fall(progress: float) -> float:
+    return 1.0 - math.sqrt(progress)
+
+
+WSD_DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "linear": _linear_fall,
+        "cosine": _cosine_fall,
+        "exponential": _exponential_fall,
+        "minus_sqrt": _minus_sqrt_fall,
+    }
+)
+"""Curves of the final decay of style `WSD`: progress `q` in [0, 1] to a coefficient that falls from 1 to 0."""
+
+
+def _constant_lr(point: LearningRatePoint) -> float:
+    return point.max_lr
+
+
+def _linear_lr(point: LearningRatePoint) -> float:
+    return point.between(_linear_fall(point.progress))
+
+
+def _cosine_lr(point: LearningRatePoint) -> float:
+    return point.between(_cosine_fall(point.progress))
+
+
+def _inverse_square_root_lr(point: LearningRatePoint) -> float:
+    warmup, step = max(point.lr_warmup_steps, 1), max(point.step, 1)
+    return max(point.min_lr, point.max_lr * math.sqrt(warmup) / math.sqrt(step))
+
+
+def _wsd_lr(point: LearningRatePoint) -> float:
+    if point.wsd_decay_steps is None or point.lr_wsd_decay_style is None:
+        raise ScheduleError(_check_wsd(point) or "")
+    into_decay = point.step - (point.lr_decay_steps - point.wsd_decay_steps)
+    if into_decay <= 0:
+        return point.max_lr
+    return point.between(WSD_DECAYS[point.lr_wsd_decay_style](into_decay / point.wsd_decay_steps))
+
+
+def _check_wsd(point: LearningRatePoint) -> str | None:
+    steps, style = point.wsd_decay_steps, point.lr_wsd_decay_style
+    most = point.lr_decay_steps - point.lr_warmup_steps
+    if steps is None:
+        return "wsd_decay_steps=None: style 'WSD' needs the length of its final decay"
+    if not 0 < steps <= most:
+        return f"wsd_decay_steps={steps!r}: must be above 0 and at most lr_decay_steps - lr_warmup_steps = {most!r}"
+    if style not in WSD_DECAYS:
+        return f"lr_wsd_decay_style={style!r}: style 'WSD' takes {', '.join(map(repr, WSD_DECAYS))}"
+    return None
+
+
+def _constant_wd(point: WeightDecayPoint) -> float:
+    return point.end_wd
+
+
+def _linear_wd(point: WeightDecayPoint) -> float:
+    return point.between(point.progress)
+
+
+def _cosine_wd(point: WeightDecayPoint) -> float:
+    return point.between(_cosine_fall(1.0 - point.progress))
+
+
+def _check_constant_wd(point: WeightDecayPoint) -> str | None:
+    if point.start_wd == point.end_wd:
+        return None
+    return f"start_wd={point.start_wd!r}: style 'constant' needs it equal to end_wd={point.end_wd!r}"
+
+
+def _check_growing_wd(point: WeightDecayPoint) -> str | None:
+    if point.start_wd <= point.end_wd:
+        return None
+    return f"start_wd={point.start_wd!r}: must not be above end_wd={point.end_wd!r}"
+
+
+BUILTIN_STYLES: Mapping[str, ScheduleStyle] = MappingProxyType(
+    {
+        "constant": ScheduleStyle(
+            learning_rate=_constant_lr,
+            weight_decay=_constant_wd,
+            check_weight_decay=_check_constant_wd,
+            after_decay=AfterDecay.CURVE,
+            description="stays where it is",
+        ),
+        "linear": ScheduleStyle(
+            learning_rate=_linear_lr,
+            weight_decay=_linear_wd,
+            check_weight_decay=_check_growing_wd,
+            description="a straight line",
+        ),
+        "cosine": ScheduleStyle(
+            learning_rate=_cosine_lr,
+            weight_decay=_cosine_wd,
+            check_weight_decay=_check_growing_wd,
+            description="half a cosine wave: slow, fast, slow",
+        ),
+        "inverse-square-root": ScheduleStyle(
+            learning_rate=_inverse_square_root_lr,
+            description="falls with the square root of the step, never below min_lr",
+        ),
+        "WSD": ScheduleStyle(
+            learning_rate=_wsd_lr,
+            check_learning_rate=_check_wsd,
+            description="warm-up, stable, decay: stays at max_lr and falls over the last wsd_decay_steps",
+        ),
+    }
+)
+"""The styles that megaopt brings, by name. The core's own plugin offers them through `megaopt_schedules`."""

@@ -74,7 +74,8 @@ def copy_sources(to: Path) -> list[Distribution]:
 def build(distribution: Distribution, to: Path) -> Path:
     """Build the source distribution, and from that the wheel: what a user of an index gets."""
     to.mkdir()
-    run("uv", "build", "--quiet", "--no-sources", "--out-dir", to, cwd=distribution.project)
+    options = ["--quiet", "--no-sources", "--python", sys.executable, "--out-dir", to]
+    run("uv", "build", *options, cwd=distribution.project)
     (wheel,) = to.glob("*.whl")
     return wheel
 

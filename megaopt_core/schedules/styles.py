@@ -1,8 +1,8 @@
 """Decay styles of the learning rate and increment styles of weight decay, as pure functions.
 
-A style says where a value stands between its two ends. Warm-up, values of single parameter groups and the step
-count are the scheduler's: a style sees one :class:`LearningRatePoint` or :class:`WeightDecayPoint` and returns one
-number.
+A style says where a value stands between its two ends. Warm-up, the values of single parameter groups and the
+step count are the scheduler's: a style sees one :class:`LearningRatePoint` or :class:`WeightDecayPoint` and
+returns one number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import MappingProxyType
 from attrs import frozen
 
 from megaopt_core.errors import ScheduleError
+from megaopt_core.schedules.points import LearningRatePoint, WeightDecayPoint
 
 __all__ = [
     "BUILTIN_STYLES",
@@ -24,76 +25,6 @@ __all__ = [
     "ScheduleStyle",
     "WeightDecayPoint",
 ]
-
-
-@frozen(kw_only=True)
-class LearningRatePoint:
-    """What a learning-rate style knows: the step, and the settings as they hold for one parameter group.
-
-    Args:
-        step: steps taken so far, counted in the unit of the settings (optimizer steps, samples...).
-        init_lr: learning rate at the first warm-up step.
-        max_lr: learning rate at the end of warm-up.
-        min_lr: learning rate at the end of the decay.
-        lr_warmup_steps: length of warm-up.
-        lr_decay_steps: the step at which the decay ends, counted from step 0, so warm-up is a part of it.
-        wsd_decay_steps: for style `WSD`, length of the final decay.
-        lr_wsd_decay_style: for style `WSD`, the curve of the final decay.
-
-    Example:
-        >>> point = LearningRatePoint(step=6, max_lr=1.0, lr_warmup_steps=2, lr_decay_steps=10)
-        >>> point.progress, point.between(0.25)
-        (0.5, 0.25)
-    """
-
-    step: float
-    init_lr: float = 0.0
-    max_lr: float
-    min_lr: float = 0.0
-    lr_warmup_steps: float = 0
-    lr_decay_steps: float
-    wsd_decay_steps: float | None = None
-    lr_wsd_decay_style: str | None = None
-
-    @property
-    def progress(self) -> float:
-        """How far the decay has come: `r = (t - w) / (d - w)`, 0 after warm-up and 1 at the end."""
-        return (self.step - self.lr_warmup_steps) / (self.lr_decay_steps - self.lr_warmup_steps)
-
-    def between(self, coefficient: float) -> float:
-        """Return `min_lr + coefficient * (max_lr - min_lr)`."""
-        return self.min_lr + coefficient * (self.max_lr - self.min_lr)
-
-
-@frozen(kw_only=True)
-class WeightDecayPoint:
-    """What a weight-decay style knows: the step, and the settings as they hold for one parameter group.
-
-    Args:
-        step: steps taken so far, in the unit of `wd_incr_steps`.
-        start_wd: weight decay at step 0, before the group's `wd_mult`.
-        end_wd: weight decay at the end, before the group's `wd_mult`.
-        wd_incr_steps: length of the way from one to the other.
-
-    Example:
-        >>> point = WeightDecayPoint(step=5, start_wd=0.0, end_wd=0.1, wd_incr_steps=10)
-        >>> point.progress, point.between(0.5)
-        (0.5, 0.05)
-    """
-
-    step: float
-    start_wd: float
-    end_wd: float
-    wd_incr_steps: float
-
-    @property
-    def progress(self) -> float:
-        """How far the increments have come: `r = t / wd_incr_steps`; 1 if there are none."""
-        return self.step / self.wd_incr_steps if self.wd_incr_steps else 1.0
-
-    def between(self, coefficient: float) -> float:
-        """Return `start_wd + coefficient * (end_wd - start_wd)`."""
-        return self.start_wd + coefficient * (self.end_wd - self.start_wd)
 
 
 class AfterDecay(Enum):
@@ -109,17 +40,17 @@ class AfterDecay(Enum):
 class ScheduleStyle:
     """A named way in which the learning rate decays, or weight decay grows, or both.
 
-    A plugin returns `{name: ScheduleStyle(...)}` from the hook `megaopt_schedules`; the name is what users write
-    in `lr_decay_style="..."`, if the style has a `learning_rate`, and in `wd_incr_style="..."`, if it has a
-    `weight_decay`.
+    A plugin returns `{name: ScheduleStyle(...)}` from the hook `megaopt_schedules`; the name is what users
+    write in `lr_decay_style="..."`, if the style has a `learning_rate`, and in `wd_incr_style="..."`, if it
+    has a `weight_decay`.
 
     Args:
-        learning_rate: the learning rate at a :class:`LearningRatePoint`. It is asked after warm-up only, and up
-            to `lr_decay_steps` (see `after_decay`). None: no style for learning rates.
-        weight_decay: weight decay at a :class:`WeightDecayPoint`, without the group's `wd_mult`. It is asked up
-            to `wd_incr_steps`; after them `end_wd` holds. None: no style for weight decay.
-        check_learning_rate: asked for every parameter group when a scheduler is built or loaded, with the point of
-            step 0. Returns what is wrong with the settings in words, None if nothing is.
+        learning_rate: the learning rate at a :class:`LearningRatePoint`. It is asked after warm-up only, and
+            up to `lr_decay_steps` (see `after_decay`). None: no style for learning rates.
+        weight_decay: weight decay at a :class:`WeightDecayPoint`, without the group's `wd_mult`. It is asked
+            up to `wd_incr_steps`; after them `end_wd` holds. None: no style for weight decay.
+        check_learning_rate: asked for every parameter group when a scheduler is built or loaded, with the
+            point of step 0. Returns what is wrong with the settings in words, None if nothing is.
         check_weight_decay: the same for weight decay.
         after_decay: what holds after `lr_decay_steps`.
         description: one line for people.
@@ -146,6 +77,44 @@ class ScheduleStyle:
         if self.learning_rate is None and self.weight_decay is None:
             raise ScheduleError("a ScheduleStyle needs learning_rate, weight_decay or both; neither is given")
 
+    def learning_rate_at(self, point: LearningRatePoint) -> float:
+        """Return the learning rate: linear warm-up, then the style's curve, then what `after_decay` says.
+
+        Args:
+            point: the step and the settings of one parameter group.
+
+        Raises:
+            ScheduleError: this is no style for learning rates, or its curve gave no usable number.
+        """
+        if point.in_warmup:
+            return point.warmup_lr
+        if point.after_decay and self.after_decay is AfterDecay.MIN_LR:
+            return point.min_lr
+        if self.learning_rate is None:
+            raise ScheduleError("this style is not one for the learning rate")
+        return _usable(self.learning_rate(point), "learning rate", point.step)
+
+    def weight_decay_at(self, point: WeightDecayPoint) -> float:
+        """Return weight decay before `wd_mult`: the style's curve, then `end_wd`.
+
+        Args:
+            point: the step and the settings of one parameter group.
+
+        Raises:
+            ScheduleError: this is no style for weight decay, or its curve gave no usable number.
+        """
+        if point.step > point.wd_incr_steps:
+            return point.end_wd
+        if self.weight_decay is None:
+            raise ScheduleError("this style is not one for weight decay")
+        return _usable(self.weight_decay(point), "weight decay", point.step)
+
+
+def _usable(value: float, what: str, step: float) -> float:
+    if not math.isfinite(value):
+        raise ScheduleError(f"the style gives {what} {value!r} at step {step!r}: must be finite", value=value)
+    return value
+
 
 def _linear_fall(progress: float) -> float:
     return 1.0 - progress
@@ -171,7 +140,7 @@ WSD_DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
         "minus_sqrt": _minus_sqrt_fall,
     }
 )
-"""Curves of the final decay of style `WSD`: progress `q` in [0, 1] to a coefficient that falls from 1 to 0."""
+"""Curves of the final decay of style `WSD`: progress in [0, 1] gives a coefficient that falls from 1 to 0."""
 
 
 def _constant_lr(point: LearningRatePoint) -> float:
@@ -205,8 +174,8 @@ def _check_wsd(point: LearningRatePoint) -> str | None:
     most = point.lr_decay_steps - point.lr_warmup_steps
     if steps is None:
         return "wsd_decay_steps=None: style 'WSD' needs the length of its final decay"
-    if not 0 < steps <= most:
-        return f"wsd_decay_steps={steps!r}: must be above 0 and at most lr_decay_steps - lr_warmup_steps = {most!r}"
+    if not 1 <= steps <= most:
+        return f"wsd_decay_steps={steps!r}: must be from 1 to lr_decay_steps - lr_warmup_steps = {most!r}"
     if style not in WSD_DECAYS:
         return f"lr_wsd_decay_style={style!r}: style 'WSD' takes {', '.join(map(repr, WSD_DECAYS))}"
     return None

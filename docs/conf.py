@@ -1,4 +1,10 @@
+import ast
+import importlib
+import inspect
+import pkgutil
+from contextlib import suppress
 from importlib.metadata import distribution
+from types import ModuleType
 
 project = "megaopt"
 author = "the megaopt developers"
@@ -21,21 +27,17 @@ html_title = "megaopt"
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
+packages = {
+    "megaopt_core": "../megaopt_core",
+    "megaopt_adam": "../plugins/megaopt-adam/src/megaopt_adam",
+    "megaopt_muon": "../plugins/megaopt-muon/src/megaopt_muon",
+    "megaopt_tools": "../plugins/megaopt-tools/src/megaopt_tools",
+}
+
 # One page a module, written into docs/api/ from the docstrings at every build.
 apidoc_modules = [
-    {
-        "path": f"../{path}",
-        "destination": f"api/{path.rpartition('/')[2]}",
-        "separate_modules": True,
-        "module_first": True,
-        "include_private": False,
-    }
-    for path in (
-        "megaopt_core",
-        "plugins/megaopt-adam/src/megaopt_adam",
-        "plugins/megaopt-muon/src/megaopt_muon",
-        "plugins/megaopt-tools/src/megaopt_tools",
-    )
+    {"path": path, "destination": f"api/{name}", "separate_modules": True, "module_first": True}
+    for name, path in packages.items()
 ]
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
@@ -44,3 +46,25 @@ autodoc_typehints = "signature"
 # attrs fields are described under Attributes and Args; as members of their own they would be there twice.
 napoleon_use_ivar = True
 napoleon_include_special_with_doc = False
+
+
+def modules(package: str) -> list[ModuleType]:
+    """Import a package with all of its modules; autodoc warns of those that it cannot import."""
+    found = [importlib.import_module(package)]
+    for info in pkgutil.walk_packages(found[0].__path__, f"{package}.", onerror=lambda _: None):
+        with suppress(ImportError):
+            found.append(importlib.import_module(info.name))
+    return found
+
+
+def import_type_only_names(module: ModuleType) -> None:
+    """Run what a module imports under `if TYPE_CHECKING`: autodoc evaluates annotations and `type` aliases."""
+    with suppress(OSError):  # an empty file has no source
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                exec(compile(ast.Module(node.body, []), str(module.__file__), "exec"), vars(module))
+
+
+# Only when every module is loaded: no circle is left that such an import could close.
+for module in [module for package in packages for module in modules(package)]:
+    import_type_only_names(module)

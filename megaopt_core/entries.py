@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel.groups import ProcessGroupCollection
 
-__all__ = ["ConfigToKwargs", "InitState", "OptimizerEntry"]
+__all__ = ["ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry"]
 
 type ConfigToKwargs = Callable[
     [OptimizerConfig, Sequence[torch.nn.Module], ProcessGroupCollection | None], Mapping[str, Any]
 ]
+type MupRule = Callable[[OptimizerConfig, float], Mapping[ParamKey, ParamGroupOverride]]
 type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
 
 
@@ -56,7 +57,8 @@ class OptimizerEntry:
         step_cost: work of one step for a tensor of this shape, in elementary operations; strategies balance by it.
         state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
         supports_fp16: may step in a model that trains with fp16 mixed precision.
-        mup: how muP scales it: `"adam"`, `"sgd"`, `"matrix"` (its matrices are left alone) or `"default"`.
+        mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
+            `lr / mup_width_mult`.
         description: one line for `megaopt optimizers`.
         example: a line of Python for `megaopt describe`.
 
@@ -80,7 +82,7 @@ class OptimizerEntry:
     step_cost: Callable[[Sequence[int]], float] = _numel
     state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
     supports_fp16: bool = False
-    mup: str = "default"
+    mup: MupRule | None = None
     description: str = ""
     example: str = ""
 

@@ -1,5 +1,126 @@
-"""Entry point of megaopt-adam: what it offers to megaopt."""
+"""The plugin: Adam, AdamW and SGD on torch's own implementations."""
 
-__all__ = ["megaopt_api"]
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megaopt_core import OptimizerEntry, hookimpl
+
+from megaopt_adam.implementation import fastest_implementation
+from megaopt_adam.mup import adam_mup, sgd_mup
+from megaopt_adam.settings import AdamSettings, SGDSettings
+from megaopt_adam.state import init_adam_state, init_sgd_state
+
+if TYPE_CHECKING:
+    from megaopt_core import OptimizerConfig, ProcessGroupCollection
+    from megaopt_core.entries import ConfigToKwargs
+
+__all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 
 megaopt_api = "1"
+
+_LOW = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def adam_kwargs(
+    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module], pg_collection: ProcessGroupCollection | None
+) -> dict[str, Any]:
+    """Return the constructor arguments of `torch.optim.Adam`.
+
+    Args:
+        config: the run's configuration.
+        model_chunks: the model, whose device and dtypes decide between fused and foreach.
+        pg_collection: not used.
+    """
+    return {
+        "lr": config.lr,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_eps,
+        "weight_decay": config.weight_decay,
+        "decoupled_weight_decay": config.decoupled_weight_decay,
+        **fastest_implementation(model_chunks),
+    }
+
+
+def adamw_kwargs(
+    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module], pg_collection: ProcessGroupCollection | None
+) -> dict[str, Any]:
+    """Return the constructor arguments of `torch.optim.AdamW`, which always decouples weight decay.
+
+    Args:
+        config: the run's configuration.
+        model_chunks: the model.
+        pg_collection: not used.
+    """
+    kwargs = adam_kwargs(config, model_chunks, pg_collection)
+    del kwargs["decoupled_weight_decay"]
+    return kwargs
+
+
+def sgd_kwargs(
+    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module], pg_collection: ProcessGroupCollection | None
+) -> dict[str, Any]:
+    """Return the constructor arguments of `torch.optim.SGD`.
+
+    Args:
+        config: the run's configuration.
+        model_chunks: the model, whose device and dtypes decide between fused and foreach.
+        pg_collection: not used.
+    """
+    return {
+        "lr": config.lr,
+        "momentum": config.sgd_momentum,
+        "weight_decay": config.weight_decay,
+        **fastest_implementation(model_chunks),
+    }
+
+
+def _adam_entry(
+    optimizer_cls: type[torch.optim.Optimizer], kwargs: ConfigToKwargs, settings: type | None, name: str, about: str
+) -> OptimizerEntry:
+    return OptimizerEntry(
+        optimizer_cls=optimizer_cls,
+        init_state_fn=init_adam_state,
+        config_to_kwargs=kwargs,
+        settings=settings,
+        setting_prefixes=("adam",),
+        state_dtypes={"exp_avg": _LOW, "exp_avg_sq": _LOW},
+        supports_fp16=True,
+        mup=adam_mup,
+        description=about,
+        example=f'build_optimizer(model, "{name}", lr=1e-3, weight_decay=0.1, adam_beta2=0.95)',
+    )
+
+
+@hookimpl
+def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
+    """Return adam, adamw and sgd."""
+    return {
+        "adam": _adam_entry(
+            torch.optim.Adam,
+            adam_kwargs,
+            AdamSettings,
+            "adam",
+            "Adam; with decoupled_weight_decay, the default, the same as AdamW",
+        ),
+        "adamw": _adam_entry(
+            torch.optim.AdamW,
+            adamw_kwargs,
+            None,
+            "adamw",
+            "AdamW: weight decay is decoupled, whatever decoupled_weight_decay says",
+        ),
+        "sgd": OptimizerEntry(
+            optimizer_cls=torch.optim.SGD,
+            init_state_fn=init_sgd_state,
+            config_to_kwargs=sgd_kwargs,
+            settings=SGDSettings,
+            setting_prefixes=("sgd",),
+            supports_fp16=True,
+            mup=sgd_mup,
+            description="SGD with momentum",
+            example='build_optimizer(model, "sgd", lr=0.1, sgd_momentum=0.9)',
+        ),
+    }

@@ -1,0 +1,265 @@
+"""Building optimizers: from a configuration and a model to something that steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.config import OptimizerConfig
+from megaopt_core.errors import ConfigurationError, OwnershipError
+from megaopt_core.optimizers.base import MegatronOptimizer
+from megaopt_core.optimizers.chained import ChainedOptimizer
+from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler, MegatronGradScaler
+from megaopt_core.optimizers.inner import build_inner
+from megaopt_core.optimizers.part import Counting
+from megaopt_core.optimizers.precision import Fp32, MainParams, PrecisionPolicy
+from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in
+from megaopt_core.params.groups import ChildSpec
+from megaopt_core.params.keys import ParamKey
+from megaopt_core.params.names import named_params
+from megaopt_core.params.overrides import ParamGroupOverride
+from megaopt_core.params.routing import ParamRoute, Routing, route
+from megaopt_core.params.specs import ParamInfo
+from megaopt_core.registry import get_registry
+from megaopt_core.sharding.base import LiveModel, Piece
+from megaopt_core.sharding.layout import LayoutOptions, World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from megaopt_core.params.routing import NameMap
+
+__all__ = ["build_optimizer", "get_megatron_optimizer", "optimizer_from_routing"]
+
+
+def build_optimizer(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: str = "adam",
+    *,
+    overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
+    pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
+    fqn: NameMap | None = None,
+    **settings: Any,
+) -> MegatronOptimizer:
+    """Build an optimizer by name: the short form of :func:`get_megatron_optimizer`.
+
+    Args:
+        model: the model, or its chunks.
+        optimizer: a registered name; `megaopt optimizers` lists them.
+        overrides: per-parameter settings; None means the standard ones (no weight decay on biases and vectors).
+        pg_collection: process groups, or a DeviceMesh that names them.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+        **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`...
+
+    Returns:
+        A `torch.optim.Optimizer`; a chain when more than one optimizer is needed.
+
+    Raises:
+        MegaoptError: a setting, an override or the routing is not possible; nothing has been built.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core import build_optimizer
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = build_optimizer(model, "adam", lr=1e-3)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step().update_successful
+        True
+    """
+    config = OptimizerConfig(optimizer=optimizer, **settings)
+    chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
+    return get_megatron_optimizer(config, chunks, overrides, pg_collection=pg_collection, fqn=fqn)
+
+
+def get_megatron_optimizer(
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module],
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
+    use_gloo_process_groups: bool = True,
+    pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
+    dump_param_to_param_group_map: str | None = None,
+    *,
+    fqn: NameMap | None = None,
+) -> MegatronOptimizer:
+    """Build the optimizer of a model's chunks.
+
+    Args:
+        config: the run's configuration.
+        model_chunks: the model's chunks, wrapped or bare; a single one may be given without a list.
+        config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
+        use_gloo_process_groups: kept for the signature; no gloo groups are made, whatever it says.
+        pg_collection: process groups, or a DeviceMesh that names them; None: the default group.
+        dump_param_to_param_group_map: folder into which `{parameter name: group id}` is written.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+
+    Returns:
+        The optimizer; a chain when more than one is needed.
+
+    Raises:
+        MegaoptError: a setting, an override or the routing is not possible; nothing has been built.
+    """
+    chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
+    pgs = ProcessGroupCollection.of(pg_collection)
+    routing = route(config, chunks, config_overrides, pgs, fqn=fqn)
+    for chunk in chunks:
+        wrapped_for = getattr(chunk, "megaopt_routing", None)
+        if wrapped_for is not None:
+            wrapped_for.require_same(routing)
+    optimizer = optimizer_from_routing(routing, config, chunks, pgs, fqn=fqn)
+    if dump_param_to_param_group_map is not None:
+        from megaopt_core.checkpoint.group_map import dump_group_map
+
+        dump_group_map(routing, dump_param_to_param_group_map)
+    return optimizer
+
+
+def optimizer_from_routing(
+    routing: Routing,
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    pgs: ProcessGroupCollection,
+    *,
+    fqn: NameMap | None = None,
+) -> MegatronOptimizer:
+    """Build what a routing says.
+
+    Args:
+        routing: what :func:`route` returned for these chunks.
+        config: the run's configuration.
+        chunks: the model's chunks.
+        pgs: the process groups.
+        fqn: the same as for :func:`route`.
+
+    Raises:
+        OwnershipError: a trainable parameter is owned by no optimizer, or by more than one.
+    """
+    params = _live_params(chunks, fqn, routing)
+    model = LiveModel(chunks, params)
+    scaler = _grad_scaler(config)
+    layouts = _layouts(routing, pgs)
+    children = []
+    for child in routing.children:
+        children.append(_build_child(child, routing, config, model, pgs, layouts[child.strategy], scaler))
+    _require_ownership(children, params)
+    return children[0] if len(children) == 1 else ChainedOptimizer(children)
+
+
+def _live_params(
+    chunks: Sequence[torch.nn.Module], fqn: NameMap | None, routing: Routing
+) -> dict[str, torch.nn.Parameter]:
+    params = {}
+    for index, chunk in enumerate(chunks):
+        for named in named_params(chunk):
+            name = fqn(index, named.name) if fqn else named.name
+            if name in routing.params:
+                params[name] = named.param
+    meta = [name for name, param in params.items() if param.is_meta]
+    if meta:
+        raise ConfigurationError(
+            f"{len(meta)} parameters are on the meta device ({', '.join(meta[:3])}...): materialise the model with "
+            "to_empty() and initialise it before building its optimizer; route() and `megaopt explain` work on meta",
+            setting="model_chunks",
+            value=meta,
+        )
+    return params
+
+
+def _layouts(routing: Routing, pgs: ProcessGroupCollection) -> dict[str, Any]:
+    world = World(pgs.data_parallel_size, pgs.expert_data_parallel_size)
+    layouts = {}
+    for strategy in dict.fromkeys(child.strategy for child in routing.children):
+        specs = [entry.spec for entry in routing.params.values() if entry.strategy == strategy]
+        layouts[strategy] = get_registry().strategy(strategy).layout(specs, world, LayoutOptions())
+    return layouts
+
+
+def _build_child(
+    child: ChildSpec,
+    routing: Routing,
+    config: OptimizerConfig,
+    model: LiveModel,
+    pgs: ProcessGroupCollection,
+    layout: Any,
+    scaler: MegatronGradScaler | None,
+) -> MegatronOptimizer:
+    entry = get_registry().optimizer(child.optimizer)
+    if config.fp16 and not entry.supports_fp16:
+        raise ConfigurationError(
+            f"fp16=True, but {child.optimizer!r} declares no support for fp16; use bf16=True", setting="fp16", value=True
+        )
+    sharded = get_registry().strategy(child.strategy).attach(layout, model, pgs, child.groups)
+    precision: PrecisionPolicy = MainParams() if config.fp16 or config.bf16 else Fp32()
+    stepped = precision.attach(sharded.pieces)
+    for piece, tensor in zip(sharded.pieces, stepped, strict=True):
+        _tag(tensor, piece, routing.params[piece.spec.members[0][1].name])
+    public, private = [], []
+    for index in child.groups:
+        values = dict(routing.groups[index].values)
+        tensors = [tensor for piece, tensor in zip(sharded.pieces, stepped, strict=True) if piece.spec.group == index]
+        public.append({"params": [model.params[name] for name in routing.names_of(index)], **values})
+        private.append({"params": tensors, **values})
+    inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings))
+    for group, inside in zip(public, inner.param_groups, strict=True):
+        group.update({key: value for key, value in inside.items() if key != "params"})
+    names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}
+    return MegatronOptimizer(
+        inner,
+        precision,
+        sharded,
+        config=config,
+        param_groups=public,
+        names=names,
+        stepped=stepped,
+        process_groups=pgs,
+        grad_scaler=scaler,
+        counting=_counting(routing, pgs),
+        routing=routing,
+    )
+
+
+def _tag(tensor: torch.Tensor, piece: Piece, entry: ParamRoute) -> None:
+    tensor.param_info = ParamInfo(  # type: ignore[attr-defined]
+        name=entry.name,
+        role=entry.decision.role,
+        view=entry.decision.view,
+        is_expert=entry.spec.is_expert,
+        partition_dim=entry.partition_dim,
+        peers=piece.spec.peers,
+    )
+
+
+def _counting(routing: Routing, pgs: ProcessGroupCollection) -> dict[str, Counting]:
+    rules = {}
+    for name, entry in routing.params.items():
+        tp = (pgs.expt_tp or pgs.tp) if entry.spec.is_expert else pgs.tp
+        counted = not entry.shared and (entry.tensor_parallel or rank_in(tp) == 0)
+        if not counted or entry.grad_norm_group:
+            rules[name] = Counting(counted, entry.grad_norm_group)
+    return rules
+
+
+def _grad_scaler(config: OptimizerConfig) -> MegatronGradScaler | None:
+    if config.loss_scale is not None and (config.fp16 or config.bf16):
+        return ConstantGradScaler(config.loss_scale)
+    if not config.fp16:
+        return None
+    return DynamicGradScaler(
+        initial_scale=config.initial_loss_scale,
+        min_scale=config.min_loss_scale,
+        growth_interval=int(config.loss_scale_window),
+        hysteresis=config.hysteresis,
+    )
+
+
+def _require_ownership(children: Sequence[MegatronOptimizer], params: Mapping[str, torch.nn.Parameter]) -> None:
+    owned: dict[torch.nn.Parameter, int] = {}
+    for child in children:
+        for param in child.get_parameters():
+            owned[param] = owned.get(param, 0) + 1
+    wrong = [name for name, param in params.items() if owned.get(param, 0) != 1]
+    if wrong:
+        raise OwnershipError(
+            f"{len(wrong)} trainable parameters are not owned exactly once: {', '.join(wrong[:5])}", names=wrong
+        )

@@ -1,0 +1,1 @@
+"""Optimizers: the one step pipeline, precision policies, chains, gradient scaling and statistics."""

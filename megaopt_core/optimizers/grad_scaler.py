@@ -1,0 +1,186 @@
+"""Loss scalers for fp16 training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from megaopt_core.errors import ConfigurationError, StateDictError
+
+__all__ = ["ConstantGradScaler", "DynamicGradScaler", "MegatronGradScaler"]
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ConfigurationError(f"{name}={value!r}: must be positive", setting=name, value=value)
+    return float(value)
+
+
+class MegatronGradScaler(ABC):
+    """A loss scale and the rule by which it changes.
+
+    Args:
+        initial_scale: the scale at the first step; positive.
+    """
+
+    def __init__(self, initial_scale: float) -> None:
+        self._scale = torch.tensor([_positive("initial_scale", initial_scale)], dtype=torch.float32)
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """The scale, an fp32 tensor of one element."""
+        return self._scale
+
+    @property
+    def inv_scale(self) -> torch.Tensor:
+        """One over the scale, computed in float64 and rounded once."""
+        return self._scale.double().reciprocal().float()
+
+    @abstractmethod
+    def update(self, found_inf: bool) -> None:
+        """Take note of a step.
+
+        Args:
+            found_inf: the step was skipped, because a gradient was not finite.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned.
+
+        Args:
+            state_dict: the saved values.
+        """
+
+
+class ConstantGradScaler(MegatronGradScaler):
+    """A scale that never changes.
+
+    Example:
+        >>> ConstantGradScaler(128.0).scale
+        tensor([128.])
+    """
+
+    def update(self, found_inf: bool) -> None:
+        """Do nothing.
+
+        Args:
+            found_inf: not used.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty dictionary: the scale comes from the configuration."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing.
+
+        Args:
+            state_dict: not used.
+        """
+
+
+class DynamicGradScaler(MegatronGradScaler):
+    """A scale that halves when gradients overflow and doubles when they have not for a while.
+
+    On a non-finite gradient the growth tracker becomes 0 and the hysteresis tracker falls by 1; once that is 0 or less,
+    `scale = max(scale * backoff_factor, min_scale)`, on every further overflow too. On a good step the growth tracker
+    rises by 1; when it reaches `growth_interval` both trackers are reset and `scale *= growth_factor`.
+
+    Args:
+        initial_scale: the scale at the first step.
+        min_scale: the scale never falls below it; at most `initial_scale`.
+        growth_factor: above 1.
+        backoff_factor: between 0 and 1.
+        growth_interval: good steps between growths.
+        hysteresis: overflows that are tolerated before the scale falls; at least 1.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+
+    Example:
+        >>> scaler = DynamicGradScaler(4.0, 1.0, 2.0, 0.5, growth_interval=2, hysteresis=1)
+        >>> scaler.update(True)
+        >>> scaler.scale
+        tensor([2.])
+    """
+
+    def __init__(
+        self,
+        initial_scale: float,
+        min_scale: float,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 1000,
+        hysteresis: int = 2,
+    ) -> None:
+        super().__init__(initial_scale)
+        self.min_scale = _positive("min_scale", min_scale)
+        if self.min_scale > float(initial_scale):
+            raise ConfigurationError(
+                f"min_scale={min_scale!r}: must not be above initial_scale={initial_scale!r}",
+                setting="min_scale",
+                value=min_scale,
+            )
+        for name, value, good in (
+            ("growth_factor", growth_factor, growth_factor > 1.0),
+            ("backoff_factor", backoff_factor, 0.0 < backoff_factor < 1.0),
+            ("growth_interval", growth_interval, growth_interval > 0),
+            ("hysteresis", hysteresis, hysteresis > 0),
+        ):
+            if not good:
+                raise ConfigurationError(f"{name}={value!r}: out of range", setting=name, value=value)
+        self.growth_factor = float(growth_factor)
+        self.backoff_factor = float(backoff_factor)
+        self.growth_interval = int(growth_interval)
+        self.hysteresis = int(hysteresis)
+        self._growth_tracker = 0
+        self._hysteresis_tracker = self.hysteresis
+
+    def update(self, found_inf: bool) -> None:
+        """Take note of a step.
+
+        Args:
+            found_inf: the step was skipped, because a gradient was not finite.
+        """
+        if found_inf:
+            self._growth_tracker = 0
+            self._hysteresis_tracker -= 1
+            if self._hysteresis_tracker <= 0:
+                self._scale = (self._scale * self.backoff_factor).clamp(min=self.min_scale)
+            return
+        self._growth_tracker += 1
+        if self._growth_tracker == self.growth_interval:
+            self._growth_tracker = 0
+            self._hysteresis_tracker = self.hysteresis
+            self._scale = self._scale * self.growth_factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return scale and trackers."""
+        return {
+            "scale": self._scale.clone(),
+            "growth_tracker": self._growth_tracker,
+            "hysteresis_tracker": self._hysteresis_tracker,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over scale and trackers.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            StateDictError: a key is missing.
+        """
+        missing = [key for key in self.state_dict() if key not in state_dict]
+        if missing:
+            raise StateDictError(f"the gradient scaler's state lacks {missing}", names=missing)
+        self._scale = torch.as_tensor(state_dict["scale"], dtype=torch.float32).reshape(1).cpu().clone()
+        self._growth_tracker = int(state_dict["growth_tracker"])
+        self._hysteresis_tracker = int(state_dict["hysteresis_tracker"])

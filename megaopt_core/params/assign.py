@@ -1,0 +1,166 @@
+"""Which optimizer one parameter gets: what overrides ask for, what the optimizer accepts, where the rest goes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from megaopt_core.config import OptimizerConfig
+from megaopt_core.constructor import constructor_defaults, constructor_kwargs, constructor_parameters
+from megaopt_core.entries import OptimizerEntry
+from megaopt_core.errors import ConfigurationError, OverrideError, RoutingError
+from megaopt_core.parallel.groups import ProcessGroupCollection
+from megaopt_core.params.groups import GroupKey, split_override
+from megaopt_core.params.inventory import InventoryItem
+from megaopt_core.params.matching import Match
+from megaopt_core.params.overrides import OVERRIDE_FIELDS, ParamGroupOverride, param_group_override_to_tuple
+from megaopt_core.params.specs import Granularity
+from megaopt_core.registry import get_registry
+
+__all__ = ["Assigner", "Assignment"]
+
+
+@frozen
+class Assignment:
+    """The optimizer and group of one parameter, before ranks agree on indices."""
+
+    key: GroupKey
+    override: ParamGroupOverride
+    matched: tuple[str, ...]
+    reason: str
+    granularity: Granularity
+    cost: float
+
+
+@define
+class Assigner:
+    """Assigns parameters to optimizers; looks entries and defaults up once.
+
+    Args:
+        config: the run's configuration.
+        chunks: the model chunks, which some entries look at.
+        pgs: the process groups, which some entries look at.
+    """
+
+    config: OptimizerConfig
+    chunks: Sequence[torch.nn.Module]
+    pgs: ProcessGroupCollection
+    _defaults: dict[str, tuple[frozenset[str], frozenset[str]]] = field(factory=dict)
+
+    def assign(self, item: InventoryItem, match: Match) -> Assignment:
+        """Return where a parameter goes.
+
+        Args:
+            item: the parameter.
+            match: what the overrides say about it.
+
+        Raises:
+            RoutingError: nobody takes it, or an override asks for an optimizer that does not.
+            OverrideError: an override has a key that the optimizer does not know.
+        """
+        asked = match.override.get("optimizer")
+        name, reason = self._optimizer_for(item, asked, match)
+        entry = get_registry().optimizer(name)
+        group, settings = self._split(name, entry, match.override, item.name)
+        key = GroupKey(
+            optimizer=name,
+            is_expert=item.is_expert,
+            settings=tuple(sorted(settings.items())),
+            override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
+        )
+        shape = item.box[1]
+        return Assignment(key, match.override, match.reasons, reason, entry.granularity, entry.step_cost(shape))
+
+    def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
+        why = item.decision.reason
+        name = asked or self.config.optimizer
+        refusal = self._refusal(name, item)
+        if refusal is None:
+            return name, f"{match.explicit_optimizer} asks for {asked!r}" if asked else why
+        if asked:
+            raise RoutingError(
+                f"{match.explicit_optimizer} sends {item.name!r} (shape {item.shape}) to {asked!r}, which does not take it: "
+                f"{refusal}. Set its matrix_view, or send it to another optimizer",
+                names=[item.name],
+            )
+        tried = [name]
+        while True:
+            fallback = get_registry().optimizer(name).fallback
+            if fallback is None:
+                raise RoutingError(
+                    f"{name!r} does not take {item.name!r} (shape {item.shape}): {refusal}; it names no fallback. Give an "
+                    f'override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
+                    names=[item.name],
+                )
+            name = fallback(self.config) if callable(fallback) else fallback
+            if name in tried:
+                raise RoutingError(f"none of {tried} takes {item.name!r} (shape {item.shape}): {refusal}", names=[item.name])
+            tried.append(name)
+            refused_again = self._refusal(name, item)
+            if refused_again is None:
+                return name, f"{why}; not for {tried[0]}: {refusal}"
+            refusal = refused_again
+
+    def _refusal(self, name: str, item: InventoryItem) -> str | None:
+        accepts = get_registry().optimizer(name).accepts
+        if accepts is None:
+            return None
+        return accepts(item.spec(name, 0, Granularity.TENSOR, 0.0), item.decision.view)
+
+    def _split(
+        self, name: str, entry: OptimizerEntry, override: ParamGroupOverride, param: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked = {key: value for key, value in override.items() if key != "optimizer"}
+        extra = [key for key in asked if key not in OVERRIDE_FIELDS]
+        if not extra:
+            return asked, {}
+        if name not in self._defaults:
+            kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
+            parameters = constructor_parameters(entry.load_class())
+            self._defaults[name] = frozenset(constructor_defaults(entry, kwargs)), frozenset(parameters)
+        defaults, parameters_of = self._defaults[name]
+        for key in extra:
+            if key not in defaults and key not in parameters_of:
+                allowed = sorted({*OVERRIDE_FIELDS, "lr", *defaults, *parameters_of})
+                raise OverrideError(
+                    f"override key {key!r} for {param!r}: optimizer {name!r} has no such setting; "
+                    f"allowed are {', '.join(allowed)}",
+                    key=key,
+                    value=asked[key],
+                )
+        return split_override(asked, defaults)
+
+    @staticmethod
+    def strategy_of(config: OptimizerConfig, optimizer: str) -> str:
+        """Return the name of the strategy that shards an optimizer: the configured one, or its companion.
+
+        Args:
+            config: the run's configuration.
+            optimizer: name of the optimizer.
+
+        Raises:
+            ConfigurationError: neither can shard the optimizer's granularity.
+        """
+        registry = get_registry()
+        name = config.sharding or "replicated"
+        granularity = registry.optimizer(optimizer).granularity
+        strategy = registry.strategy(name)
+        if granularity in strategy.granularities:
+            return name
+        companion = strategy.companion
+        if companion is None or granularity not in registry.strategy(companion).granularities:
+            raise ConfigurationError(
+                f"sharding={name!r} cannot shard {optimizer!r} (granularity {granularity.value}) and names no strategy that can",
+                setting="sharding",
+                value=name,
+            )
+        warnings.warn(
+            f"{optimizer!r} steps whole tensors: it is sharded with {companion!r}, not with {name!r}",
+            UserWarning,
+            stacklevel=4,
+        )
+        return companion

@@ -1,0 +1,180 @@
+"""The parameters of a model's chunks with everything that routing needs to know about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from attrs import define, frozen
+
+from megaopt_core.errors import RoutingError
+from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in, size_of
+from megaopt_core.params.names import NamedParam, named_params, unwrap
+from megaopt_core.params.role_rules import infer_roles
+from megaopt_core.params.roles import Role, RoleDecision
+from megaopt_core.params.specs import Box, Granularity, ParamSpec, whole
+from megaopt_core.params.views import MatrixView
+from megaopt_core.registry import get_registry
+
+__all__ = ["Inventory", "InventoryItem", "take_inventory"]
+
+
+@frozen(eq=False)
+class InventoryItem:
+    """One parameter of this rank.
+
+    Args:
+        name: globally unique canonical name.
+        named: the parameter with its local names and owners.
+        chunk: index of the model chunk.
+        aliases: other global names of the same tensor.
+        decision: its role with reason and view.
+        shape: of the logical tensor over all tensor-parallel ranks.
+        box: this rank's part of `shape`.
+    """
+
+    name: str
+    named: NamedParam
+    chunk: int
+    aliases: tuple[str, ...]
+    decision: RoleDecision
+    shape: tuple[int, ...]
+    box: Box
+
+    @property
+    def param(self) -> torch.nn.Parameter:
+        """The live parameter, possibly on the meta device."""
+        return self.named.param
+
+    @property
+    def is_expert(self) -> bool:
+        """True when the attribute `allreduce` is False."""
+        return not getattr(self.param, "allreduce", True)
+
+    @property
+    def shared(self) -> bool:
+        """True when it is counted elsewhere."""
+        return bool(getattr(self.param, "shared", False))
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """True when it is cut over the tensor-parallel group."""
+        return bool(getattr(self.param, "tensor_model_parallel", False))
+
+    @property
+    def partition_dim(self) -> int:
+        """Dimension that tensor parallelism cuts, -1 for none."""
+        return int(getattr(self.param, "partition_dim", -1)) if self.tensor_parallel else -1
+
+    @property
+    def grad_norm_group(self) -> str | None:
+        """Name of the norm that it counts in."""
+        return getattr(self.param, "grad_norm_group", None)
+
+    @property
+    def module_type(self) -> str:
+        """Class name of the module that owns it."""
+        return type(self.named.owners[0][1]).__name__
+
+    def spec(self, optimizer: str, group: int, granularity: Granularity, cost: float) -> ParamSpec:
+        """Return the parameter as pure data.
+
+        Args:
+            optimizer: name of the optimizer that steps it.
+            group: index of its group.
+            granularity: of the optimizer.
+            cost: work of one step.
+        """
+        return ParamSpec(
+            name=self.name,
+            shape=self.shape,
+            box=self.box,
+            dtype=self.param.dtype,
+            grad_dtype=self.param.dtype,
+            optimizer=optimizer,
+            group=group,
+            granularity=granularity,
+            cost=cost,
+            is_expert=self.is_expert,
+            shared_embedding=bool(getattr(self.param, "shared_embedding", False)),
+        )
+
+
+@define
+class Inventory:
+    """Every parameter of this rank's chunks, in model order."""
+
+    trainable: list[InventoryItem]
+    frozen: list[InventoryItem]
+
+    def names(self) -> list[str]:
+        """Return every name, aliases included."""
+        return [name for item in (*self.trainable, *self.frozen) for name in (item.name, *item.aliases)]
+
+
+def _global_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollection) -> tuple[tuple[int, ...], Box]:
+    shape = tuple(param.shape)
+    dim = getattr(param, "partition_dim", -1)
+    group = pgs.tp if getattr(param, "allreduce", True) else (pgs.expt_tp or pgs.tp)
+    if not getattr(param, "tensor_model_parallel", False) or dim < 0 or size_of(group) == 1:
+        return shape, whole(shape)
+    if dim >= len(shape):
+        raise RoutingError(
+            f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}", names=[name]
+        )
+    stride = getattr(param, "partition_stride", 1)
+    if stride != 1:
+        raise RoutingError(f"parameter {name!r} has partition_stride={stride}; only 1 is supported", names=[name])
+    full = tuple(extent * size_of(group) if axis == dim else extent for axis, extent in enumerate(shape))
+    offsets = tuple(rank_in(group) * extent if axis == dim else 0 for axis, extent in enumerate(shape))
+    return full, (offsets, shape)
+
+
+def _annotations(chunk: torch.nn.Module) -> dict[str, Role | MatrixView]:
+    found: dict[str, Role | MatrixView] = {}
+    owner: dict[str, str] = {}
+    results = get_registry().call_each("megaopt_annotate_params", model_chunk=unwrap(chunk))
+    for plugin, result in results:
+        for name, what in (result or {}).items():
+            if name in found and found[name] != what:
+                raise RoutingError(
+                    f"parameter {name!r} is annotated as {found[name]} by plugin {owner[name]!r} and as {what} by "
+                    f"plugin {plugin.name!r}; an attribute on the parameter decides (matrix_view=...)",
+                    names=[name],
+                )
+            found[name], owner[name] = what, plugin.name
+    return found
+
+
+def take_inventory(
+    chunks: Sequence[torch.nn.Module],
+    pgs: ProcessGroupCollection,
+    fqn: Callable[[int, str], str] | None = None,
+) -> Inventory:
+    """Return every parameter of the chunks with its role and its place in the logical tensor.
+
+    Args:
+        chunks: the model chunks.
+        pgs: the process groups.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+
+    Raises:
+        RoutingError: two parameters have one name.
+    """
+    inventory = Inventory([], [])
+    seen: dict[str, int] = {}
+    for index, chunk in enumerate(chunks):
+        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, _annotations(chunk))
+        for named in named_params(chunk):
+            name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
+            if name in seen:
+                raise RoutingError(
+                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}; pass "
+                    "fqn=lambda chunk, name: ... to give every parameter a globally unique name",
+                    names=[name],
+                )
+            seen[name] = index
+            shape, box = _global_part(named.param, name, pgs)
+            item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], shape, box)
+            (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
+    return inventory

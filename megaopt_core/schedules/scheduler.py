@@ -78,7 +78,7 @@ class OptimizerParamScheduler:
         0.0994
     """
 
-    def __init__(  # noqa: PLR0917 - the established signature, which code passes by place
+    def __init__(
         self,
         optimizer: HasParamGroups,
         init_lr: float,

@@ -2,9 +2,13 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from contextlib import suppress
 from importlib.metadata import distribution
 from types import ModuleType
+from typing import Any
+
+from sphinx.application import Sphinx
 
 project = "megaopt"
 author = "the megaopt developers"
@@ -45,7 +49,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 # attrs fields are described under Attributes and Args; as members of their own they would be there twice.
 napoleon_use_ivar = True
-napoleon_include_special_with_doc = False
+# Two modules may use one short name in their annotations.
+suppress_warnings = ["ref.python"]
 
 
 def modules(package: str) -> list[ModuleType]:
@@ -68,3 +73,23 @@ def import_type_only_names(module: ModuleType) -> None:
 # Only when every module is loaded: no circle is left that such an import could close.
 for module in [module for package in packages for module in modules(package)]:
     import_type_only_names(module)
+
+
+def code_spans(
+    _app: Sphinx, _what: str, _name: str, _documented: Any, _options: Any, lines: list[str]
+) -> None:
+    """Read `code` in a docstring as code, as Markdown does and as it looks in an editor."""
+    text = re.sub(r"``.*?``|:[\w:]+:`[^`]+`|`([^`]+)`(\w?)", _literal, "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
+def _literal(span: re.Match[str]) -> str:
+    code, following = span.groups()
+    if code is None:
+        return span[0]
+    return f"``{code}``" + (f"\\ {following}" if following else "")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by sphinx."""
+    app.connect("autodoc-process-docstring", code_spans, priority=100)  # before napoleon adds markup

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from megaopt_core.params.names import NamedParam, named_params, unwrap
-from megaopt_core.params.role_rules.decisions import elementwise, embedding, matrix, output
+from megaopt_core.errors import RoutingError
+from megaopt_core.params.names import NamedParam, named_modules, named_params, unwrap
+from megaopt_core.params.role_rules.adapters import adapted_role
+from megaopt_core.params.role_rules.decisions import elementwise, embedding
+from megaopt_core.params.role_rules.explicit import apply_explicit
+from megaopt_core.params.role_rules.heads import find_heads
 from megaopt_core.params.role_rules.modules import by_module_type, by_shape
+from megaopt_core.params.role_rules.parametrized import target_of
+from megaopt_core.params.role_rules.reading import ModelReading
+from megaopt_core.params.role_rules.splits import with_split
+from megaopt_core.params.role_rules.uses import by_uses
 from megaopt_core.params.roles import Role, RoleDecision
 from megaopt_core.params.views import MatrixView
 
@@ -18,35 +26,86 @@ __all__ = ["infer_roles"]
 def infer_roles(
     model: nn.Module, annotations: Mapping[str, Role | MatrixView] | None = None
 ) -> dict[str, RoleDecision]:
-    """Find what every parameter of a model is."""
+    """Find what every parameter of a model is.
+
+    What is said of a parameter explicitly comes first: attributes on it, then `annotations`, then views that users
+    registered. Otherwise the module that owns it decides, by its type, and by what its forward does with the
+    parameter. Nothing is run, and names decide nothing.
+
+    Args:
+        model: any module, on any device (meta too), wrapped or not.
+        annotations: what plugins know: canonical name to role or view.
+
+    Returns:
+        A decision for every parameter, frozen ones included, by canonical name, in registration order.
+
+    Raises:
+        ViewError: two descriptions of one parameter contradict each other, or a view does not fit.
+        RoutingError: an annotation names no parameter, or a lazy module was not initialized.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 100))
+        >>> {name: str(decision.role) for name, decision in infer_roles(model).items() if "weight" in name}
+        {'0.weight': 'embedding', '1.weight': 'matrix', '2.weight': 'output'}
+    """
+    annotations = annotations or {}
     entries = named_params(model)
-    heads = _declared_heads(unwrap(model))
-    return {entry.name: _decide(entry, heads) for entry in entries}
+    known = {name for entry in entries for name in (entry.name, *entry.aliases)}
+    unknown = sorted(set(annotations) - known)
+    if unknown:
+        raise RoutingError(f"infer_roles: annotations name parameters that the model does not have: {unknown}")
+    for entry in entries:
+        if nn.parameter.is_lazy(entry.param):
+            raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
+    rules = _Rules(unwrap(model))
+    return {entry.name: apply_explicit(entry, rules.decide(entry), annotations) for entry in entries}
 
 
-def _declared_heads(model: nn.Module) -> set[int]:
-    found = set()
-    for getter in ("get_output_embeddings", "get_classifier"):
-        head = getattr(model, getter, lambda: None)()
-        if isinstance(head, nn.Module):
-            found.add(id(head))
-    return found
+class _Rules:
+    """The rules, with everything that they look up."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(named_modules(model))
+        self.reading = ModelReading(model)
+        self.heads = find_heads(model, self.reading)
+
+    def decide(self, entry: NamedParam) -> RoleDecision:
+        shape = tuple(entry.param.shape)
+        settled = by_shape(shape, entry.param.dtype)
+        if settled is not None:
+            return settled
+        found = [self._at(entry, owner) for owner in entry.owners]
+        return _tied(found)
+
+    def _at(self, entry: NamedParam, owner: tuple[str, nn.Module, str]) -> RoleDecision:
+        param, shape = entry.param, tuple(entry.param.shape)
+        target = target_of(owner, self.modules)
+        if target is not None:
+            owner, scales = target
+            if scales:
+                return elementwise("the gain of a parametrized weight")
+        name, module, attribute = owner
+        adapted = adapted_role(name, module, self.modules, self.heads)
+        if adapted is not None:
+            return adapted
+        if attribute == "weight" and id(module) in self.heads:
+            return self.heads[id(module)]
+        decision = by_module_type(module, attribute, shape)
+        if decision is not None:
+            return with_split(decision, module, self.reading) if attribute == "weight" else decision
+        if id(param) in self.heads:
+            return self.heads[id(param)]
+        return with_split(by_uses(shape, self.reading.uses.get(id(param), ())), param, self.reading)
 
 
-def _decide(entry: NamedParam, heads: set[int]) -> RoleDecision:
-    shape = tuple(entry.param.shape)
-    settled = by_shape(shape, entry.param.dtype)
-    if settled:
-        return settled
-    found = [by_module_type(module, attribute, shape) for _, module, attribute in entry.owners]
-    if any(d and d.role is Role.EMBEDDING for d in found):
-        if any(d and d.role is Role.MATRIX for d in found):
-            return embedding("embedding table tied to the output head")
-        return next(d for d in found if d and d.role is Role.EMBEDDING)
-    if any(id(module) in heads for _, module, _ in entry.owners):
-        return output("the model names it as its output layer")
-    if found[0]:
-        return found[0]
-    if len(shape) == 2 and 1 not in shape:
-        return matrix("two dimensions, in a module of unknown type", uncertain=True)
-    return elementwise("bare parameter of a module of unknown type", uncertain=True)
+def _tied(found: list[RoleDecision]) -> RoleDecision:
+    """Return the decision for a parameter from those of all its places."""
+    roles = {decision.role for decision in found}
+    if Role.EMBEDDING in roles:
+        first = next(decision for decision in found if decision.role is Role.EMBEDDING)
+        return embedding(f"{first.reason}, tied to the output head") if len(roles) > 1 else first
+    for role in (Role.OUTPUT, Role.MATRIX):
+        if role in roles:
+            return next(decision for decision in found if decision.role is role)
+    return found[0]

@@ -1,0 +1,169 @@
+"""What the forward of one module says about its children and parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from megaopt_core.params.role_rules.forward.evaluator import Evaluator
+from megaopt_core.params.role_rules.forward.rows import find_split
+from megaopt_core.params.role_rules.forward.source import forward_of, function_tree, own_methods
+from megaopt_core.params.role_rules.forward.trace import BATCH, BudgetExceededError, Trace
+from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Flow, Source, Use, deps_of
+from megaopt_core.params.role_rules.modules import is_conv1d, is_linear
+
+__all__ = ["Analysis", "analyze"]
+
+_CUTTING = frozenset("chunk split split_with_sizes tensor_split unbind glu GLU rearrange".split())
+
+
+@define(eq=False)
+class Analysis:
+    """What the forward of one module says.
+
+    Args:
+        calls: calls of children, in order.
+        returned: what the result depends on.
+        uses: how parameters are used, by identity.
+        splits: sizes along the outputs of projections and weights, by identity of the owner; None where they are
+            split in a way that a view cannot describe.
+        cuts: the same for axes of weights that are cut before use, by identity and axis.
+        readable: the forward's source was there, and was read to the end.
+    """
+
+    calls: list[Call] = field(factory=list)
+    returned: frozenset[Any] = frozenset()
+    uses: dict[int, set[Use]] = field(factory=dict)
+    splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
+    cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
+    readable: bool = True
+
+
+def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
+    """Read the forward of a module.
+
+    Args:
+        module: the module.
+        flows_only: the splits are not asked for.
+
+    Returns:
+        What it says; empty and not `readable` where there is no source.
+    """
+    result = Analysis()
+    forward = forward_of(module)
+    ranks = (3,) if flows_only else (3, 2, 4)
+    for rank in ranks:
+        trace = Trace(rank=rank)
+        complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
+        _collect(trace, result)
+        if rank == ranks[0]:
+            result.calls, result.readable = trace.calls, complete
+        if not _may_split(module, forward) or (result.splits and all(result.splits.values())):
+            break
+    return result
+
+
+def _evaluate(
+    module: nn.Module, forward: Callable[..., Any] | None, trace: Trace, result: Analysis | None
+) -> bool:
+    """Evaluate a forward, and the other methods where it is missing or leaves children out."""
+    functions = [forward] if forward is not None else []
+    evaluator = Evaluator(trace)
+    complete, returned = forward is not None, frozenset[Any]()
+    try:
+        for function in functions:
+            complete = function_tree(function) is not None and complete
+            returned |= deps_of(_run(evaluator, module, function))
+        if not trace.calls or _unused(module, trace):
+            for method in own_methods(module):
+                value = _run(evaluator, module, method)
+                if not any(call in returned for call in trace.calls):
+                    returned |= deps_of(value)
+    except (BudgetExceededError, RecursionError):
+        complete = False
+    if result is not None:
+        result.returned = returned
+    return complete
+
+
+def _unused(module: nn.Module, trace: Trace) -> bool:
+    return any(param is not None and id(param) not in trace.uses for param in module._parameters.values())
+
+
+def _run(evaluator: Evaluator, module: nn.Module, function: Callable[..., Any]) -> Any:
+    tree = function_tree(function)
+    if tree is None:
+        return None
+    names: dict[str, Any] = {}
+    parameters = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
+    for parameter in parameters:
+        names[parameter.arg] = Flow(frozenset({ARGUMENT}))
+    if parameters:
+        names[parameters[0].arg] = module
+    if len(parameters) > 1:
+        shape = _input_shape(module, evaluator.trace.rank)
+        names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
+    if tree.args.vararg is not None:
+        names[tree.args.vararg.arg] = [Flow(frozenset({ARGUMENT}))]
+    if tree.args.kwarg is not None:
+        names[tree.args.kwarg.arg] = {}
+    return evaluator.run(function, names)
+
+
+def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
+    """Return the shape that the first argument probably has: what the first child takes."""
+    for child in (module, *module._modules.values()):
+        if isinstance(child, _ConvNd):
+            return (BATCH[0], child.in_channels, *(4, 6, 7)[: len(child.kernel_size)])
+        if child is not None and is_linear(child):
+            return (*BATCH[: rank - 1], child.weight.shape[1])  # type: ignore[index,return-value,unused-ignore]
+        if child is not None and is_conv1d(child):
+            return (*BATCH[: rank - 1], child.weight.shape[0])  # type: ignore[index,return-value,unused-ignore]
+    width = next((p.shape[-1] for p in module._parameters.values() if p is not None and p.dim()), 8)
+    return (*BATCH[: rank - 1], width)
+
+
+def _collect(trace: Trace, result: Analysis) -> None:
+    for key, uses in trace.uses.items():
+        result.uses.setdefault(key, set()).update(uses)
+    tables: tuple[tuple[dict[Any, Source], dict[Any, Any]], ...] = (
+        (trace.sources, result.splits),
+        (trace.cuts, result.cuts),
+    )
+    for sources, splits in tables:
+        for key, source in sources.items():
+            found = find_split(source)
+            if not splits.get(key):
+                splits[key] = found if found or key not in splits or found is None else splits[key]
+
+
+def _may_split(module: nn.Module, forward: Callable[..., Any] | None) -> bool:
+    return any(_mentions_cut(function) for function in (forward, *own_methods(module)) if function is not None)
+
+
+_mentions: dict[int, bool] = {}
+
+
+def _mentions_cut(function: Callable[..., Any]) -> bool:
+    tree = function_tree(function)
+    if tree is None:
+        return False
+    if id(tree) not in _mentions:
+        _mentions[id(tree)] = any(_is_cut(node) for node in _walk(tree))
+    return _mentions[id(tree)]
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    return ast.walk(tree)
+
+
+def _is_cut(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in _CUTTING
+    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in _CUTTING)

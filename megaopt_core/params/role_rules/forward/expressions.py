@@ -1,0 +1,365 @@
+"""Evaluating expressions."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import define, field
+from torch import nn
+
+from megaopt_core.params.role_rules.forward import ops, shapes
+from megaopt_core.params.role_rules.forward.objects import (
+    Bound,
+    Choice,
+    Property,
+    abstract,
+    attribute_of,
+    is_abstract,
+    items_of,
+    merge_values,
+)
+from megaopt_core.params.role_rules.forward.source import global_of
+from megaopt_core.params.role_rules.forward.trace import Trace
+from megaopt_core.params.role_rules.forward.values import Flow, Weight, deps_of
+
+__all__ = ["Closure", "ExpressionEvaluator", "Frame"]
+
+_BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("+", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("*", operator.truediv),
+    ast.FloorDiv: ("*", operator.floordiv),
+    ast.Mod: ("*", operator.mod),
+    ast.Pow: ("*", operator.pow),
+    ast.MatMult: ("@", operator.matmul),
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, container: item in container,
+    ast.NotIn: lambda item, container: item not in container,
+}
+
+
+@define(eq=False)
+class Frame:
+    """One running function.
+
+    Args:
+        function: whose globals names are looked up in.
+        names: the local variables.
+        outer: the frame of the enclosing function, for lambdas and nested functions.
+    """
+
+    function: Callable[..., Any]
+    names: dict[str, Any] = field(factory=dict)
+    outer: Frame | None = None
+
+
+@define(eq=False)
+class Closure:
+    """A lambda or a nested function."""
+
+    node: ast.Lambda | ast.FunctionDef
+    frame: Frame
+
+
+class ExpressionEvaluator(ABC):
+    """Evaluates expressions; calls are left to the subclass.
+
+    Args:
+        trace: where everything that is seen is noted.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.assigned: dict[tuple[int, str], Any] = {}
+
+    @abstractmethod
+    def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call."""
+
+    @abstractmethod
+    def call_node(self, node: ast.Call, frame: Frame) -> Any:
+        """Return the value of a call expression."""
+
+    def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:
+        """Return the value of an expression.
+
+        Args:
+            node: the expression.
+            frame: the running function.
+        """
+        self.trace.spend()
+        if node is None:
+            return None
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if method is None:
+            return Flow()
+        return method(node, frame)
+
+    def truth(self, value: Any) -> bool | None:
+        """Return whether a value is true; None when that is not known."""
+        if is_abstract(value):
+            return None
+        if isinstance(value, nn.Module | Bound | Choice | Closure):
+            return True
+        try:
+            return bool(value)
+        except Exception:  # noqa: BLE001 - any object may refuse
+            return None
+
+    def read(self, owner: Any, name: str) -> Any:
+        """Return an attribute of a value."""
+        if (id(owner), name) in self.assigned:
+            return self.assigned[id(owner), name]
+        if is_abstract(owner):
+            return self._read_abstract(owner, name)
+        value = attribute_of(owner, name)
+        if isinstance(value, Property):
+            return self.call(Bound(value.owner, value.function, name), (), {})
+        return value
+
+    def _read_abstract(self, owner: Flow | Weight, name: str) -> Any:
+        if name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"):
+            shape = owner.shape if isinstance(owner, Weight) else (None if owner.tensor is None else owner.tensor.shape)
+            if shape is None or name not in ("shape", "ndim"):
+                return Flow()
+            return tuple(shape) if name == "shape" else len(shape)
+        if name in ("T", "mT", "H", "mH"):
+            rank = len(owner.shape or ()) if isinstance(owner, Weight) else getattr(owner.tensor, "ndim", 0)
+            if rank < 2:
+                return owner
+            swap = (-2, -1) if rank > 2 else (0, 1)
+            return shapes.move(self.trace, "transpose", (owner, *swap), {})
+        if name in ("data", "weight", "real"):
+            return owner
+        if isinstance(owner, Flow) and owner.deps and not owner.fresh and owner.tensor is None:
+            return Flow(owner.deps)
+        return Bound(owner, None, name)
+
+    def _constant(self, node: ast.Constant, frame: Frame) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name, frame: Frame) -> Any:
+        scope: Frame | None = frame
+        while scope is not None:
+            if node.id in scope.names:
+                return scope.names[node.id]
+            scope = scope.outer
+        found, value = global_of(frame.function, node.id)
+        return abstract(value) if found else Flow()
+
+    def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
+        return self.read(self.evaluate(node.value, frame), node.attr)
+
+    def _tuple(self, node: ast.Tuple | ast.List, frame: Frame) -> list[Any]:
+        return self._elements(node.elts, frame)
+
+    _list = _tuple
+
+    def _elements(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Any]:
+        values: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                value = self.evaluate(node.value, frame)
+                values.extend(value if isinstance(value, list | tuple) else [self.trace.unknown(value)])
+            else:
+                values.append(self.evaluate(node, frame))
+        return values
+
+    def _dict(self, node: ast.Dict, frame: Frame) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            value = self.evaluate(item, frame)
+            if key is None:
+                result.update(value if isinstance(value, dict) else {"**": value})
+                continue
+            name = self.evaluate(key, frame)
+            result[name if isinstance(name, str | int) else len(result)] = value
+        return result
+
+    def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
+        return self.item(self.evaluate(node.value, frame), self._key(node.slice, frame))
+
+    def _key(self, node: ast.expr, frame: Frame) -> Any:
+        value = self.evaluate(node, frame)
+        return tuple(value) if isinstance(node, ast.Tuple) else value
+
+    def _slice(self, node: ast.Slice, frame: Frame) -> Any:
+        parts = [self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)]
+        return slice(*parts)
+
+    def item(self, value: Any, key: Any) -> Any:
+        """Return `value[key]`."""
+        if is_abstract(value):
+            return shapes.index(self.trace, value, key)
+        if isinstance(value, Choice):
+            value = value.modules[0]
+        if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict) and is_abstract(key):
+            children = list(value.values()) if isinstance(value, nn.ModuleDict) else list(value)
+            return Choice(tuple(children)) if children else Flow()
+        if isinstance(value, nn.ParameterList | nn.ParameterDict) and is_abstract(key):
+            found = [abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)]
+            return found[0] if found else Flow()
+        try:
+            return abstract(value[key])
+        except Exception:  # noqa: BLE001 - any container, any key
+            items = value.values() if isinstance(value, dict) else value
+            return self._either(list(items)) if isinstance(value, dict | list | tuple) else Flow()
+
+    def _either(self, values: list[Any]) -> Any:
+        result = values[0] if values else Flow()
+        for value in values[1:]:
+            result = merge_values(result, value)
+        return result
+
+    def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
+        left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
+        return self.binary(type(node.op), left, right)
+
+    def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
+        """Return `left <operator> right`."""
+        symbol, function = _BINARY.get(kind, ("*", operator.or_))
+        if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            return [*left, *right]
+        if isinstance(left, list | tuple) or isinstance(right, list | tuple):
+            if any(is_abstract(value) for value in (left, right)):
+                return self.trace.unknown(left, right)
+        elif is_abstract(left) or is_abstract(right):
+            return ops.arithmetic(self.trace, symbol, left, right)
+        try:
+            return abstract(function(left, right))
+        except Exception:  # noqa: BLE001 - any objects
+            return Flow()
+
+    def _unaryop(self, node: ast.UnaryOp, frame: Frame) -> Any:
+        value = self.evaluate(node.operand, frame)
+        if isinstance(node.op, ast.Not):
+            known = self.truth(value)
+            return Flow() if known is None else not known
+        if is_abstract(value):
+            return value
+        try:
+            return -value if isinstance(node.op, ast.USub) else value
+        except TypeError:
+            return Flow()
+
+    def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
+        stops = isinstance(node.op, ast.Or)
+        unknown: list[Any] = []
+        value: Any = None
+        for part in node.values:
+            value = self.evaluate(part, frame)
+            known = self.truth(value)
+            if known is None:
+                unknown.append(value)
+            elif known is stops:
+                return self._either([*unknown, value]) if unknown and stops else value
+        return self._either(unknown) if unknown else value
+
+    def _compare(self, node: ast.Compare, frame: Frame) -> Any:
+        left = self.evaluate(node.left, frame)
+        result: Any = True
+        for kind, part in zip(node.ops, node.comparators, strict=True):
+            right = self.evaluate(part, frame)
+            identity = isinstance(kind, ast.Is | ast.IsNot) and right is None
+            if isinstance(left, Weight) and identity:
+                result = isinstance(kind, ast.IsNot)
+            elif is_abstract(left) or is_abstract(right):
+                return Flow()
+            else:
+                try:
+                    result = bool(_COMPARE[type(kind)](left, right))
+                except Exception:  # noqa: BLE001 - any objects
+                    return Flow()
+            if not result:
+                return False
+            left = right
+        return result
+
+    def _ifexp(self, node: ast.IfExp, frame: Frame) -> Any:
+        known = self.truth(self.evaluate(node.test, frame))
+        if known is None:
+            return merge_values(self.evaluate(node.body, frame), self.evaluate(node.orelse, frame))
+        return self.evaluate(node.body if known else node.orelse, frame)
+
+    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
+        parts = [self.evaluate(part, frame) for part in node.values]
+        return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else Flow()
+
+    def _formattedvalue(self, node: ast.FormattedValue, frame: Frame) -> Any:
+        value = self.evaluate(node.value, frame)
+        return str(value) if isinstance(value, str | int) else Flow()
+
+    def _lambda(self, node: ast.Lambda, frame: Frame) -> Closure:
+        return Closure(node, frame)
+
+    def _namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Any:
+        frame.names[node.target.id] = value = self.evaluate(node.value, frame)
+        return value
+
+    def _starred(self, node: ast.Starred, frame: Frame) -> Any:
+        return self.evaluate(node.value, frame)
+
+    def _call(self, node: ast.Call, frame: Frame) -> Any:
+        return self.call_node(node, frame)
+
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, frame: Frame) -> list[Any]:
+        inner = Frame(frame.function, {}, frame)
+        return self._generate(node.elt, node.generators, inner)
+
+    _generatorexp = _listcomp
+    _setcomp = _listcomp
+
+    def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
+        inner = Frame(frame.function, {}, frame)
+        pair = ast.Tuple([node.key, node.value], ast.Load())
+        pairs = self._generate(pair, node.generators, inner)
+        return {key if isinstance(key, str | int) else i: value for i, (key, value) in enumerate(pairs)}
+
+    def _generate(self, element: ast.expr, generators: list[ast.comprehension], frame: Frame) -> list[Any]:
+        if not generators:
+            return [self.evaluate(element, frame)]
+        first, *rest = generators
+        results: list[Any] = []
+        for item in items_of(self.trace, self.evaluate(first.iter, frame)):
+            self.assign(first.target, item, frame)
+            if any(self.truth(self.evaluate(test, frame)) is False for test in first.ifs):
+                continue
+            results.extend(self._generate(element, rest, frame))
+        return results
+
+    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Assign a value to names, attributes and items."""
+        if isinstance(target, ast.Name):
+            frame.names[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            starred = next((i for i, part in enumerate(target.elts) if isinstance(part, ast.Starred)), None)
+            parts = shapes.unpack(self.trace, value, len(target.elts), starred)
+            for part, item in zip(target.elts, parts, strict=True):
+                self.assign(part.value if isinstance(part, ast.Starred) else part, item, frame)
+        elif isinstance(target, ast.Attribute):
+            self.assigned[id(self.evaluate(target.value, frame)), target.attr] = value
+        elif isinstance(target, ast.Subscript):
+            self._assign_item(target, value, frame)
+
+    def _assign_item(self, target: ast.Subscript, value: Any, frame: Frame) -> None:
+        container, key = self.evaluate(target.value, frame), self._key(target.slice, frame)
+        if isinstance(container, dict) and isinstance(key, str | int):
+            container[key] = value
+        elif isinstance(container, list) and isinstance(key, int) and -len(container) <= key < len(container):
+            container[key] = value
+        elif isinstance(target.value, ast.Name) and isinstance(container, Flow | list):
+            frame.names[target.value.id] = Flow(deps_of((container, value)))

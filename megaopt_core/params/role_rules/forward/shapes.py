@@ -1,0 +1,251 @@
+"""Operations that move or cut elements: on activations they run on row numbers, on weights they move axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from megaopt_core.params.role_rules.forward.rows import relabel
+from megaopt_core.params.role_rules.forward.trace import Trace
+from megaopt_core.params.role_rules.forward.values import Axis, Flow, Use, Weight, deps_of
+from megaopt_core.params.role_rules.forward.weights import reorder, reshape
+
+__all__ = ["SHAPE_OPS", "index", "move", "unpack"]
+
+SHAPE_OPS = frozenset(
+    "view reshape permute transpose swapaxes swapdims movedim moveaxis flatten unflatten squeeze unsqueeze chunk split "
+    "split_with_sizes tensor_split unbind narrow select expand expand_as broadcast_to repeat tile t "
+    "repeat_interleave view_as reshape_as ravel adjoint rearrange glu".split()
+)
+_PIECEWISE = frozenset("chunk split split_with_sizes tensor_split unbind".split())
+
+
+def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a shape operation makes of its first argument."""
+    value = args[0]
+    if isinstance(value, Weight):
+        return _move_weight(trace, name, value, args[1:], kwargs)
+    if not isinstance(value, Flow) or value.tensor is None:
+        return _many(name, trace.unknown(*args, *kwargs.values()), args, kwargs)
+    arguments = [_size(arg, value) for arg in _plain(args[1:])]
+    keywords = {key: _size(item, value) for key, item in kwargs.items()}
+    try:
+        if name == "glu":
+            return _glu(value, *arguments, **keywords)
+        result = _run(name, value.tensor, arguments, keywords)
+    except Exception:  # noqa: BLE001 - whatever the operation says, the shape is not what was assumed
+        return _many(name, trace.unknown(value), args, kwargs)
+    if isinstance(result, torch.Tensor):
+        return relabel(result, value)
+    return [relabel(part, value) for part in result]
+
+
+def _run(name: str, tensor: torch.Tensor, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if name == "rearrange":
+        from einops import rearrange  # type: ignore[import-not-found,unused-ignore]
+
+        return rearrange(tensor, *args, **kwargs)
+    if name in ("view", "reshape") and len(args) == 1 and isinstance(args[0], list):
+        args = [tuple(args[0])]
+    if name == "view":
+        name = "reshape"
+    return getattr(tensor, name)(*args, **kwargs)
+
+
+def _glu(value: Flow, dim: int = -1) -> Flow:
+    if value.tensor is None:
+        return Flow(value.deps)
+    first, _ = (relabel(part, value) for part in value.tensor.chunk(2, dim))
+    return Flow(value.deps, None if first.tensor is None else first.tensor.to("meta"))
+
+
+def _plain(args: Sequence[Any]) -> list[Any]:
+    return [list(arg) if isinstance(arg, torch.Size | tuple | list) else arg for arg in args]
+
+
+def _size(arg: Any, value: Flow) -> Any:
+    """Return an argument with the sizes that are not known taken from the activation, in order."""
+    if isinstance(arg, Flow):
+        return -1
+    if isinstance(arg, list):
+        shape = () if value.tensor is None else value.tensor.shape
+        return [
+            (shape[i] if i < len(shape) - 1 else -1) if isinstance(item, Flow) else item for i, item in enumerate(arg)
+        ]
+    return arg
+
+
+def _many(name: str, flow: Flow, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation that could not be run: as many values as it says that it returns."""
+    if name not in _PIECEWISE:
+        return flow
+    count = args[1] if len(args) > 1 else kwargs.get("chunks", kwargs.get("split_size"))
+    if isinstance(count, list | tuple):
+        return [flow] * len(count)
+    return [flow] * count if name in ("chunk", "tensor_split") and isinstance(count, int) else flow
+
+
+def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    shape, axes = weight.shape, weight.axes
+    lost = Weight(weight.params, None, None, weight.base, weight.deps)
+    if shape is None or axes is None:
+        return [lost, lost, lost] if name in _PIECEWISE else lost
+    rank = len(shape)
+    try:
+        if name in ("view", "reshape"):
+            return reshape(weight, args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
+        if name in ("unsqueeze", "squeeze", "flatten", "ravel", "unflatten"):
+            sizes = _run(name, torch.empty(shape, device="meta"), _plain(args), kwargs).shape
+            return reshape(weight, sizes)
+        if name in ("transpose", "swapaxes", "swapdims", "permute", "t", "movedim", "moveaxis", "adjoint"):
+            stand_in = torch.empty(tuple(range(2, rank + 2)), device="meta")
+            return reorder(weight, [size - 2 for size in _run(name, stand_in, _plain(args), kwargs).shape])
+        if name in ("expand", "repeat", "broadcast_to", "tile"):
+            sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+            return _widened(weight, len(sizes))
+        if name in _PIECEWISE:
+            return _cut_weight(trace, name, weight, args, kwargs)
+    except Exception:  # noqa: BLE001 - sizes that are not known; the axes are lost
+        return lost
+    return lost if name == "rearrange" else weight
+
+
+def _widened(weight: Weight, rank: int) -> Weight:
+    if weight.shape is None or weight.axes is None:
+        return weight
+    added = max(rank - len(weight.shape), 0)
+    return Weight(
+        weight.params, (1,) * added + weight.shape, (Axis(-1),) * added + weight.axes, weight.base, weight.deps
+    )
+
+
+def _cut_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    keywords = {**kwargs}
+    dim = keywords.pop("dim", args[1] if name != "unbind" and len(args) > 1 else (args[0] if args else 0))
+    shape: tuple[int, ...] = weight.shape or ()
+    dim %= len(shape)
+    if name == "unbind":
+        return [_taken(weight, dim, None) for _ in range(shape[dim])]
+    positions = torch.arange(shape[dim], device="cpu")
+    first = args[0] if args else next(iter(keywords.values()))
+    return [_taken(weight, dim, tuple(part.tolist()), trace) for part in _run(name, positions, [first], {})]
+
+
+def _taken(weight: Weight, dim: int, rows: tuple[int, ...] | None, trace: Trace | None = None) -> Weight:
+    """Return a weight without one axis (`rows` None), or with part of it."""
+    shape, axes = list(weight.shape or ()), list(weight.axes or ())
+    if rows is None:
+        del shape[dim], axes[dim]
+    else:
+        stored = axes[dim]
+        shape[dim] = len(rows)
+        whole = stored.index >= 0 and stored.rows is None and stored.block is None
+        if whole and trace is not None and weight.base.shape[stored.index] == (weight.shape or ())[dim]:
+            trace.cut(weight.base, stored.index, rows)
+        axes[dim] = Axis(stored.index, rows, stored.block)
+    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
+
+
+def index(trace: Trace, value: Any, key: Any) -> Any:
+    """Return `value[key]`."""
+    if isinstance(value, Weight):
+        return _index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
+    if not isinstance(value, Flow):
+        return trace.unknown(value, key)
+    if value.tensor is None or isinstance(key, str):
+        return Flow(value.deps)
+    keys = tuple(slice(None) if isinstance(item, Flow) else item for item in (key if isinstance(key, tuple) else (key,)))
+    keys = tuple(_closed(item) for item in keys)
+    if value.fresh and len(keys) == 1 and isinstance(keys[0], int):
+        return value  # a projection that returns a tuple, or one item of the batch
+    try:
+        return relabel(value.tensor[keys], value)
+    except Exception:  # noqa: BLE001 - the shape is not what was assumed
+        return Flow(value.deps)
+
+
+def _closed(item: Any) -> Any:
+    if isinstance(item, slice):
+        parts = [None if isinstance(part, Flow) else part for part in (item.start, item.stop, item.step)]
+        return slice(*parts)
+    return item
+
+
+def _index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
+    if weight.shape is None or weight.axes is None:
+        return weight
+    if Ellipsis in [key for key in keys if not isinstance(key, Flow | Weight)]:
+        position = next(i for i, key in enumerate(keys) if key is Ellipsis)
+        named = sum(1 for key in keys if key is not None and key is not Ellipsis)
+        keys[position : position + 1] = [slice(None)] * (len(weight.shape) - named)
+    result, dim = weight, 0
+    for key in keys:
+        shape = result.shape or ()
+        if key is None:
+            result = _inserted(result, dim)
+            dim += 1
+        elif dim >= len(shape):
+            break
+        elif isinstance(key, slice):
+            result, dim = _slice(trace, result, dim, key), dim + 1
+        elif isinstance(key, int):
+            trace.use(weight, Use("looked_up"))
+            result = _taken(result, dim, None)
+        else:
+            trace.use(weight, Use("indexed" if deps_of(key) else "looked_up"))
+            result = _taken(result, dim, None)
+    if any(isinstance(key, Flow | Weight) for key in keys):
+        result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))
+    return result
+
+
+def _slice(trace: Trace, weight: Weight, dim: int, key: slice) -> Weight:
+    if key == slice(None):
+        return weight
+    if any(isinstance(part, Flow) for part in (key.start, key.stop, key.step)):
+        trace.use(weight, Use("sliced"))
+        return weight
+    try:
+        rows = tuple(range((weight.shape or ())[dim])[key])
+    except TypeError:
+        return weight
+    return weight if len(rows) == (weight.shape or ())[dim] else _taken(weight, dim, rows, trace)
+
+
+def _inserted(weight: Weight, dim: int) -> Weight:
+    shape, axes = list(weight.shape or ()), list(weight.axes or ())
+    shape.insert(dim, 1)
+    axes.insert(dim, Axis(-1))
+    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
+
+
+def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> list[Any]:
+    """Return the parts of a value that is assigned to several names.
+
+    Args:
+        trace: where cuts are noted.
+        value: what is unpacked.
+        count: number of targets.
+        starred: position of the starred target, if any.
+    """
+    if isinstance(value, torch.Size):
+        value = list(value)
+    if isinstance(value, list | tuple):
+        items = list(value)
+        if starred is not None and len(items) >= count - 1:
+            tail = count - 1 - starred
+            stop = len(items) - tail
+            return [*items[:starred], items[starred:stop], *items[stop:]]
+        if len(items) == count:
+            return items
+        return [trace.unknown(value)] * count
+    if isinstance(value, Flow) and value.fresh:
+        return [value, *[Flow(value.deps)] * (count - 1)]  # a projection that returns its bias apart
+    if isinstance(value, Flow) and value.tensor is not None and value.tensor.dim() and value.tensor.shape[0] == count:
+        parts: Callable[..., Any] = value.tensor.unbind
+        return [relabel(part, value) for part in parts(0)]
+    if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:
+        return [_taken(value, 0, None) for _ in range(count)]
+    return [trace.unknown(value)] * count

@@ -1,0 +1,109 @@
+"""The syntax tree of a function, cached."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["forward_of", "function_tree", "global_of", "own_methods"]
+
+_trees: dict[Any, ast.FunctionDef | None] = {}
+
+
+def function_tree(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """Return the syntax tree of a Python function, None when its source cannot be had.
+
+    Args:
+        function: a plain function or a bound method; decorators that keep `__wrapped__` are seen through.
+    """
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    if code not in _trees:
+        _trees[code] = _parse(function)
+    return _trees[code]
+
+
+def _parse(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return None
+    node = tree.body[0] if tree.body else None
+    return node if isinstance(node, ast.FunctionDef) else None
+
+
+def global_of(function: Callable[..., Any], name: str) -> tuple[bool, Any]:
+    """Look a name up as the function would: closure, module, builtins.
+
+    Args:
+        function: the function.
+        name: a free name in its body.
+
+    Returns:
+        Whether it was found, and its value.
+    """
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code, closure = function.__code__, function.__closure__ or ()
+    for free, cell in zip(code.co_freevars, closure, strict=False):
+        if free == name:
+            try:
+                return True, cell.cell_contents
+            except ValueError:
+                return False, None
+    scope = getattr(function, "__globals__", {})
+    if name in scope:
+        return True, scope[name]
+    builtins = scope.get("__builtins__", {})
+    builtins = builtins if isinstance(builtins, dict) else vars(builtins)
+    return name in builtins, builtins.get(name)
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that runs when a module is called; None for one that has no `forward` of its own.
+
+    Args:
+        module: any module.
+    """
+    forward: Callable[..., Any] | None = getattr(type(module), "forward", None)
+    if forward is None or forward is nn.Module.forward:
+        return None
+    return _behind_closure(forward, type(module))
+
+
+def own_methods(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return the plain methods that a module's classes define beside `forward`, helper classes of torch left out.
+
+    Args:
+        module: any module.
+    """
+    methods: dict[str, Callable[..., Any]] = {}
+    for base in type(module).__mro__:
+        if base.__module__.split(".")[0] == torch.__name__:
+            break
+        for name, value in vars(base).items():
+            if inspect.isfunction(value) and not name.startswith("__") and name != "forward":
+                methods.setdefault(name, value)
+    return list(methods.values())
+
+
+def _behind_closure(function: Callable[..., Any], owner: type) -> Callable[..., Any]:
+    """Return the original `forward` behind a decorator that hides it in its closure."""
+    plain = inspect.unwrap(function)
+    if function_tree(plain) is None or plain.__name__ == "forward":
+        return plain
+    for cell in plain.__closure__ or ():
+        try:
+            inner = cell.cell_contents
+        except ValueError:
+            continue
+        if inspect.isfunction(inner) and inner.__name__ == "forward" and inner.__module__ == owner.__module__:
+            return inner
+    return plain

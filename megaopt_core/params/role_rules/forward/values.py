@@ -1,0 +1,178 @@
+"""What the evaluator computes with where it does not compute with plain Python objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import nn
+
+__all__ = ["ARGUMENT", "Axis", "Call", "Flow", "Piece", "Source", "Use", "Weight", "deps_of", "flows_of", "weights_of"]
+
+ARGUMENT = "argument"
+"""The dependency of a value on what the caller passed."""
+
+
+@define(eq=False)
+class Call:
+    """One call of a child module, or one product with a weight.
+
+    Args:
+        module: what was called, or the weight.
+        deps: what its arguments depend on.
+        order: position among the calls of one evaluation.
+    """
+
+    module: nn.Module | nn.Parameter
+    deps: frozenset[Any]
+    order: int
+
+
+@define(eq=False)
+class Source:
+    """What makes the rows of an activation: a projection, or a weight used by hand.
+
+    Args:
+        owner: the module, or the parameter.
+        size: number of rows.
+        root: all rows together.
+    """
+
+    owner: nn.Module | nn.Parameter
+    size: int
+    root: Piece = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.root = Piece(self, None, tuple(range(self.size)))
+
+
+@define(eq=False)
+class Piece:
+    """Some rows of a source, cut out of a larger piece.
+
+    Args:
+        source: whose rows.
+        parent: the piece that it was cut from; None for all rows.
+        rows: the rows, ascending.
+    """
+
+    source: Source
+    parent: Piece | None
+    rows: tuple[int, ...]
+    children: dict[tuple[int, ...], Piece] = field(factory=dict)
+    merged: bool = False
+    """The pieces that this one was cut into were put together again: the cut says nothing."""
+
+    def cut(self, rows: tuple[int, ...]) -> Piece:
+        """Return the piece of these rows, the same object every time."""
+        if rows == self.rows:
+            return self
+        if rows not in self.children:
+            self.children[rows] = Piece(self.source, self, rows)
+        return self.children[rows]
+
+
+@frozen(eq=False)
+class Flow:
+    """An activation, or anything else that is not known.
+
+    Args:
+        deps: the calls that it came from, `ARGUMENT` among them.
+        tensor: stands in for its shape; where `piece` is set, every element is the number of its row.
+        piece: the rows of a projection that it holds.
+        one_hot: it is a one-hot encoding.
+        fresh: it is what a projection returned, untouched.
+    """
+
+    deps: frozenset[Any] = frozenset()
+    tensor: torch.Tensor | None = None
+    piece: Piece | None = None
+    one_hot: bool = False
+    fresh: bool = False
+
+
+@frozen
+class Axis:
+    """An axis of a stored weight, or the part of it that is left.
+
+    Args:
+        index: which axis of the stored tensor; -1 for an axis that was added.
+        rows: the positions that are left; None for all.
+        block: the stored axis was reshaped to `[blocks, block]`, and this is the inner part.
+    """
+
+    index: int
+    rows: tuple[int, ...] | None = None
+    block: int | None = None
+
+
+@frozen(eq=False)
+class Weight:
+    """A parameter, or what was made of parameters alone.
+
+    Args:
+        params: the parameters that it depends on.
+        shape: the shape that it has now; None when it is not known.
+        axes: where each axis comes from; None when it is not known.
+        base: the parameter whose axes these are.
+        deps: activations that it was mixed with element by element (a dynamic gain).
+    """
+
+    params: tuple[nn.Parameter, ...]
+    shape: tuple[int, ...] | None
+    axes: tuple[Axis, ...] | None
+    base: nn.Parameter
+    deps: frozenset[Any] = frozenset()
+
+
+@frozen
+class Use:
+    """One way in which a parameter is used.
+
+    Args:
+        kind: `contracted`, `indexed` (by what the caller passed), `looked_up` (by something fixed), `elementwise` or
+            `passed` (to something that cannot be read).
+        inputs: stored axes that a product sums over.
+        outputs: stored axes that become features of the result.
+        batch: stored axes that count independent matrices.
+        block: stored axis 0 is a stack of blocks of this many, each a matrix of its own.
+    """
+
+    kind: str
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    block: int | None = None
+
+
+def flows_of(value: Any) -> list[Flow]:
+    """Return the activations inside a value, through containers."""
+    if isinstance(value, Flow):
+        return [value]
+    if isinstance(value, dict):
+        return [flow for item in value.values() for flow in flows_of(item)]
+    if isinstance(value, list | tuple | set):
+        return [flow for item in value for flow in flows_of(item)]
+    return []
+
+
+def weights_of(value: Any) -> list[Weight]:
+    """Return the weights inside a value, through containers."""
+    if isinstance(value, Weight):
+        return [value]
+    if isinstance(value, dict):
+        return [weight for item in value.values() for weight in weights_of(item)]
+    if isinstance(value, list | tuple):
+        return [weight for item in value for weight in weights_of(item)]
+    return []
+
+
+def deps_of(value: Any) -> frozenset[Any]:
+    """Return what a value depends on, through containers."""
+    found: frozenset[Any] = frozenset()
+    for flow in flows_of(value):
+        found |= flow.deps
+    for weight in weights_of(value):
+        found |= weight.deps
+    return found

@@ -1,0 +1,129 @@
+"""Output heads: what the model names as such, and the projections that its output comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from megaopt_core.params.names import named_modules
+from megaopt_core.params.role_rules.decisions import output
+from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
+from megaopt_core.params.role_rules.reading import ModelReading
+from megaopt_core.params.roles import RoleDecision
+
+__all__ = ["find_heads"]
+
+
+def find_heads(model: nn.Module, reading: ModelReading) -> dict[int, RoleDecision]:
+    """Return the decisions for output heads, by identity of the projection (or of a weight used by hand).
+
+    Args:
+        model: the model, unwrapped.
+        reading: what its sources say.
+    """
+    modules = dict(named_modules(model))
+    found: dict[int, RoleDecision] = {}
+    for module, getter in _declared(model, modules):
+        for projection in _projections(module, reading):
+            found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
+    ends, _ = reading.ends(model)
+    outside = _outside_base(modules)
+    candidates = (set(ends) | outside) - set(found)
+    if not candidates:
+        return found
+    kept = candidates - reading.consumed(model, candidates)
+    widths, tables = _hidden_widths(modules, kept | set(found))
+    for projection in kept:
+        width = _width(projection, modules)
+        if projection in outside:
+            found[projection] = output("stands outside the base model, and no other layer takes its output")
+        elif width not in widths or width in tables:
+            found[projection] = output("the last projection before the model's output")
+    return found
+
+
+def _declared(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    for name, module in modules.items():
+        for getter in ("get_output_embeddings", "get_classifier"):
+            method = getattr(module, getter, None)
+            if method is None or (getter == "get_classifier" and not _is_root(name)):
+                continue
+            try:
+                head = method()
+            except (AttributeError, NotImplementedError, TypeError, KeyError):
+                continue
+            for part in head if isinstance(head, list | tuple) else (head,):
+                if isinstance(part, nn.Module):
+                    yield part, f"{getter}()"
+
+
+def _is_root(name: str) -> bool:
+    return name in ("", "base_model", "base_model.model", "model")
+
+
+def _projections(module: nn.Module, reading: ModelReading) -> set[int]:
+    """Return the projections that a head consists of, seen through adapters and copies of it."""
+    if is_projection(module):
+        return {id(module)}
+    copies = module._modules.get("modules_to_save")
+    if isinstance(copies, nn.ModuleDict):
+        parts = [module._modules["original_module"], *copies.values()]
+        return set().union(*(_projections(part, reading) for part in parts if part is not None))
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        parts = list(module.children())
+        return set().union(*(_projections(part, reading) for part in parts))
+    return set(reading.ends(module)[0])
+
+
+def _outside_base(modules: dict[str, nn.Module]) -> set[int]:
+    """Return the projections of transformers models that stand outside their base model."""
+    found: set[int] = set()
+    for name, module in modules.items():
+        prefix = getattr(type(module), "base_model_prefix", None)
+        if not isinstance(prefix, str) or not prefix or not _is_root(name):
+            continue
+        base = module._modules.get(prefix)
+        if base is None:
+            continue
+        inside = {id(part) for part in base.modules()}
+        found |= {id(part) for part in module.modules() if is_projection(part) and id(part) not in inside}
+    return found
+
+
+def _hidden_widths(modules: dict[str, nn.Module], heads: set[int]) -> tuple[set[int], set[int]]:
+    """Return the widths that hidden layers have, and the numbers of rows of embedding tables."""
+    norms, tables, produced = set[int](), set[int](), set[int]()
+    for module in modules.values():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            tables.add(module.num_embeddings)
+            norms.add(module.embedding_dim)
+        elif is_projection(module):
+            if id(module) not in heads:
+                produced.add(_outputs(module))
+        elif "norm" in type(module).__name__.lower():
+            weight = module._parameters.get("weight")
+            if weight is not None and not nn.parameter.is_lazy(weight) and weight.dim():
+                norms.add(weight.shape[-1])
+    return norms or produced, tables
+
+
+def _width(identity: int, modules: dict[str, nn.Module]) -> int | None:
+    for module in modules.values():
+        if id(module) == identity:
+            return _outputs(module)
+        for param in module._parameters.values():
+            if id(param) == identity and param is not None and param.dim():
+                return param.shape[-1]
+    return None
+
+
+def _outputs(module: nn.Module) -> int:
+    if isinstance(module, _ConvNd):
+        return module.out_channels
+    size = getattr(module, "out_features", None) if is_linear(module) else getattr(module, "nf", None)
+    if isinstance(size, int):
+        return size
+    weight = module._parameters["weight"]
+    return 0 if weight is None else weight.shape[1 if is_conv1d(module) else 0]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Literal
 
 from megaopt_core.errors import ScheduleError, UnknownNameError
+from megaopt_core.registry import get_registry
 from megaopt_core.schedules.styles import BUILTIN_STYLES, ScheduleStyle
 
 __all__ = ["StyleSetting", "find_style"]
 
 type StyleSetting = Literal["lr_decay_style", "wd_incr_style"]
+
+_OTHER: Mapping[StyleSetting, StyleSetting] = {
+    "lr_decay_style": "wd_incr_style",
+    "wd_incr_style": "lr_decay_style",
+}
 
 
 def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleStyle]) -> ScheduleStyle:
@@ -24,44 +31,41 @@ def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleSt
         styles: styles that the user gave.
 
     Raises:
-        ScheduleError: nobody knows the name, or the style does not serve the setting; the message lists
-            what does.
+        ScheduleError: nobody knows the name, or the style does not serve the setting; the message lists what
+            does.
         BrokenPluginError: the name may belong to a plugin that failed to load.
 
     Example:
         >>> find_style("lr_decay_style", "cosine", {}).description
         'half a cosine wave: slow, fast, slow'
     """
+    if not isinstance(name, str):
+        raise ScheduleError(f"{setting}={name!r}: must be the name of a style", setting=setting, value=name)
     near = {**BUILTIN_STYLES, **styles}
     try:
-        style = near[name] if name in near else _from_plugins(name)
+        style = near[name] if name in near else get_registry().schedule(name)
     except UnknownNameError as error:
-        raise _refusal(setting, name, "nobody offers this style", near, error.known) from error
+        known = _serving(setting, near | get_registry().schedules())
+        close = get_close_matches(name, known, n=1)
+        guess = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ScheduleError(
+            f"{setting}={name!r}: nobody offers this style{guess}; known are {', '.join(known)}",
+            setting=setting,
+            value=name,
+        ) from error
     if not _serves(style, setting):
-        other = "wd_incr_style" if setting == "lr_decay_style" else "lr_decay_style"
-        raise _refusal(setting, name, f"this style serves {other} only", near)
+        raise ScheduleError(
+            f"{setting}={name!r}: this style serves {_OTHER[setting]} only; "
+            f"known are {', '.join(_serving(setting, near))}",
+            setting=setting,
+            value=name,
+        )
     return style
-
-
-def _from_plugins(name: str) -> ScheduleStyle:
-    from megaopt_core.registry import get_registry  # a built-in style needs no plugin machinery
-
-    return get_registry().schedule(name)
 
 
 def _serves(style: ScheduleStyle, setting: StyleSetting) -> bool:
     return (style.learning_rate if setting == "lr_decay_style" else style.weight_decay) is not None
 
 
-def _refusal(
-    setting: StyleSetting,
-    name: str,
-    reason: str,
-    near: Mapping[str, ScheduleStyle],
-    known: Iterable[str] = (),
-) -> ScheduleError:
-    offered = dict(near) | {other: _from_plugins(other) for other in known if other not in near}
-    allowed = sorted((other for other in offered if _serves(offered[other], setting)), key=str.lower)
-    return ScheduleError(
-        f"{setting}={name!r}: {reason}; known are {', '.join(allowed)}", setting=setting, value=name
-    )
+def _serving(setting: StyleSetting, styles: Mapping[str, ScheduleStyle]) -> list[str]:
+    return sorted((name for name, style in styles.items() if _serves(style, setting)), key=str.lower)

@@ -1,0 +1,378 @@
+"""The scheduler on any optimizer: values of groups, stepping, and what is refused when it is built."""
+
+import inspect
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaopt_core.errors import ScheduleError
+from megaopt_core.schedules.scheduler import OptimizerParamScheduler
+from megaopt_core.schedules.styles import BUILTIN_STYLES, ScheduleStyle
+
+SETTINGS = {
+    "init_lr": 0.0,
+    "max_lr": 1.0,
+    "min_lr": 0.1,
+    "lr_warmup_steps": 10,
+    "lr_decay_steps": 110,
+    "lr_decay_style": "linear",
+    "start_wd": 0.0,
+    "end_wd": 0.2,
+    "wd_incr_steps": 100,
+    "wd_incr_style": "linear",
+}
+
+
+def sgd(**group) -> torch.optim.SGD:
+    """A plain torch optimizer with one group, which has these further keys."""
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(2))], **group}], lr=9.0)
+
+
+def scheduler_on(optimizer=None, **changes) -> OptimizerParamScheduler:
+    """A scheduler whose settings are the ones above but for the changes."""
+    return OptimizerParamScheduler(sgd() if optimizer is None else optimizer, **(SETTINGS | changes))
+
+
+def values(optimizer) -> list[tuple[float, float]]:
+    """Learning rate and weight decay of every group."""
+    return [(float(group["lr"]), group["weight_decay"]) for group in optimizer.param_groups]
+
+
+def test_signature_is_the_established_one() -> None:
+    """Arguments by place and by name keep working; what is ours comes last, by name only."""
+    parameters = inspect.signature(OptimizerParamScheduler).parameters
+    assert list(parameters) == [
+        "optimizer",
+        "init_lr",
+        "max_lr",
+        "min_lr",
+        "lr_warmup_steps",
+        "lr_decay_steps",
+        "lr_decay_style",
+        "start_wd",
+        "end_wd",
+        "wd_incr_steps",
+        "wd_incr_style",
+        "use_checkpoint_opt_param_scheduler",
+        "override_opt_param_scheduler",
+        "wsd_decay_steps",
+        "lr_wsd_decay_style",
+        "styles",
+    ]
+    assert parameters["use_checkpoint_opt_param_scheduler"].default is True
+    assert parameters["override_opt_param_scheduler"].default is False
+    assert parameters["styles"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_construction_applies_step_zero() -> None:
+    """The optimizer's own learning rate and weight decay are replaced at once."""
+    optimizer = sgd(weight_decay=0.7)
+    scheduler = scheduler_on(optimizer, init_lr=0.25, start_wd=0.05)
+    assert (values(optimizer), scheduler.num_steps) == ([(0.25, 0.05)], 0)
+
+
+def test_every_step_follows_the_formula() -> None:
+    """A whole run on a torch optimizer: warm-up, decay, and the time after it."""
+    optimizer = sgd()
+    scheduler = scheduler_on(optimizer)
+    for t in range(1, 131):
+        scheduler.step(1)
+        lr = t / 10 if t <= 10 else 0.1 + 0.9 * (1 - (t - 10) / 100) if t <= 110 else 0.1
+        wd = 0.2 * min(t, 100) / 100
+        assert values(optimizer) == [(pytest.approx(lr, abs=1e-15), pytest.approx(wd))]
+
+
+@given(first=st.integers(0, 200), second=st.integers(0, 200))
+def test_increments_add_up(first, second) -> None:
+    """Two increments are one increment of their sum."""
+    twice, once = sgd(), sgd()
+    scheduler = scheduler_on(twice)
+    scheduler.step(first)
+    scheduler.step(increment=second)
+    scheduler_on(once).step(first + second)
+    assert (values(twice), scheduler.num_steps) == (values(once), first + second)
+
+
+def test_group_values_win() -> None:
+    """Each group follows its own ends; `wd_mult` scales what comes out."""
+    group = {"max_lr": 0.5, "min_lr": 0.25, "start_wd": 0.1, "end_wd": 0.3, "wd_mult": 0.5}
+    optimizer = sgd(**group)
+    scheduler = scheduler_on(optimizer)
+    scheduler.step(60)
+    assert values(optimizer) == [(pytest.approx(0.375), pytest.approx(0.5 * (0.1 + 0.6 * 0.2)))]
+    assert scheduler.get_wd(optimizer.param_groups[0]) == pytest.approx(0.22)
+    assert scheduler.get_wd() == pytest.approx(0.12)
+    scheduler.step(60)
+    assert values(optimizer) == [(0.25, pytest.approx(0.15))]
+
+
+def test_group_values_of_none_count_as_missing() -> None:
+    """A group that says nothing follows the scheduler."""
+    group = dict.fromkeys(("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult"))
+    optimizer, plain = sgd(**group), sgd()
+    scheduler_on(optimizer).step(40)
+    scheduler_on(plain).step(40)
+    assert values(optimizer) == values(plain)
+
+
+@given(
+    top=st.floats(1e-3, 10),
+    low=st.floats(0, 1),
+    wd_mult=st.floats(0, 4),
+    t=st.integers(11, 110),
+)
+def test_a_group_is_a_scheduler_of_its_own(top, low, wd_mult, t) -> None:
+    """A group with values gives what a scheduler with those values gives."""
+    own = {"max_lr": top, "min_lr": low * top}
+    grouped, plain = sgd(**own, wd_mult=wd_mult), sgd()
+    scheduler_on(grouped, lr_decay_style="cosine").step(t)
+    scheduler_on(plain, lr_decay_style="cosine", **own).step(t)
+    ((lr, wd),) = values(plain)
+    assert values(grouped) == [(lr, wd * wd_mult)]
+
+
+def test_empty_groups_are_stepped_too() -> None:
+    """A rank whose group holds no parameter sees the same settings as the others."""
+    optimizer = SimpleNamespace(param_groups=[{"params": []}, {"params": [], "wd_mult": 0.0}])
+    scheduler_on(optimizer).step(110)
+    assert values(optimizer) == [(pytest.approx(0.1), 0.2), (pytest.approx(0.1), 0.0)]
+
+
+def test_tensor_learning_rate_is_filled_in_place() -> None:
+    """A compiled or captured step sees the change through the tensor that it holds."""
+    lr = torch.tensor(9.0)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=lr, capturable=False, foreach=False)
+    held = optimizer.param_groups[0]["lr"]
+    scheduler_on(optimizer).step(5)
+    assert optimizer.param_groups[0]["lr"] is held
+    assert held.item() == 0.5
+
+
+def test_group_added_later_is_scheduled() -> None:
+    """Groups are looked up at every step."""
+    optimizer = sgd()
+    scheduler = scheduler_on(optimizer)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "max_lr": 0.5})
+    scheduler.step(10)
+    assert [lr for lr, _ in values(optimizer)] == [1.0, 0.5]
+
+
+def test_settings_may_change_between_steps() -> None:
+    """Attributes are read at every step, so that a run can lengthen its decay."""
+    optimizer = sgd()
+    scheduler = scheduler_on(optimizer)
+    scheduler.step(60)
+    scheduler.lr_decay_steps = 210
+    scheduler.step(0)
+    assert values(optimizer)[0][0] == pytest.approx(0.1 + 0.9 * 0.75)
+
+
+def test_torch_schedulers_work_on_the_same_optimizer() -> None:
+    """Torch's schedulers take over where ours leaves off, and the other way round."""
+    optimizer = sgd()
+    scheduler = scheduler_on(optimizer)
+    scheduler.step(10)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+    optimizer.step()
+    decay.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    optimizer.step()
+    cosine.step()
+    scheduler.step(0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1.0)
+
+
+def test_cosine_without_warmup_equals_torchs() -> None:
+    """Our cosine is torch's CosineAnnealingLR, step for step."""
+    ours, theirs = sgd(), sgd()
+    settings = {"lr_warmup_steps": 0, "lr_decay_steps": 50, "lr_decay_style": "cosine", "max_lr": 9.0}
+    scheduler = scheduler_on(ours, **settings)
+    reference = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=50, eta_min=0.1)
+    for _ in range(50):
+        theirs.step()
+        reference.step()
+        scheduler.step(1)
+        assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-9)
+
+
+WSD = {"lr_decay_style": "WSD", "lr_wsd_decay_style": "linear", "wsd_decay_steps": 50}
+REFUSED = [
+    ({"max_lr": -1.0}, "max_lr=-1.0: must be finite and not negative", "max_lr"),
+    ({"init_lr": -0.5}, "init_lr=-0.5: must be finite and not negative", "init_lr"),
+    ({"min_lr": math.nan}, "min_lr=nan: must be finite and not negative", "min_lr"),
+    ({"max_lr": math.inf}, "max_lr=inf: must be finite and not negative", "max_lr"),
+    ({"max_lr": "1e-3"}, "max_lr='1e-3': must be a number", "max_lr"),
+    ({"max_lr": None}, "max_lr=None: must be a number", "max_lr"),
+    ({"init_lr": True}, "init_lr=True: must be a number", "init_lr"),
+    ({"init_lr": 2.0}, "init_lr=2.0: must not be above max_lr=1.0", "init_lr"),
+    ({"min_lr": 1.5}, "min_lr=1.5: must not be above max_lr=1.0", "min_lr"),
+    ({"lr_warmup_steps": -1}, "lr_warmup_steps=-1: must be finite and not negative", "lr_warmup_steps"),
+    (
+        {"lr_warmup_steps": 110},
+        "lr_warmup_steps=110: must be below lr_decay_steps=110, which counts from step 0",
+        "lr_warmup_steps",
+    ),
+    (
+        {"lr_warmup_steps": 0, "lr_decay_steps": 0},
+        "lr_warmup_steps=0: must be below lr_decay_steps=0, which counts from step 0",
+        "lr_warmup_steps",
+    ),
+    ({"start_wd": -0.1}, "start_wd=-0.1: must be finite and not negative", "start_wd"),
+    ({"end_wd": math.nan}, "end_wd=nan: must be finite and not negative", "end_wd"),
+    ({"start_wd": 0.3}, "start_wd=0.3: must not be above end_wd=0.2", "wd_incr_style"),
+    ({"wd_incr_steps": -3}, "wd_incr_steps=-3: must be finite and not negative", "wd_incr_steps"),
+    (
+        {"wd_incr_style": "constant"},
+        "start_wd=0.0: style 'constant' needs it equal to end_wd=0.2",
+        "wd_incr_style",
+    ),
+    (
+        {"wd_incr_style": "WSD"},
+        "wd_incr_style='WSD': this style serves lr_decay_style only; known are constant, cosine, linear",
+        "wd_incr_style",
+    ),
+    (
+        {"lr_decay_style": "cosin"},
+        (
+            "lr_decay_style='cosin': nobody offers this style (did you mean 'cosine'?); "
+            "known are constant, cosine, inverse-square-root, linear, WSD"
+        ),
+        "lr_decay_style",
+    ),
+    (
+        {"wd_incr_style": "step-wise"},
+        "wd_incr_style='step-wise': nobody offers this style; known are constant, cosine, linear",
+        "wd_incr_style",
+    ),
+    ({"lr_decay_style": None}, "lr_decay_style=None: must be the name of a style", "lr_decay_style"),
+    (
+        WSD | {"wsd_decay_steps": None},
+        "wsd_decay_steps=None: style 'WSD' needs the length of its final decay",
+        "lr_decay_style",
+    ),
+    (
+        WSD | {"wsd_decay_steps": 101},
+        "wsd_decay_steps=101: must be from 1 to lr_decay_steps - lr_warmup_steps = 100",
+        "lr_decay_style",
+    ),
+    (
+        WSD | {"wsd_decay_steps": 0},
+        "wsd_decay_steps=0: must be from 1 to lr_decay_steps - lr_warmup_steps = 100",
+        "lr_decay_style",
+    ),
+    (WSD | {"wsd_decay_steps": -5}, "wsd_decay_steps=-5: must be finite and not negative", "wsd_decay_steps"),
+    (
+        WSD | {"lr_wsd_decay_style": None},
+        "lr_wsd_decay_style=None: style 'WSD' takes 'linear', 'cosine', 'exponential', 'minus_sqrt'",
+        "lr_decay_style",
+    ),
+    (
+        WSD | {"lr_wsd_decay_style": "square"},
+        "lr_wsd_decay_style='square': style 'WSD' takes 'linear', 'cosine', 'exponential', 'minus_sqrt'",
+        "lr_decay_style",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "setting"), REFUSED, ids=[m.split(":")[0] for _, m, _ in REFUSED]
+)
+def test_bad_settings_are_refused_at_construction(changes, message, setting) -> None:
+    """The message names the setting, what was given and what is allowed; no group was touched."""
+    optimizer = sgd()
+    with pytest.raises(ScheduleError) as error:
+        scheduler_on(optimizer, **changes)
+    assert (str(error.value), error.value.setting) == (message, setting)
+    assert values(optimizer) == [(9.0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"max_lr": 0.05}, "param group 1: min_lr=0.1: must not be above max_lr=0.05"),
+        ({"max_lr": -1.0}, "param group 1: max_lr=-1.0: must be finite and not negative"),
+        ({"wd_mult": math.nan}, "param group 1: wd_mult=nan: must be finite and not negative"),
+        ({"start_wd": 0.5}, "param group 1: start_wd=0.5: must not be above end_wd=0.2"),
+    ],
+)
+def test_bad_values_of_a_group_are_refused_at_construction(group, message) -> None:
+    """The message says which group."""
+    optimizer = sgd()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], **group})
+    with pytest.raises(ScheduleError, match=f"^{re.escape(message)}$"):
+        scheduler_on(optimizer)
+
+
+def test_a_group_may_warm_up_from_above_its_maximum() -> None:
+    """`init_lr` is the scheduler's alone: a group with a smaller maximum comes down to it."""
+    optimizer = sgd(max_lr=0.2)
+    scheduler = scheduler_on(optimizer, init_lr=0.4)
+    scheduler.step(5)
+    assert values(optimizer)[0][0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("increment", [-1, math.nan, "1", None])
+def test_bad_increments_change_nothing(increment) -> None:
+    """A step that cannot be is refused before it counts."""
+    optimizer = sgd()
+    scheduler = scheduler_on(optimizer)
+    scheduler.step(10)
+    with pytest.raises(ScheduleError, match=r"^increment="):
+        scheduler.step(increment)
+    assert (scheduler.num_steps, values(optimizer)) == (10, [(1.0, pytest.approx(0.02))])
+
+
+def test_given_styles_are_found_first() -> None:
+    """A style can be handed to the scheduler without a plugin."""
+    power = ScheduleStyle(learning_rate=lambda point: point.between((1 - point.progress) ** 2))
+    optimizer = sgd()
+    scheduler = scheduler_on(optimizer, lr_decay_style="power", styles={"power": power})
+    scheduler.step(60)
+    assert values(optimizer)[0][0] == pytest.approx(0.1 + 0.9 * 0.25)
+
+
+def test_a_style_that_fails_leaves_everything_as_it_was() -> None:
+    """The step is not counted and no group is half-written."""
+    steep = ScheduleStyle(learning_rate=lambda point: math.inf if point.max_lr < 1 else point.max_lr)
+    optimizer = sgd()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "max_lr": 0.5})
+    scheduler = scheduler_on(optimizer, lr_decay_style="steep", styles={"steep": steep})
+    before = values(optimizer)
+    with pytest.raises(
+        ScheduleError, match=r"^the style gives learning rate inf at step 20: must be finite$"
+    ):
+        scheduler.step(20)
+    assert (scheduler.num_steps, values(optimizer)) == (0, before)
+
+
+def test_subclasses_may_replace_the_curves() -> None:
+    """`step` asks `get_lr` and `get_wd`, as code that overrides them expects."""
+
+    class Halved(OptimizerParamScheduler):
+        def get_lr(self, param_group) -> float:
+            return super().get_lr(param_group) / 2
+
+    optimizer = sgd()
+    Halved(optimizer, **SETTINGS).step(10)
+    assert values(optimizer)[0][0] == 0.5
+
+
+@pytest.mark.parametrize("style", sorted(BUILTIN_STYLES))
+def test_every_builtin_style_is_found_by_name(style) -> None:
+    """The scheduler takes each of them, with WSD's settings present or not needed."""
+    scheduler = scheduler_on(**(WSD | {"lr_decay_style": style}))
+    scheduler.step(10)
+    assert scheduler.get_lr({}) == 1.0
+
+
+def test_fractional_steps_are_taken() -> None:
+    """A warm-up that is a share of the run needs no rounding."""
+    optimizer = sgd()
+    scheduler_on(optimizer, lr_warmup_steps=2.5).step(1)
+    assert values(optimizer)[0][0] == pytest.approx(0.4)

@@ -16,7 +16,7 @@ from megaopt_core.params.role_rules.modules import by_module_type, by_shape
 from megaopt_core.params.role_rules.parametrized import target_of
 from megaopt_core.params.role_rules.reading import ModelReading
 from megaopt_core.params.role_rules.splits import with_split
-from megaopt_core.params.role_rules.uses import by_uses
+from megaopt_core.params.role_rules.uses import by_uses, is_stack_bias
 from megaopt_core.params.roles import Role, RoleDecision
 from megaopt_core.params.views import MatrixView
 
@@ -96,6 +96,8 @@ class _Rules:
             return with_split(decision, module, self.reading) if attribute == "weight" else decision
         if id(param) in self.heads:
             return self.heads[id(param)]
+        if is_stack_bias(module, shape, self.reading.uses):
+            return elementwise("bias of a stack of matrices: one row each")
         return with_split(by_uses(shape, self.reading.uses.get(id(param), ())), param, self.reading)
 
 

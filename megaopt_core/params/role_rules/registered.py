@@ -79,7 +79,7 @@ def register_matrix_view(match: ModuleMatch, view: ViewSource, *, param: str = "
 
     Example:
         >>> import torch
-        >>> from megaopt_core.params.role_rules import infer_roles
+        >>> from megaopt_core.params.role_rules import infer_roles, register_matrix_view
         >>> class Fused(torch.nn.Linear):
         ...     pass
         >>> with register_matrix_view(Fused, MatrixView(split_sizes=(8, 8), label="gate_up")):

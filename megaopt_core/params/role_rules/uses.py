@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+
+from torch import nn
 
 from megaopt_core.params.role_rules.decisions import elementwise, embedding, matrix
 from megaopt_core.params.role_rules.forward.values import Use
 from megaopt_core.params.roles import RoleDecision
 from megaopt_core.params.views import MATRIX, MatrixView
 
-__all__ = ["by_uses", "oriented"]
+__all__ = ["by_uses", "is_stack_bias", "oriented"]
 
 
 def by_uses(shape: tuple[int, ...], uses: Collection[Use]) -> RoleDecision:
@@ -28,13 +30,33 @@ def by_uses(shape: tuple[int, ...], uses: Collection[Use]) -> RoleDecision:
         return elementwise("kernel of a depthwise convolution")
     if "indexed" in kinds:
         return embedding("a table that its module indexes with what it is given")
-    if "passed" in kinds:
-        return _unread(shape, "is passed to a function whose source cannot be read")
-    if "looked_up" in kinds or "sliced" in kinds:
-        return elementwise("a table that is looked up by position: no matrix product contracts it")
     if "elementwise" in kinds:
         return elementwise("no matrix product contracts it")
+    if kinds & {"looked_up", "sliced"}:
+        return elementwise("a table that is looked up by position: no matrix product contracts it")
+    if "passed" in kinds:
+        return _unread(shape, "is passed to a function whose source cannot be read")
+    if "returned" in kinds:
+        return elementwise("its module returns it as it is: no matrix product contracts it")
     return _unread(shape, "is not used in any source that can be read")
+
+
+def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, Collection[Use]]) -> bool:
+    """True for a bias `[experts, n]` of a module that holds a stack `[experts, ...]` with one axis of n.
+
+    Args:
+        module: the owner of the parameter.
+        shape: of the parameter.
+        uses: how every parameter is used, by identity.
+    """
+    if len(shape) != 2:
+        return False
+    for param in module._parameters.values():
+        if param is not None and param.dim() == 3 and param.shape[0] == shape[0] and shape[1] in param.shape[1:]:
+            kinds = {use.kind for use in uses.get(id(param), ())}
+            if "contracted" in kinds:
+                return True
+    return False
 
 
 def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) -> RoleDecision:
@@ -44,8 +66,10 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     )
     if "indexed" in kinds and len(shape) == 2 and not exact:
         return embedding("a table that its module indexes with what it is given")
-    if "sliced" in kinds and len(shape) == 2:
+    if "sliced" in kinds and (len(shape) == 2 or shape[0] == 1):
         return elementwise("a table that is sliced by position", uncertain=True)
+    if "looked_up" in kinds and len(shape) == 2 and not exact:
+        return elementwise("a table that is looked up by position")
     if not exact:
         view = MATRIX if len(shape) == 2 else MatrixView(batch_dims=len(shape) - 2)
         if "factor" in kinds and len(shape) == 2:

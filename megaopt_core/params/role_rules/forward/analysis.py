@@ -15,7 +15,7 @@ from megaopt_core.params.role_rules.forward.evaluator import Evaluator
 from megaopt_core.params.role_rules.forward.rows import find_split
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree, own_methods
 from megaopt_core.params.role_rules.forward.trace import BATCH, BudgetExceededError, Trace
-from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Flow, Source, Use, deps_of
+from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Flow, Source, Use, deps_of, weights_of
 from megaopt_core.params.role_rules.modules import is_conv1d, is_linear
 
 __all__ = ["Analysis", "analyze"]
@@ -79,7 +79,9 @@ def _evaluate(
     try:
         for function in functions:
             complete = function_tree(function) is not None and complete
-            returned |= deps_of(_run(evaluator, module, function))
+            value = _run(evaluator, module, function)
+            returned |= deps_of(value)
+            trace.use_all(weights_of(value), "returned")
         if not trace.calls or _unused(module, trace):
             for method in own_methods(module):
                 value = _run(evaluator, module, method)

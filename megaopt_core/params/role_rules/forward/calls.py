@@ -90,7 +90,7 @@ class CallEvaluator(ExpressionEvaluator):
         if isinstance(callee, Bound):
             return self._call_bound(callee, args, kwargs)
         if is_abstract(callee):
-            return ops.operation(self.trace, "", [callee, *args], kwargs)
+            return self._call_unread(callee, args, kwargs)
         return self._call_function(callee, args, kwargs)
 
     def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -224,7 +224,12 @@ class CallEvaluator(ExpressionEvaluator):
             return self._call_python(callee, args, kwargs)
         if callee in (dict, list, tuple):
             return self._container(callee, args, kwargs)
-        return ops.operation(self.trace, name, args, kwargs)
+        return self._call_unread(callee, args, kwargs)
+
+    def _call_unread(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+        """Return the result of a function that cannot be read."""
+        self.trace.use_all(weights_of((args, kwargs)), "passed")
+        return self.trace.unknown(callee, args, kwargs)
 
     def _container(self, kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if kind is dict:
@@ -235,8 +240,7 @@ class CallEvaluator(ExpressionEvaluator):
 
     def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.depth > _DEEPEST or function_tree(function) is None:
-            self.trace.use_all(weights_of((args, kwargs)), "passed")
-            return self.trace.unknown(args, kwargs)
+            return self._call_unread(None, args, kwargs)
         self.depth += 1
         try:
             return self.run(inspect.unwrap(function), self._bind(function, args, kwargs))

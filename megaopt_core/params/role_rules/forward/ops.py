@@ -137,12 +137,12 @@ def _join(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _anything(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a function that is not known: it may do anything, element by element."""
+    """Return the result of another function of torch: it may do anything, but no product with a weight."""
     flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
     if found and not any(flow.deps for flow in flows):
         first = found[0]
         return first if len(found) == 1 else Weight(first.params, None, None, first.base)
-    trace.use_all(found, "passed")
+    trace.use_all(found, "elementwise")
     return trace.unknown(args, kwargs)
 
 
@@ -200,7 +200,8 @@ def _embedding(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 def _select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     table = args[0] if args else None
     if isinstance(table, Weight):
-        trace.use(table, Use("indexed" if deps_of((args[1:], kwargs)) else "looked_up"))
+        rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
+        trace.use(table, Use("indexed" if rows else "looked_up"))
     return trace.unknown(args, kwargs)
 
 

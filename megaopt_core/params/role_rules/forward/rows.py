@@ -43,17 +43,23 @@ def relabel(tensor: torch.Tensor, origin: Flow) -> Flow:
 def merge(flows: Iterable[Flow]) -> None:
     """Note that pieces were added or put side by side: what cut them apart did not separate matrices.
 
+    That holds when all pieces of a cut come together again (the halves of a rotary embedding), not when some do
+    (q, k and v on their way through one convolution, without the gate).
+
     Args:
         flows: the activations that meet.
     """
-    pieces = [flow.piece for flow in flows if flow.piece is not None]
-    for first, second in zip(pieces, pieces[1:], strict=False):
-        if first is second or first.source is not second.source:
-            continue
-        above = [id(piece) for piece in _ancestors(first)]
-        common = next(piece for piece in _ancestors(second) if id(piece) in above)
-        if common is not first and common is not second:
-            common.merged = True
+    below: dict[int, dict[int, Piece]] = {}
+    parents: dict[int, Piece] = {}
+    for flow in flows:
+        for piece in [] if flow.piece is None else _ancestors(flow.piece):
+            if piece.parent is not None:
+                parents[id(piece.parent)] = piece.parent
+                below.setdefault(id(piece.parent), {})[id(piece)] = piece
+    for key, pieces in below.items():
+        covered = set[int]().union(*(piece.rows for piece in pieces.values()))
+        if len(pieces) > 1 and len(covered) == len(parents[key].rows):
+            parents[key].merged = True
 
 
 def find_split(source: Source) -> tuple[int, ...] | None:

@@ -194,7 +194,7 @@ def _index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             trace.use(weight, Use("looked_up"))
             result = _taken(result, dim, None)
         else:
-            trace.use(weight, Use("indexed" if deps_of(key) else "looked_up"))
+            trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 else "looked_up"))
             result = _taken(result, dim, None)
     if any(isinstance(key, Flow | Weight) for key in keys):
         result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))

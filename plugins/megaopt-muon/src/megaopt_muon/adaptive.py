@@ -1,0 +1,189 @@
+"""Adaptive Muon: a second moment after orthogonalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, override
+
+import torch
+from emerging_optimizers.orthogonalized_optimizers import AdaptiveMuon
+from torch.optim.optimizer import ParamsT
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_muon.execution import merged, scales_of
+from megaopt_muon.moments import MOMENTS, validate_moment2_method
+from megaopt_muon.muon import TensorParallelMuon
+
+__all__ = ["TensorParallelAdaptiveMuon"]
+
+
+class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):
+    r"""Muon with a second moment of the orthogonalized update, which evens out its elements, rows or matrices.
+
+    For the orthogonalized and unscaled update :math:`o = \mathrm{NS}(u)`, with :math:`u` and the weight decay of
+    :class:`~megaopt_muon.muon.TensorParallelMuon`:
+
+    - `"adamuon"`: :math:`v \leftarrow \beta_2 v + (1 - \beta_2) o^2`, :math:`d = o / (\sqrt v + \epsilon)`;
+    - `"normuon"`: `v` follows the mean of :math:`o^2` over the columns of a matrix that has at least as many rows, else
+      over its rows; :math:`d = o / \sqrt{\max(v, \epsilon)}`, rescaled to :math:`\lVert o \rVert_F`;
+    - `"namo"`: `v` follows :math:`\lVert g \rVert_F^2`; :math:`d = o \, \lVert u \rVert_F / (\sqrt v + \epsilon)`.
+
+    Then :math:`p \leftarrow p - \eta \, s(r, c) \, d`: the scale is applied once, after the second moment. Means and norms
+    run over the whole logical matrix, so that under `tp_mode` duplicated and distributed the result does not depend on
+    the number of tensor-parallel ranks.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate.
+        momentum: decay rate of the momentum, in [0, 1).
+        nesterov: look one step of momentum ahead.
+        weight_decay: weight decay coefficient.
+        use_decoupled_weight_decay: shrink the parameter instead of adding to the gradient.
+        split_qkv: orthogonalize query, key and value of a fused weight each by itself.
+        is_qkv_fn: says which parameters without `param_info` are such weights.
+        qkv_split_shapes: their rows of query, key and value in one query group.
+        fp32_matmul_prec: precision of the iteration.
+        coefficient_type: coefficient set of the iteration.
+        num_ns_steps: number of its steps.
+        scale_mode: how the update grows with its matrix.
+        extra_scale_factor: factor on every update.
+        pg_collection: process groups.
+        tp_mode: how matrices that are cut over ranks are orthogonalized.
+        moment2_method: `"adamuon"`, `"normuon"` or `"namo"`.
+        beta2: decay rate of the second moment, in [0, 1).
+        eps: keeps divisions finite.
+        ns_method: how the iteration is computed.
+        coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or namo is combined with L2 weight decay.
+
+    Source:
+        Si et al. (arXiv:2507.11005), Li et al. (arXiv:2510.05491); Carlson et al., "Preconditioned Spectral Descent
+        for Deep Learning" (NeurIPS 2015).
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(4, 8))
+        >>> optimizer = TensorParallelAdaptiveMuon([weight], lr=0.1, moment2_method="normuon")
+        >>> weight.grad = torch.eye(4, 8)
+        >>> _ = optimizer.step()
+        >>> optimizer.state[weight]["moment2_buffer"].shape
+        torch.Size([1, 8])
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 3e-4,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.01,
+        use_decoupled_weight_decay: bool = True,
+        split_qkv: bool = False,
+        is_qkv_fn: Callable[[torch.Tensor], bool] | None = None,
+        qkv_split_shapes: tuple[int, int, int] | None = None,
+        fp32_matmul_prec: str = "medium",
+        coefficient_type: str = "quintic",
+        num_ns_steps: int = 5,
+        scale_mode: str = "spectral",
+        extra_scale_factor: float = 1.0,
+        pg_collection: Any | None = None,
+        tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated",
+        moment2_method: str = "adamuon",
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        *,
+        ns_method: str = "auto",
+        coefficients: Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        validate_moment2_method(moment2_method)
+        if not 0 <= beta2 < 1:
+            raise ConfigurationError(
+                f"beta2={beta2!r}: must be at least 0 and less than 1",
+                setting="adaptive_muon_beta2",
+                value=beta2,
+            )
+        if not eps > 0:
+            raise ConfigurationError(
+                f"eps={eps!r}: must be greater than 0", setting="adaptive_muon_eps", value=eps
+            )
+        if moment2_method == "namo" and not use_decoupled_weight_decay:
+            raise ConfigurationError(
+                "moment2_method='namo' measures the gradient, to which use_decoupled_weight_decay=False would add; "
+                "use decoupled weight decay",
+                setting="adaptive_muon_moment2_method",
+                value=moment2_method,
+            )
+        self.moment2_method: Any = moment2_method
+        self.moment = MOMENTS[moment2_method]
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            nesterov,
+            weight_decay,
+            use_decoupled_weight_decay,
+            split_qkv,
+            is_qkv_fn,
+            qkv_split_shapes,
+            fp32_matmul_prec,
+            coefficient_type,
+            num_ns_steps,
+            scale_mode,
+            extra_scale_factor,
+            pg_collection,
+            tp_mode,
+            ns_method=ns_method,
+            coefficients=coefficients,
+            beta2=beta2,
+            eps=eps,
+        )
+
+    @torch.no_grad()
+    @override
+    def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
+        for param in group["params"]:
+            state = self.state[param]
+            if (skip_non_grad_params and param.grad is None) or "momentum_buffer" in state:
+                continue
+            state["momentum_buffer"] = torch.zeros_like(param)
+            shape = self.moment.state_shape(self._plan(param))
+            state["moment2_buffer"] = torch.zeros(shape, dtype=param.dtype, device=param.device)
+
+    @override
+    def _apply(
+        self,
+        group: dict[str, Any],
+        params: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        updates: Sequence[torch.Tensor],
+    ) -> None:
+        for param, grad, update in zip(params, grads, updates, strict=True):
+            plan = self._plan(param)
+            o = merged(self.newton_schulz, plan, update, self.tp_mode).to(param.dtype)
+            change = self.moment.normalize(
+                o,
+                self.state[param]["moment2_buffer"],
+                plan,
+                grad=grad,
+                update=update,
+                beta2=group["beta2"],
+                eps=group["eps"],
+            )
+            change = change.mul_(scales_of(plan, param.device))
+            self.pre_weight_update_fn_inplace(param, change)
+            param.sub_(change.mul_(group["lr"]))
+            self.post_weight_update_fn_inplace(param)
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the loss again; called once, with gradients enabled.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        return TensorParallelMuon.step(self, closure)

@@ -1,0 +1,118 @@
+"""Coefficients of the Newton-Schulz iteration, read from the installed emerging-optimizers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import get_args
+
+from megaopt_core.errors import ConfigurationError, PluginError
+
+__all__ = ["get_supported_coefficient_types", "resolve_coefficients", "validate_coefficient_type"]
+
+type Coefficients = tuple[tuple[float, float, float], ...]
+
+# What to do when there are more steps than coefficients is not data that emerging-optimizers exports.
+_REPEAT_LAST = frozenset({"polar_express", "cans", "deepseekv4"})
+
+
+@cache
+def get_supported_coefficient_types() -> tuple[str, ...]:
+    """Return the coefficient types that the installed emerging-optimizers names.
+
+    Returns:
+        The members of its `NSCoeffT`, in its order; `"custom"` means coefficients that the user gives.
+
+    Example:
+        >>> "quintic" in get_supported_coefficient_types()
+        True
+    """
+    from emerging_optimizers.orthogonalized_optimizers.muon_utils import NSCoeffT
+
+    return tuple(get_args(NSCoeffT))
+
+
+def validate_coefficient_type(coefficient_type: str) -> None:
+    """Raise unless the installed emerging-optimizers names this coefficient type.
+
+    Args:
+        coefficient_type: the name.
+
+    Raises:
+        ConfigurationError: it does not (a `ValueError`).
+
+    Example:
+        >>> validate_coefficient_type("quintic")
+    """
+    supported = get_supported_coefficient_types()
+    if coefficient_type not in supported:
+        raise ConfigurationError(
+            f"coefficient_type={coefficient_type!r}: the installed emerging-optimizers knows {list(supported)}",
+            setting="muon_coefficient_type",
+            value=coefficient_type,
+        )
+
+
+def resolve_coefficients(
+    coefficient_type: str, steps: int, custom: Sequence[Sequence[float]] | None = None
+) -> Coefficients:
+    """Return one `(a, b, c)` for every step.
+
+    With more steps than coefficients, `polar_express`, `cans` and `deepseekv4` repeat their last one, which converges;
+    the others start over.
+
+    Args:
+        coefficient_type: one of :func:`get_supported_coefficient_types`.
+        steps: number of Newton-Schulz steps, at least 1.
+        custom: the coefficients of type `"custom"`; they start over when there are more steps.
+
+    Raises:
+        ConfigurationError: the type is unknown, `steps` is less than 1, or `custom` is missing, malformed or given for
+            another type.
+
+    Example:
+        >>> resolve_coefficients("custom", 3, [(2.0, -1.5, 0.5), (1.5, -0.5, 0.0)])
+        ((2.0, -1.5, 0.5), (1.5, -0.5, 0.0), (2.0, -1.5, 0.5))
+    """
+    validate_coefficient_type(coefficient_type)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigurationError(
+            f"num_ns_steps={steps!r}: must be an integer of at least 1",
+            setting="muon_num_ns_steps",
+            value=steps,
+        )
+    sets = _checked(custom) if coefficient_type == "custom" else _installed(coefficient_type, custom)
+    if coefficient_type in _REPEAT_LAST:
+        return (*sets, *itertools.repeat(sets[-1], max(0, steps - len(sets))))[:steps]
+    return tuple(itertools.islice(itertools.cycle(sets), steps))
+
+
+def _installed(coefficient_type: str, custom: Sequence[Sequence[float]] | None) -> Coefficients:
+    if custom is not None:
+        raise ConfigurationError(
+            f"coefficients={custom!r} are only read with coefficient_type='custom', which is {coefficient_type!r}",
+            setting="muon_coefficients",
+            value=custom,
+        )
+    from emerging_optimizers.orthogonalized_optimizers import muon_utils
+
+    try:
+        sets = muon_utils._COEFFICIENT_SETS[coefficient_type]
+    except (AttributeError, KeyError) as error:
+        raise PluginError(
+            f"the installed emerging-optimizers names coefficient_type={coefficient_type!r} but brings no such set"
+        ) from error
+    return tuple((float(a), float(b), float(c)) for a, b, c in sets)
+
+
+def _checked(custom: Sequence[Sequence[float]] | None) -> Coefficients:
+    sets = tuple(tuple(float(value) for value in triple) for triple in custom or ())
+    if not sets or any(len(triple) != 3 or not all(map(math.isfinite, triple)) for triple in sets):
+        raise ConfigurationError(
+            f"coefficients={custom!r}: coefficient_type='custom' needs one or more (a, b, c) of finite numbers",
+            setting="muon_coefficients",
+            value=custom,
+        )
+    return tuple((triple[0], triple[1], triple[2]) for triple in sets)

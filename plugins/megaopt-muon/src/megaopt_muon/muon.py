@@ -1,0 +1,311 @@
+"""Muon for fused, batched and tensor-parallel matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, override
+
+import torch
+from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
+
+from megaopt_core.errors import ConfigurationError, GradientError
+from megaopt_muon.coefficients import resolve_coefficients
+from megaopt_muon.execution import merged, orthogonalize_pieces, scales_of
+from megaopt_muon.groups import tensor_parallel_groups
+from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.plans import MatrixPlan, is_expert, plan_parameter, view_of
+from megaopt_muon.scale import get_muon_scale_factor, validate_scale_mode
+from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, TP_MODES
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+    from megaopt_core.config import OptimizerConfig
+
+__all__ = ["TensorParallelMuon", "init_state"]
+
+# So many elements are updated together: enough to save calls, little enough not to double the memory of a model.
+_CHUNK = 1 << 25
+
+
+class TensorParallelMuon(OrthogonalizedOptimizer):
+    r"""Muon: momentum whose matrices are orthogonalized before they are applied.
+
+    For parameter :math:`p` with gradient :math:`g` and momentum :math:`m`:
+
+    .. math::
+        p &\leftarrow p (1 - \eta \lambda) \\
+        m &\leftarrow m + (1 - \mu)(g - m), \qquad u = g + \mu (m - g)
+            \text{ with Nesterov, else } u = m \\
+        p &\leftarrow p - \eta \, s(r, c) \, \mathrm{NS}(u)
+
+    with learning rate :math:`\eta`, weight decay :math:`\lambda`, momentum :math:`\mu`, the scale :math:`s` of the
+    whole logical matrix's rows and columns (:func:`~megaopt_muon.scale.get_muon_scale_factor`) times
+    `extra_scale_factor`, and the Newton-Schulz iteration NS (:class:`~megaopt_muon.newton_schulz.NewtonSchulz`). Without
+    decoupled weight decay the first line is :math:`g + \lambda p` in place of :math:`g`.
+
+    A tensor that is stepped says by its attribute `param_info` how it is seen as matrices (fused, transposed, batched
+    experts) and how tensor parallelism cuts it. Without one, a two-dimensional parameter is one matrix; `is_qkv_fn`
+    and `qkv_split_shapes` then describe fused query-key-value weights `[groups x sum, in]`, and the parameter's
+    attributes `partition_dim` and `expert_tp` how it is cut.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate.
+        momentum: decay rate of the momentum, in [0, 1).
+        nesterov: look one step of momentum ahead.
+        weight_decay: weight decay coefficient.
+        use_decoupled_weight_decay: shrink the parameter instead of adding to the gradient.
+        split_qkv: orthogonalize query, key and value of a fused weight each by itself.
+        is_qkv_fn: says which parameters without `param_info` are such weights.
+        qkv_split_shapes: their rows of query, key and value in one query group.
+        fp32_matmul_prec: `"medium"` iterates in bfloat16, `"highest"` in float32, `"high"` in TF32 where there is.
+        coefficient_type: coefficient set of the iteration.
+        num_ns_steps: number of its steps.
+        scale_mode: how the update grows with its matrix.
+        extra_scale_factor: factor on every update.
+        pg_collection: process groups: an object with attributes `tp` and `expt_tp`, or a DeviceMesh.
+        tp_mode: `"blockwise"` orthogonalizes every rank's shard as if it were the matrix; `"duplicated"` gathers the
+            matrix on every rank; `"distributed"` sums Gram matrices over the ranks. The last two give what one process
+            would.
+        ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
+        coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
+
+    Raises:
+        ConfigurationError: an argument is out of range (a `ValueError`).
+
+    Source:
+        K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); Liu et al., "Muon is
+        Scalable for LLM Training" (arXiv:2502.16982).
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(4, 8))
+        >>> optimizer = TensorParallelMuon([weight], lr=0.1, weight_decay=0.0)
+        >>> weight.grad = torch.eye(4, 8)
+        >>> _ = optimizer.step()
+        >>> bool(weight[0, 0] < 0 and weight[0, 1] == 0)
+        True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 3e-4,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.01,
+        use_decoupled_weight_decay: bool = True,
+        split_qkv: bool = False,
+        is_qkv_fn: Callable[[torch.Tensor], bool] | None = None,
+        qkv_split_shapes: tuple[int, int, int] | None = None,
+        fp32_matmul_prec: str = "medium",
+        coefficient_type: str = "quintic",
+        num_ns_steps: int = 5,
+        scale_mode: str = "spectral",
+        extra_scale_factor: float = 1.0,
+        pg_collection: Any | None = None,
+        tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated",
+        *,
+        ns_method: str = "auto",
+        coefficients: Sequence[Sequence[float]] | None = None,
+        **group_defaults: float,
+    ) -> None:
+        _require(float(lr) >= 0, "lr", lr, "at least 0")
+        _require(0 <= momentum < 1, "momentum", momentum, "at least 0 and less than 1")
+        _require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
+        _require(
+            fp32_matmul_prec in MATMUL_PRECISIONS,
+            "fp32_matmul_prec",
+            fp32_matmul_prec,
+            f"one of {MATMUL_PRECISIONS}",
+        )
+        _require(tp_mode in TP_MODES, "tp_mode", tp_mode, f"one of {TP_MODES}")
+        _require(ns_method in NS_METHODS, "ns_method", ns_method, f"one of {NS_METHODS}")
+        validate_scale_mode(scale_mode)
+        self.newton_schulz = NewtonSchulz(
+            resolve_coefficients(coefficient_type, num_ns_steps, coefficients), fp32_matmul_prec, ns_method
+        )
+        self.split_qkv = split_qkv
+        self.is_qkv_fn = is_qkv_fn
+        self.qkv_split_shapes = qkv_split_shapes
+        self.coefficient_type = coefficient_type
+        self.num_ns_steps = num_ns_steps
+        self.scale_mode: Any = scale_mode
+        self.extra_scale_factor = extra_scale_factor
+        self.pg_collection = pg_collection
+        self.tp_mode = tp_mode
+        self.tp_group, self.expert_tp_group = tensor_parallel_groups(pg_collection)
+        self._plans: dict[torch.Tensor, tuple[object, MatrixPlan]] = {}
+        OrthogonalizedOptimizer.__init__(
+            self,
+            params,
+            lr,
+            momentum,
+            weight_decay,
+            nesterov=nesterov,
+            weight_decay_method="decoupled" if use_decoupled_weight_decay else "l2",
+            fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
+            scaled_orthogonalize_fn=self._scaled_orthogonalize,
+            **group_defaults,
+        )
+
+    @torch.no_grad()
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the loss again; called once, with gradients enabled.
+
+        Returns:
+            What the closure returned, else None.
+
+        Raises:
+            GradientError: a gradient is sparse or complex.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._init_group(group)
+            for params in _chunks([param for param in group["params"] if param.grad is not None]):
+                self._step_params(group, params)
+        return loss
+
+    @override
+    def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return the orthogonalized and scaled update of one parameter.
+
+        Args:
+            p: the parameter; only its attributes and its shape matter.
+            grad: the momentum, of the parameter's shape.
+            **kwargs: settings of its group; not read.
+
+        Returns:
+            A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
+        """
+        plan = self._plan(p)
+        return merged(self.newton_schulz, plan, grad, self.tp_mode).mul_(scales_of(plan, grad.device))
+
+    def _step_params(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        grads = self._decay(group, params, [_gradient(param) for param in params])
+        buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
+        torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
+        updates = list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
+        self._apply(group, params, grads, updates)
+
+    def _decay(
+        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Apply weight decay; return the gradients, which L2 adds to in a copy."""
+        if group["weight_decay"] == 0:
+            return grads
+        if self.weight_decay_method == "decoupled":
+            torch._foreach_mul_(params, 1.0 - group["lr"] * group["weight_decay"])
+            return grads
+        return list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+
+    def _apply(
+        self,
+        group: dict[str, Any],
+        params: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        updates: Sequence[torch.Tensor],
+    ) -> None:
+        """Orthogonalize the updates and apply them."""
+        plans = [self._plan(param) for param in params]
+        together = [
+            index for index, plan in enumerate(plans) if not plan.gather_first and not self._is_customized()
+        ]
+        chosen, lr = [plans[index] for index in together], group["lr"]
+        for position, number, o in orthogonalize_pieces(
+            self.newton_schulz, chosen, [updates[index] for index in together], self.tp_mode
+        ):
+            piece, scale = chosen[position].pieces[number], chosen[position].scales[number]
+            _subtract(piece.window(params[together[position]]), piece.fold(o), lr, scale)
+        for index in sorted(set(range(len(params))) - set(together)):
+            settings = {key: value for key, value in group.items() if key != "params"}
+            update = self.orthogonalize(params[index], updates[index], **settings)
+            self.pre_weight_update_fn_inplace(params[index], update)
+            _subtract(params[index], update, lr, 1.0)
+            self.post_weight_update_fn_inplace(params[index])
+
+    def _is_customized(self) -> bool:
+        """Whether a subclass replaces what is done per parameter."""
+        cls, names = type(self), ("pre_weight_update_fn_inplace", "post_weight_update_fn_inplace")
+        return cls.orthogonalize is not TensorParallelMuon.orthogonalize or any(
+            getattr(cls, name) is not getattr(OrthogonalizedOptimizer, name) for name in names
+        )
+
+    def _plan(self, param: torch.Tensor) -> MatrixPlan:
+        info = getattr(param, "param_info", None)
+        known = self._plans.get(param)
+        if known is not None and known[0] is info:
+            return known[1]
+        view = view_of(
+            param, split_qkv=self.split_qkv, is_qkv_fn=self.is_qkv_fn, qkv_split_shapes=self.qkv_split_shapes
+        )
+        group = self.expert_tp_group if is_expert(param) else self.tp_group
+        plan = plan_parameter(param, view, group, self.tp_mode, self._scale)
+        self._plans[param] = (info, plan)
+        return plan
+
+    def _scale(self, rows: int, columns: int) -> float:
+        return get_muon_scale_factor(rows, columns, self.scale_mode) * self.extra_scale_factor
+
+    def _scaled_orthogonalize(self, grad: torch.Tensor) -> torch.Tensor:
+        """Orthogonalize and scale a plain matrix: what the base class calls for one."""
+        return self.newton_schulz(grad).to(grad.dtype) * self._scale(grad.shape[-2], grad.shape[-1])
+
+
+def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
+    """Make the state of every parameter, without a gradient and without moving a parameter.
+
+    Args:
+        optimizer: a Muon.
+        config: not read.
+    """
+    del config
+    assert isinstance(optimizer, OrthogonalizedOptimizer)  # noqa: S101 - the entry pairs this function with its class
+    for group in optimizer.param_groups:
+        optimizer._init_group(group, skip_non_grad_params=False)
+
+
+def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
+
+
+def _gradient(param: torch.Tensor) -> torch.Tensor:
+    grad = param.grad
+    assert grad is not None  # noqa: S101 - filtered by the caller
+    if grad.is_sparse or grad.is_complex():
+        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
+        kind = "sparse" if grad.is_sparse else "complex"
+        raise GradientError(f"Muon cannot use the {kind} gradient of parameter {name}", names=(name,))
+    return grad.to(param.dtype)
+
+
+def _chunks(params: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Cut a list into runs of limited size, equal shapes next to each other."""
+    order: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for param in params:
+        order.setdefault(tuple(param.shape), []).append(param)
+    chunk: list[torch.Tensor] = []
+    size = 0
+    for param in (param for same in order.values() for param in same):
+        if chunk and size + param.numel() > _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(param)
+        size += param.numel()
+    if chunk:
+        yield chunk
+
+
+def _subtract(target: torch.Tensor, update: torch.Tensor, lr: float | torch.Tensor, scale: float) -> None:
+    if isinstance(lr, torch.Tensor):
+        target.sub_(update * (lr * scale))
+    else:
+        target.add_(update, alpha=-lr * scale)

@@ -1,0 +1,164 @@
+"""What is to be done with one parameter: its matrices, their scale, and how tensor parallelism cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import evolve, frozen
+
+from megaopt_core.errors import ViewError
+from megaopt_core.params.views import MATRIX, MatrixView
+from megaopt_muon.pieces import Piece, pieces_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.params.specs import ParamInfo
+
+__all__ = ["Cut", "MatrixPlan", "is_expert", "plan_parameter", "view_of"]
+
+
+@frozen
+class Cut:
+    """How tensor parallelism cuts a parameter.
+
+    Args:
+        group: the ranks that hold its parts, in order.
+        stored_dim: dimension of the stored tensor that is cut.
+        dim: the same of the logical matrix: 0 rows, 1 columns.
+    """
+
+    group: ProcessGroup
+    stored_dim: int
+    dim: int
+
+
+@frozen
+class MatrixPlan:
+    """What is to be done with one parameter.
+
+    Args:
+        shape: of this rank's stored tensor.
+        view: how it is seen.
+        pieces: its matrices, on this rank.
+        scales: factor on each matrix's orthogonalized update.
+        cut: how it is cut over ranks; None when this rank's matrices are whole, or are treated as if they were.
+        gather_first: the cut runs through the pieces, so that they exist only in the gathered tensor, whose pieces
+            `pieces` then describes.
+    """
+
+    shape: tuple[int, ...]
+    view: MatrixView
+    pieces: tuple[Piece, ...]
+    scales: tuple[float, ...]
+    cut: Cut | None = None
+    gather_first: bool = False
+
+
+def is_expert(param: torch.Tensor) -> bool:
+    """Return whether a parameter belongs to an expert.
+
+    Args:
+        param: the tensor that is stepped.
+    """
+    info: ParamInfo | None = getattr(param, "param_info", None)
+    if info is not None:
+        return info.is_expert
+    return bool(getattr(param, "expert_tp", False)) or not getattr(param, "allreduce", True)
+
+
+def view_of(
+    param: torch.Tensor,
+    *,
+    split_qkv: bool,
+    is_qkv_fn: Callable[[torch.Tensor], bool] | None,
+    qkv_split_shapes: Sequence[int] | None,
+) -> MatrixView:
+    """Return how a parameter is seen as matrices.
+
+    Args:
+        param: the tensor that is stepped; its `param_info` says so, or it is a plain matrix.
+        split_qkv: take fused query, key and value apart.
+        is_qkv_fn: says which parameters without `param_info` are such; None: those with a true attribute `is_qkv`.
+        qkv_split_shapes: rows of query, key and value in one query group; None: the parameter's own attribute.
+
+    Raises:
+        ViewError: the parameter is no matrix, or is fused and nobody says how.
+    """
+    info: ParamInfo | None = getattr(param, "param_info", None)
+    if info is not None and info.view is not None:
+        fused = info.view.label.startswith("qkv")
+        return evolve(info.view, split_sizes=()) if fused and not split_qkv else info.view
+    name = f" {info.name!r}" if info is not None else ""
+    if param.dim() != 2:
+        raise ViewError(
+            f"parameter{name} of shape {tuple(param.shape)} is not a matrix; give it to another optimizer, or set its "
+            "param_info with a MatrixView"
+        )
+    qkv = is_qkv_fn(param) if is_qkv_fn is not None else bool(getattr(param, "is_qkv", False))
+    if not (split_qkv and qkv):
+        return MATRIX
+    sizes = getattr(param, "qkv_split_shapes", None) or qkv_split_shapes
+    if not sizes:
+        raise ViewError(
+            f"parameter{name} is a fused query-key-value weight, but qkv_split_shapes is not given"
+        )
+    return MatrixView(split_sizes=tuple(sizes), label="qkv")
+
+
+def plan_parameter(
+    param: torch.Tensor,
+    view: MatrixView,
+    group: ProcessGroup | None,
+    mode: str,
+    scale: Callable[[int, int], float],
+) -> MatrixPlan:
+    """Return what is to be done with one parameter.
+
+    Args:
+        param: the tensor that is stepped.
+        view: how it is seen.
+        group: the tensor-parallel ranks, None for none.
+        mode: `"blockwise"`, `"duplicated"` or `"distributed"`.
+        scale: factor for a matrix of `(rows, columns)`.
+
+    Raises:
+        ViewError: the view does not fit the parameter.
+    """
+    shape = tuple(param.shape)
+    cut = _cut_of(param, view, group)
+    if cut is None:
+        return _local_plan(shape, view, scale)
+    ranks = cut.group.size()
+    whole = tuple(length * ranks if dim == cut.stored_dim else length for dim, length in enumerate(shape))
+    extent = shape[cut.stored_dim]
+    splits_cut_dim = bool(view.split_sizes) and view.split_dim == cut.dim
+    if splits_cut_dim and extent % sum(view.split_sizes):
+        if mode == "blockwise":
+            raise ViewError(
+                f"{view}: tensor parallelism cuts through its pieces (this rank holds shape {shape}), which tp_mode "
+                "'blockwise' cannot orthogonalize; use 'duplicated' or 'distributed'"
+            )
+        return evolve(_local_plan(whole, view, scale), shape=shape, cut=cut, gather_first=True)
+    plan = _local_plan(shape, view, scale)
+    if mode == "blockwise":
+        return plan
+    return evolve(plan, scales=_local_plan(whole, view, scale).scales, cut=cut)
+
+
+def _local_plan(shape: tuple[int, ...], view: MatrixView, scale: Callable[[int, int], float]) -> MatrixPlan:
+    pieces = pieces_of(view, shape)
+    return MatrixPlan(shape, view, pieces, tuple(scale(*piece.shape[-2:]) for piece in pieces))
+
+
+def _cut_of(param: torch.Tensor, view: MatrixView, group: ProcessGroup | None) -> Cut | None:
+    if group is None or group.size() == 1:
+        return None
+    info: ParamInfo | None = getattr(param, "param_info", None)
+    dim = info.partition_dim if info is not None else getattr(param, "partition_dim", -1)
+    if dim is None or dim < view.batch_dims:  # not cut, or each matrix is whole on one rank
+        return None
+    on_first = dim == view.batch_dims
+    return Cut(group, dim, 0 if on_first != view.transposed else 1)

@@ -1,0 +1,136 @@
+"""Entry point of megaopt-muon: what it offers to megaopt, without importing an algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megaopt_core.entries import OptimizerEntry
+from megaopt_core.hookspecs import hookimpl
+from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.params.views import MatrixView
+from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from megaopt_core.config import OptimizerConfig
+    from megaopt_core.parallel.groups import ProcessGroupCollection
+    from megaopt_core.params.keys import ParamKey
+    from megaopt_core.params.overrides import ParamGroupOverride
+
+__all__ = ["megaopt_api", "megaopt_optimizer_entries"]
+
+megaopt_api = "1"
+
+_STEPS = 5
+
+
+def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:
+    if view is None:
+        return "not a hidden matrix"
+    if spec.dtype.is_complex:
+        return "complex matrices are not orthogonalized"
+    if any(min(shape[-2:]) < 1 for shape in view.matrix_shapes(spec.local_shape)):
+        return "a matrix without elements"
+    return None
+
+
+def _scalar_optimizer(config: OptimizerConfig) -> str:
+    return str(config.muon_scalar_optimizer)
+
+
+def _step_cost(shape: Sequence[int]) -> float:
+    rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) < 3 else (shape[-2], shape[-1])
+    matrices = math.prod(shape) // max(1, rows * columns)
+    return 2.0 * _STEPS * matrices * max(rows, columns) * min(rows, columns) ** 2
+
+
+def _muon_kwargs(
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module],
+    pg_collection: ProcessGroupCollection | None,
+) -> Mapping[str, Any]:
+    """Return the constructor arguments of `TensorParallelMuon`."""
+    del model_chunks  # how a parameter splits into matrices comes with the parameter
+    return {
+        "lr": config.lr,
+        "momentum": config.muon_momentum,
+        "nesterov": config.muon_nesterov,
+        "weight_decay": config.weight_decay,
+        "use_decoupled_weight_decay": config.muon_use_decoupled_weight_decay,
+        "split_qkv": config.muon_split_qkv,
+        "fp32_matmul_prec": config.muon_fp32_matmul_prec,
+        "coefficient_type": config.muon_coefficient_type,
+        "num_ns_steps": config.muon_num_ns_steps,
+        "scale_mode": config.muon_scale_mode,
+        "extra_scale_factor": config.muon_extra_scale_factor,
+        "pg_collection": pg_collection,
+        "tp_mode": config.muon_tp_mode,
+        "ns_method": config.muon_ns_method,
+        "coefficients": config.muon_coefficients,
+    }
+
+
+def _adaptive_muon_kwargs(
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module],
+    pg_collection: ProcessGroupCollection | None,
+) -> Mapping[str, Any]:
+    """Return the constructor arguments of `TensorParallelAdaptiveMuon`."""
+    return {
+        **_muon_kwargs(config, model_chunks, pg_collection),
+        "moment2_method": config.adaptive_muon_moment2_method,
+        "beta2": config.adaptive_muon_beta2,
+        "eps": config.adaptive_muon_eps,
+    }
+
+
+def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
+    from megaopt_muon.muon import init_state
+
+    init_state(optimizer, config)
+
+
+def _leave_matrices_alone(
+    config: OptimizerConfig, mup_width_mult: float
+) -> Mapping[ParamKey, ParamGroupOverride]:
+    """Return no override: an orthogonalized update has the right size at every width."""
+    del config, mup_width_mult
+    return {}
+
+
+@hookimpl
+def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
+    """Offer `muon` and `adaptive_muon`."""
+    return {
+        "muon": OptimizerEntry(
+            "megaopt_muon.muon:TensorParallelMuon",
+            init_state_fn=_init_state,
+            config_to_kwargs=_muon_kwargs,
+            settings=MuonSettings,
+            setting_prefixes=("muon",),
+            granularity=Granularity.TENSOR,
+            accepts=_accepts,
+            fallback=_scalar_optimizer,
+            step_cost=_step_cost,
+            mup=_leave_matrices_alone,
+            description="orthogonalized momentum for hidden matrices (Newton-Schulz)",
+            example='build_optimizer(model, "muon", lr=3e-4, muon_extra_scale_factor=0.2)',
+        ),
+        "adaptive_muon": OptimizerEntry(
+            "megaopt_muon.adaptive:TensorParallelAdaptiveMuon",
+            init_state_fn=_init_state,
+            config_to_kwargs=_adaptive_muon_kwargs,
+            settings=AdaptiveMuonSettings,
+            setting_prefixes=("adaptive_muon", "muon"),
+            granularity=Granularity.TENSOR,
+            accepts=_accepts,
+            fallback=_scalar_optimizer,
+            step_cost=_step_cost,
+            mup=_leave_matrices_alone,
+            description="Muon with a second moment after orthogonalization (AdaMuon, NorMuon, NAMO)",
+            example='build_optimizer(model, "adaptive_muon", lr=3e-4, adaptive_muon_moment2_method="normuon")',
+        ),
+    }

@@ -1,0 +1,173 @@
+"""The settings of Muon and of adaptive Muon, as they appear on `OptimizerConfig`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import Attribute, field, frozen
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.validators import between, one_of, positive, whole_number
+from megaopt_muon.scale import SCALE_MODES
+
+__all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "TP_MODES", "AdaptiveMuonSettings", "MuonSettings"]
+
+MATMUL_PRECISIONS = ("highest", "high", "medium")
+NS_METHODS = ("auto", "standard", "gram")
+TP_MODES = ("blockwise", "duplicated", "distributed")
+
+
+def _refuse(attribute: Attribute[Any], value: Any, allowed: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{attribute.name}={value!r}: must be {allowed}", setting=attribute.name, value=value
+    )
+
+
+def _optimizer_name(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise _refuse(attribute, value, "the name of an optimizer that steps element-wise: 'adam' or 'lion'")
+
+
+def _coefficient_type(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str):
+        raise _refuse(attribute, value, "the name of a coefficient set")
+    if value == attribute.default:
+        return  # the names come from emerging-optimizers, whose import takes seconds
+    from megaopt_muon.coefficients import validate_coefficient_type
+
+    validate_coefficient_type(value)
+
+
+def _coefficients(instance: MuonSettings, attribute: Attribute[Any], value: Any) -> None:
+    if (value is None) == (instance.coefficient_type == "custom"):
+        allowed = "a sequence of (a, b, c) with muon_coefficient_type='custom', else None"
+        raise _refuse(attribute, value, allowed)
+    if value is not None and not (value and all(len(triple) == 3 for triple in value)):
+        raise _refuse(attribute, value, "one or more (a, b, c)")
+
+
+def _triples(value: Any) -> Any:
+    return None if value is None else tuple(tuple(float(number) for number in triple) for triple in value)
+
+
+def _moment2_method(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value == attribute.default:
+        return  # as for the coefficient type
+    from megaopt_muon.moments import validate_moment2_method
+
+    validate_moment2_method(value)
+
+
+@frozen(kw_only=True)
+class MuonSettings:
+    """What can be set about Muon; a field `x` is `muon_x` on the configuration.
+
+    Example:
+        >>> MuonSettings(momentum=0.9).num_ns_steps
+        5
+    """
+
+    momentum: float = field(
+        default=0.95,
+        validator=between(0.0, 1.0),
+        metadata={"help": "decay rate of the momentum, an exponential moving average of the gradient"},
+    )
+    nesterov: bool = field(
+        default=False,
+        validator=one_of((True, False)),
+        metadata={"help": "look one step of momentum ahead (Nesterov)"},
+    )
+    use_decoupled_weight_decay: bool = field(
+        default=True,
+        validator=one_of((True, False)),
+        metadata={
+            "help": "shrink the weights directly (as AdamW does) instead of adding to the gradient (L2)"
+        },
+    )
+    split_qkv: bool = field(
+        default=True,
+        validator=one_of((True, False)),
+        metadata={"help": "orthogonalize query, key and value of a fused weight each by itself"},
+    )
+    fp32_matmul_prec: str = field(
+        default="medium",
+        validator=one_of(MATMUL_PRECISIONS),
+        metadata={
+            "help": "medium: Newton-Schulz in bfloat16; high: TF32 where there is; highest: full float32"
+        },
+    )
+    coefficient_type: str = field(
+        default="quintic",
+        validator=_coefficient_type,
+        metadata={
+            "help": "coefficient set of Newton-Schulz, one of those in the installed emerging-optimizers"
+        },
+    )
+    num_ns_steps: int = field(
+        default=5,
+        validator=whole_number(1),
+        metadata={"help": "number of Newton-Schulz iterations, at least 1"},
+    )
+    scale_mode: str = field(
+        default="spectral",
+        validator=one_of(tuple(SCALE_MODES)),
+        metadata={"help": "how the update grows with its matrix: spectral, unit_rms_norm or shape_scaling"},
+    )
+    extra_scale_factor: float = field(
+        default=1.0,
+        validator=positive(),
+        metadata={"help": "factor on every update; 0.2 with spectral matches the size of AdamW's"},
+    )
+    tp_mode: str = field(
+        default="blockwise",
+        validator=one_of(TP_MODES),
+        metadata={
+            "help": "tensor parallel matrices: blockwise (each shard alone), duplicated or distributed (exact)"
+        },
+    )
+    scalar_optimizer: str = field(
+        default="adam",
+        validator=_optimizer_name,
+        metadata={"help": "optimizer of what is no hidden matrix (embeddings, biases, norms): adam or lion"},
+    )
+    ns_method: str = field(
+        default="auto",
+        validator=one_of(NS_METHODS),
+        metadata={
+            "help": "how Newton-Schulz is computed: auto picks the cheaper by shape, standard, or gram"
+        },
+    )
+    coefficients: tuple[tuple[float, float, float], ...] | None = field(
+        default=None,
+        converter=_triples,
+        validator=_coefficients,
+        metadata={"help": "coefficients (a, b, c) of each step, with muon_coefficient_type custom"},
+    )
+
+
+@frozen(kw_only=True)
+class AdaptiveMuonSettings:
+    """What adaptive Muon adds to Muon's settings; a field `x` is `adaptive_muon_x` on the configuration.
+
+    Example:
+        >>> AdaptiveMuonSettings().moment2_method
+        'adamuon'
+    """
+
+    moment2_method: str = field(
+        default="adamuon",
+        validator=_moment2_method,
+        metadata={
+            "help": "second moment: adamuon (per element), normuon (per row or column) or namo (per matrix)"
+        },
+    )
+    beta2: float = field(
+        default=0.95,
+        validator=between(0.0, 1.0),
+        metadata={"help": "decay rate of the second moment"},
+    )
+    eps: float = field(
+        default=1e-8,
+        validator=positive(),
+        metadata={"help": "keeps the division by the second moment finite"},
+    )

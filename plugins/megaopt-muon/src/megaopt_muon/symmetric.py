@@ -1,0 +1,114 @@
+"""Matrix products whose result is known to be symmetric: only one triangle is computed, block row by block row."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["block_rows", "symmetric_addmm", "symmetric_mm"]
+
+# Below these sizes a single call of the matrix library is faster than several smaller ones and the copy of a triangle.
+_SMALLEST = {torch.float32: 224, torch.float64: 224}
+_SMALLEST_OTHER = 320
+
+
+def block_rows(size: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the height of the block rows that a symmetric product of this size is computed in.
+
+    Args:
+        size: rows of the (square) result.
+        dtype: of the operands.
+        device: where they are; on an accelerator the product is one call.
+
+    Returns:
+        The height; `size` itself when one call is fastest.
+
+    Example:
+        >>> block_rows(64, torch.float32, torch.device("cpu"))
+        64
+    """
+    if device.type != "cpu" or size < _SMALLEST.get(dtype, _SMALLEST_OTHER):
+        return size
+    rows = 4 if size < 512 else 8
+    return -(-size // rows)
+
+
+def symmetric_mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Compute `left @ right`, which the caller knows to be symmetric.
+
+    Args:
+        left: `[*batch, n, k]`, at most one batch dimension.
+        right: `[*batch, k, n]`.
+        out: `[*batch, n, n]`; may not share memory with the operands.
+
+    Returns:
+        `out`.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+        >>> symmetric_mm(x, x.mT, torch.empty(2, 2)).tolist()
+        [[5.0, 2.0], [2.0, 1.0]]
+    """
+    size = out.shape[-1]
+    height = block_rows(size, out.dtype, out.device)
+    if height == size:
+        return torch.matmul(left, right, out=out)
+    multiply = torch.mm if out.dim() == 2 else torch.bmm
+    for start in range(0, size, height):
+        rows = slice(start, start + height)
+        multiply(left[..., rows, :], right[..., start:], out=out[..., rows, start:])
+    return _mirror(out, height)
+
+
+def symmetric_addmm(
+    base: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    beta: float,
+    alpha: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Compute `beta * base + alpha * left @ right`, which the caller knows to be symmetric.
+
+    Args:
+        base: `[*batch, n, n]`; may be `out` itself.
+        left: `[*batch, n, k]`, at most one batch dimension.
+        right: `[*batch, k, n]`.
+        beta: factor on `base`.
+        alpha: factor on the product.
+        out: `[*batch, n, n]`; may not share memory with `left` or `right`.
+
+    Returns:
+        `out`.
+
+    Example:
+        >>> eye = torch.eye(2)
+        >>> symmetric_addmm(eye, eye, eye, beta=2.0, alpha=3.0, out=torch.empty(2, 2)).tolist()
+        [[5.0, 0.0], [0.0, 5.0]]
+    """
+    size = out.shape[-1]
+    height = block_rows(size, out.dtype, out.device)
+    multiply = torch.addmm if out.dim() == 2 else torch.baddbmm
+    if height == size:
+        return multiply(base, left, right, beta=beta, alpha=alpha, out=out)
+    for start in range(0, size, height):
+        rows = slice(start, start + height)
+        target = out[..., rows, start:]
+        multiply(
+            base[..., rows, start:],
+            left[..., rows, :],
+            right[..., start:],
+            beta=beta,
+            alpha=alpha,
+            out=target,
+        )
+    return _mirror(out, height)
+
+
+def _mirror(out: torch.Tensor, height: int) -> torch.Tensor:
+    """Copy what lies right of the diagonal blocks below them."""
+    size = out.shape[-1]
+    for start in range(0, size - height, height):
+        stop = start + height
+        out[..., stop:, start:stop].copy_(out[..., start:stop, stop:].mT)
+    return out

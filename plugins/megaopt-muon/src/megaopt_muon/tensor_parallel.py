@@ -1,0 +1,100 @@
+"""Orthogonalizing a matrix whose rows or columns lie on several ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from megaopt_muon.newton_schulz import NewtonSchulz, matmul_precision
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = [
+    "all_gather",
+    "all_reduce_sum",
+    "orthogonalize_distributed",
+    "orthogonalize_duplicated",
+    "own_part",
+]
+
+
+def all_gather(part: torch.Tensor, group: ProcessGroup, dim: int) -> torch.Tensor:
+    """Return the whole tensor from its equal parts.
+
+    Args:
+        part: this rank's part.
+        group: the ranks that hold the parts, in order.
+        dim: dimension that is cut.
+    """
+    part = part.contiguous()
+    parts = [torch.empty_like(part) for _ in range(group.size())]
+    dist.all_gather(parts, part, group=group)
+    return torch.cat(parts, dim=dim)
+
+
+def own_part(whole: torch.Tensor, group: ProcessGroup, dim: int) -> torch.Tensor:
+    """Return this rank's part of a whole tensor: the inverse of :func:`all_gather`.
+
+    Args:
+        whole: the whole tensor, the same on every rank.
+        group: the ranks that hold the parts, in order.
+        dim: dimension that is cut.
+    """
+    length = whole.shape[dim] // group.size()
+    return whole.narrow(dim, group.rank() * length, length)
+
+
+def all_reduce_sum(tensor: torch.Tensor, group: ProcessGroup) -> None:
+    """Sum a tensor over ranks in place, in float32 or wider.
+
+    Args:
+        tensor: contiguous.
+        group: the ranks.
+    """
+    if tensor.dtype in (torch.float32, torch.float64):
+        dist.all_reduce(tensor, group=group)
+        return
+    wide = tensor.float()
+    dist.all_reduce(wide, group=group)
+    tensor.copy_(wide)
+
+
+def orthogonalize_duplicated(
+    ns: NewtonSchulz, part: torch.Tensor, group: ProcessGroup, dim: int
+) -> torch.Tensor:
+    """Gather the matrix, orthogonalize it on every rank, and return this rank's part.
+
+    Args:
+        ns: how to orthogonalize.
+        part: `[*batch, rows, columns]`, this rank's part.
+        group: the ranks that hold the parts, in order.
+        dim: 0 when rows are cut, 1 when columns are.
+    """
+    stored_dim = part.dim() - 2 + dim
+    return own_part(ns(all_gather(part, group, stored_dim)), group, stored_dim)
+
+
+def orthogonalize_distributed(
+    ns: NewtonSchulz, part: torch.Tensor, group: ProcessGroup, dim: int
+) -> torch.Tensor:
+    """Orthogonalize the parts where they are; only Gram matrices travel.
+
+    The Gram matrix is taken over the dimension that is cut, so that it is the sum of the ranks' own: it has the size of
+    the other dimension.
+
+    Args:
+        ns: how to orthogonalize.
+        part: `[*batch, rows, columns]`, this rank's part.
+        group: the ranks that hold the parts, in order.
+        dim: 0 when rows are cut, 1 when columns are.
+    """
+    squares = torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True, dtype=torch.float64).square_()
+    dist.all_reduce(squares, group=group)
+    norm = squares.sqrt_().clamp_min_(1e-7).to(torch.promote_types(part.dtype, torch.float32))
+    x = torch.empty(part.shape, dtype=ns.compute_dtype(part.dtype), device=part.device)
+    torch.div(part, norm, out=x)
+    with matmul_precision("high" if ns.precision == "high" else "highest"):
+        return ns.iterate(x, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group)).clone()

@@ -54,9 +54,9 @@ def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleSt
             value=name,
         ) from error
     if not _serves(style, setting):
+        known = _serving(setting, near | get_registry().schedules())
         raise ScheduleError(
-            f"{setting}={name!r}: this style serves {_OTHER[setting]} only; "
-            f"known are {', '.join(_serving(setting, near))}",
+            f"{setting}={name!r}: this style serves {_OTHER[setting]} only; known are {', '.join(known)}",
             setting=setting,
             value=name,
         )

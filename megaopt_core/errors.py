@@ -12,9 +12,11 @@ from typing import Any
 
 __all__ = [
     "BrokenPluginError",
+    "BrokenPluginWarning",
     "CheckpointError",
     "ConfigFileError",
     "ConfigurationError",
+    "ConformanceError",
     "DuplicateNameError",
     "GradientError",
     "MegaoptError",
@@ -23,6 +25,7 @@ __all__ = [
     "OwnershipError",
     "ParallelGroupError",
     "PluginError",
+    "PluginHookError",
     "PluginNotInstalledError",
     "RoutingChangedError",
     "RoutingError",
@@ -72,11 +75,25 @@ class ConfigFileError(ConfigurationError):
         line: the line number, counted from 1; None where it is not known.
     """
 
-    def __init__(self, message: str, *, path: str, line: int | None = None, setting: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, path: str, line: int | None = None, setting: str | None = None
+    ) -> None:
         where = path if line is None else f"{path}:{line}"
         super().__init__(f"{where}: {message}", setting=setting)
         self.path = path
         self.line = line
+
+
+class ConformanceError(MegaoptError, AssertionError):
+    """An optimizer fails a check of the conformance kit.
+
+    Attributes:
+        optimizer: its registered name.
+    """
+
+    def __init__(self, message: str, *, optimizer: str) -> None:
+        super().__init__(f"{optimizer!r}: {message}")
+        self.optimizer = optimizer
 
 
 class PluginError(MegaoptError):
@@ -110,6 +127,24 @@ class BrokenPluginError(PluginError):
     def __init__(self, message: str, *, plugin: str) -> None:
         super().__init__(message)
         self.plugin = plugin
+
+
+class BrokenPluginWarning(UserWarning):
+    """A plugin is installed but failed to load; it is left out, and everything else works."""
+
+
+class PluginHookError(PluginError):
+    """A plugin raised inside a hook; what it raised is the cause.
+
+    Attributes:
+        plugin: the entry point's name.
+        hook: the hook's name.
+    """
+
+    def __init__(self, message: str, *, plugin: str, hook: str) -> None:
+        super().__init__(message)
+        self.plugin = plugin
+        self.hook = hook
 
 
 class DuplicateNameError(PluginError):
@@ -163,7 +198,9 @@ class OverrideConflictError(OverrideError):
         sources: what each came from, where that is known.
     """
 
-    def __init__(self, message: str, *, key: str, values: tuple[Any, Any], sources: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, key: str, values: tuple[Any, Any], sources: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message, key=key, value=values)
         self.values = values
         self.sources = sources

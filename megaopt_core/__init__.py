@@ -1,0 +1,137 @@
+"""The optimizers of large-model training for any PyTorch model, every one of them a plugin.
+
+Public names are imported when they are first used: `import megaopt_core` itself imports no plugin and not even torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaopt_core.build import build_optimizer, get_megatron_optimizer
+    from megaopt_core.config import OptimizerConfig
+    from megaopt_core.entries import OptimizerEntry
+    from megaopt_core.errors import MegaoptError
+    from megaopt_core.hookspecs import hookimpl
+    from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.optimizers.chained import ChainedOptimizer
+    from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler
+    from megaopt_core.optimizers.result import StepResult
+    from megaopt_core.optimizers.wrappers import (
+        Float16OptimizerWithFloat16Params,
+        FP32Optimizer,
+        MixedPrecisionOptimizer,
+    )
+    from megaopt_core.parallel.groups import ProcessGroupCollection
+    from megaopt_core.params.keys import ParamKey, ParamPredicate, ParamWithNamePredicate
+    from megaopt_core.params.overrides import (
+        ParamGroupOverride,
+        combine_param_group_overrides,
+        param_group_override_to_tuple,
+    )
+    from megaopt_core.params.roles import Role
+    from megaopt_core.params.routing import Routing, route
+    from megaopt_core.params.specs import Granularity, ParamSpec
+    from megaopt_core.params.standard import (
+        get_mup_config_overrides,
+        get_standard_config_overrides,
+        scaled_learning_rate,
+    )
+    from megaopt_core.params.views import MatrixView
+    from megaopt_core.registry import get_registry
+    from megaopt_core.schedules.scheduler import OptimizerParamScheduler
+    from megaopt_core.schedules.styles import ScheduleStyle
+    from megaopt_core.sharding.base import ShardingStrategy
+
+__all__ = [
+    "ChainedOptimizer",
+    "ConstantGradScaler",
+    "DynamicGradScaler",
+    "FP32Optimizer",
+    "Float16OptimizerWithFloat16Params",
+    "Granularity",
+    "MatrixView",
+    "MegaoptError",
+    "MegatronOptimizer",
+    "MixedPrecisionOptimizer",
+    "OptimizerConfig",
+    "OptimizerEntry",
+    "OptimizerParamScheduler",
+    "ParamGroupOverride",
+    "ParamKey",
+    "ParamPredicate",
+    "ParamSpec",
+    "ParamWithNamePredicate",
+    "ProcessGroupCollection",
+    "Role",
+    "Routing",
+    "ScheduleStyle",
+    "ShardingStrategy",
+    "StepResult",
+    "build_optimizer",
+    "combine_param_group_overrides",
+    "get_megatron_optimizer",
+    "get_mup_config_overrides",
+    "get_registry",
+    "get_standard_config_overrides",
+    "hookimpl",
+    "param_group_override_to_tuple",
+    "route",
+    "scaled_learning_rate",
+]
+
+_HOME = {
+    "ChainedOptimizer": "optimizers.chained",
+    "ConstantGradScaler": "optimizers.grad_scaler",
+    "DynamicGradScaler": "optimizers.grad_scaler",
+    "FP32Optimizer": "optimizers.wrappers",
+    "Float16OptimizerWithFloat16Params": "optimizers.wrappers",
+    "Granularity": "params.specs",
+    "MatrixView": "params.views",
+    "MegaoptError": "errors",
+    "MegatronOptimizer": "optimizers.base",
+    "MixedPrecisionOptimizer": "optimizers.wrappers",
+    "OptimizerConfig": "config",
+    "OptimizerEntry": "entries",
+    "OptimizerParamScheduler": "schedules.scheduler",
+    "ParamGroupOverride": "params.overrides",
+    "ParamKey": "params.keys",
+    "ParamPredicate": "params.keys",
+    "ParamSpec": "params.specs",
+    "ParamWithNamePredicate": "params.keys",
+    "ProcessGroupCollection": "parallel.groups",
+    "Role": "params.roles",
+    "Routing": "params.routing",
+    "ScheduleStyle": "schedules.styles",
+    "ShardingStrategy": "sharding.base",
+    "StepResult": "optimizers.result",
+    "build_optimizer": "build",
+    "combine_param_group_overrides": "params.overrides",
+    "get_megatron_optimizer": "build",
+    "get_mup_config_overrides": "params.standard",
+    "get_registry": "registry",
+    "get_standard_config_overrides": "params.standard",
+    "hookimpl": "hookspecs",
+    "param_group_override_to_tuple": "params.overrides",
+    "route": "params.routing",
+    "scaled_learning_rate": "params.standard",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        from megaopt_core.catalogue import deprecated_alias
+
+        new_name = deprecated_alias(name)
+        if new_name is not None:
+            return globals().get(new_name) or __getattr__(new_name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

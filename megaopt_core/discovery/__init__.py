@@ -1,0 +1,1 @@
+"""How plugins are found, chosen and loaded, whose settings are whose, and what is said of a missing one."""

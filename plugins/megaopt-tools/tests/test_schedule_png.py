@@ -1,0 +1,44 @@
+"""The picture of a schedule."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+from megaopt_tools.schedule_png import offer_schedule_png
+
+from megaopt_core.schedules.chart import add_schedule_arguments, run_schedule
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def parser() -> ArgumentParser:
+    """A command line with the core's command, to which the plugin added its drawing."""
+    parser = ArgumentParser()
+    commands = parser.add_subparsers()
+    add_schedule_arguments(commands.add_parser("schedule"))
+    offer_schedule_png(commands)
+    return parser
+
+
+def test_png_is_written(parser, tmp_path: Path, capsys) -> None:
+    """`megaopt schedule --png FILE` prints the text as before and names the file that it wrote."""
+    file = tmp_path / "schedule.png"
+    options = ["--style", "WSD", "--wsd-decay-steps", "300", "--wd", "0.01", "--end-wd", "0.1"]
+    assert run_schedule(parser.parse_args(["schedule", *options, "--png", str(file)])) == 0
+    assert file.read_bytes().startswith(PNG_SIGNATURE)
+    assert capsys.readouterr().out.endswith(f"\nwrote {file}\n")
+
+
+def test_file_that_cannot_be_written(parser, tmp_path: Path, capsys) -> None:
+    """A folder that is not there gives one line, not a traceback."""
+    file = tmp_path / "missing" / "schedule.png"
+    assert run_schedule(parser.parse_args(["schedule", "--png", str(file)])) == 1
+    assert capsys.readouterr().err == f"megaopt schedule: cannot write {file}: No such file or directory\n"
+
+
+def test_a_command_line_without_the_command_is_left_alone() -> None:
+    """The plugin also works with a core that has no command `schedule`."""
+    commands = ArgumentParser().add_subparsers()
+    offer_schedule_png(commands)
+    assert dict(commands.choices) == {}

@@ -14,7 +14,7 @@ from megaopt_core.optimizers.chained import ChainedOptimizer
 from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler, MegatronGradScaler
 from megaopt_core.optimizers.inner import build_inner
 from megaopt_core.optimizers.part import Counting
-from megaopt_core.optimizers.precision import Fp32, MainParams, PrecisionPolicy
+from megaopt_core.optimizers.policies import precision_policy
 from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in
 from megaopt_core.params.groups import ChildSpec
 from megaopt_core.params.keys import ParamKey
@@ -190,7 +190,7 @@ def _build_child(
             f"fp16=True, but {child.optimizer!r} declares no support for fp16; use bf16=True", setting="fp16", value=True
         )
     sharded = get_registry().strategy(child.strategy).attach(layout, model, pgs, child.groups)
-    precision: PrecisionPolicy = MainParams() if config.fp16 or config.bf16 else Fp32()
+    precision = precision_policy(config, entry, child.optimizer)
     stepped = precision.attach(sharded.pieces)
     for piece, tensor in zip(sharded.pieces, stepped, strict=True):
         _tag(tensor, piece, routing.params[piece.spec.members[0][1].name])
@@ -200,7 +200,7 @@ def _build_child(
         tensors = [tensor for piece, tensor in zip(sharded.pieces, stepped, strict=True) if piece.spec.group == index]
         public.append({"params": [model.params[name] for name in routing.names_of(index)], **values})
         private.append({"params": tensors, **values})
-    inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings))
+    inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings), precision)
     for group, inside in zip(public, inner.param_groups, strict=True):
         group.update({key: value for key, value in inside.items() if key != "params"})
     names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from megaopt_core.errors import GradientError, UnsupportedOperationError
+from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers.live_state import LiveState
 from megaopt_core.optimizers.measure import GradStats, found_inf_in, measure, stats_device
 from megaopt_core.optimizers.part import Counting, OptimizerPart
@@ -364,6 +364,16 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Tell inner optimizers that have modes that evaluation begins."""
         self.train(False)
 
+    def record_changes(self, *, exact: bool = True) -> None:
+        """Choose how `report(after_step=True)` finds out what a step changed, from the next step on.
+
+        Args:
+            exact: compare every value before and after each step (two passes over the parameters). False: all values in
+                the first step, a sample of each tensor in later ones.
+        """
+        for part in self.parts:
+            part.changes.exact = exact
+
     def report(self, *, after_step: bool = False) -> OptimizerReport:
         """Return the proof of what this optimizer is: every parameter with its optimizer, plugin, group, lr, wd, reason.
 
@@ -371,10 +381,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
             after_step: add how many parameters each optimizer changed in the last step.
 
         Raises:
-            GradientError: `after_step` is asked for and no step was made.
+            UnsupportedOperationError: `after_step` is asked for and no step was made.
         """
-        if after_step and not any(part.changes.changed for part in self.parts):
-            raise GradientError("report(after_step=True): no step has been made yet")
+        if after_step and not any(part.changes.has_step for part in self.parts):
+            raise UnsupportedOperationError("report(after_step=True): no step has been made yet")
         return build_report(self, after_step=after_step)
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,58 +7,117 @@ from collections.abc import Sequence
 import torch
 from attrs import define, field
 
-__all__ = ["ChangeRecord"]
+__all__ = ["SAMPLE", "ChangeRecord"]
+
+SAMPLE = 16
+"""Values of each tensor that are compared in steps where not all are."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+type _Kind = tuple[torch.dtype, torch.device]
+type _Values = dict[_Kind, torch.Tensor]
 
-def _bit_sums(tensors: Sequence[torch.Tensor]) -> list[int]:
+
+def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return real.contiguous().view(_BITS[real.element_size()])
+
+
+def _bit_sum(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Return a sum over the bit patterns of each tensor: differs when a value does, up to coincidence."""
-    sums = []
-    for tensor in tensors:
-        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-        bits = real.contiguous().view(_BITS[real.element_size()])
-        sums.append(int(bits.sum(dtype=torch.int64)))
-    return sums
+    return tuple(int(_as_bits(tensor).sum(dtype=torch.int64)) for tensor in tensors)
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of at most `SAMPLE` values, spread evenly over the tensor."""
+    flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach().flatten()
+    return flat[:: max(flat.numel() // SAMPLE, 1)][:SAMPLE]
+
+
+@define
+class _Sampler:
+    """Reads the sampled values of many tensors with one kernel a dtype and device; views are made once."""
+
+    _addresses: list[int] = field(factory=list)
+    _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
+    _owners: dict[_Kind, list[int]] = field(factory=dict)
+
+    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+        addresses = [tensor.data_ptr() for tensors in watched for tensor in tensors]
+        if addresses != self._addresses:
+            self._prepare(watched, addresses)
+        return {kind: torch.cat(views) for kind, views in self._views.items()}
+
+    def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[int]) -> None:
+        self._addresses, self._views, self._owners = addresses, {}, {}
+        for owner, tensors in enumerate(watched):
+            for tensor in tensors:
+                kind = (tensor.dtype, tensor.device)
+                view = _spread(tensor)
+                self._views.setdefault(kind, []).append(view)
+                self._owners.setdefault(kind, []).extend([owner] * view.numel())
+
+    def changed(self, before: _Values, after: _Values) -> set[int]:
+        found: set[int] = set()
+        for kind, owners in self._owners.items():
+            differs = (before[kind] != after[kind]).tolist()
+            found.update(owner for owner, differ in zip(owners, differs, strict=True) if differ)
+        return found
 
 
 @define
 class ChangeRecord:
-    """Records, for every stepped tensor, whether the last step changed it.
+    """Records, for every piece, whether the last step changed it.
 
-    By default the first step compares values and later steps look at torch's write counters, which cost nothing but
-    count a write of equal values too. With `exact` every step compares values, at the price of two passes over the
-    parameters.
+    The first step compares all values. Later steps compare :data:`SAMPLE` values of each tensor, which costs two small
+    kernels and finds a dense update; a tensor of which few rows have a gradient may be missed. With `exact` every step
+    compares all values, at the price of two passes over the parameters.
 
     Args:
-        exact: compare values in every step.
+        exact: compare all values in every step.
     """
 
     exact: bool = False
-    changed: list[bool] = field(factory=list, init=False)
     method: str = field(default="no step yet", init=False)
     _first: bool = field(default=True, init=False)
+    _sampler: _Sampler = field(factory=_Sampler, init=False)
+    _changed: list[bool] = field(factory=list, init=False)
+    _samples: tuple[_Values, _Values] | None = field(default=None, init=False)
 
-    def before(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, ...]] | _Values:
         """Return what :meth:`after` compares with.
 
         Args:
-            tensors: the tensors that are about to be stepped.
+            watched: for each piece the tensors in which a change shows, before the step.
         """
         if self.exact or self._first:
-            return _bit_sums(tensors)
-        return [tensor._version for tensor in tensors]
+            return [_bit_sum(tensors) for tensors in watched]
+        return self._sampler.read(watched)
 
-    def after(self, tensors: Sequence[torch.Tensor], before: list[int]) -> None:
-        """Record which tensors changed.
+    def after(self, watched: Sequence[Sequence[torch.Tensor]], before: list[tuple[int, ...]] | _Values) -> None:
+        """Record what the step left behind.
 
         Args:
-            tensors: the same tensors, stepped.
+            watched: the same tensors, stepped.
             before: what :meth:`before` returned.
         """
-        if self.exact or self._first:
-            now, self.method = _bit_sums(tensors), "values compared"
+        if isinstance(before, dict):
+            self.method, self._samples = f"{SAMPLE} values of each compared", (before, self._sampler.read(watched))
+            self._changed = [False] * len(watched)
         else:
-            now, self.method = [tensor._version for tensor in tensors], "writes counted"
+            self.method, self._samples = "all values compared", None
+            self._changed = [old != _bit_sum(tensors) for old, tensors in zip(before, watched, strict=True)]
         self._first = False
-        self.changed = [old != new for old, new in zip(before, now, strict=True)]
+
+    @property
+    def has_step(self) -> bool:
+        """True once a step was recorded."""
+        return not self._first
+
+    @property
+    def changed(self) -> list[bool]:
+        """For each piece, whether the last step changed it; empty before the first step."""
+        if self._samples is None:
+            return list(self._changed)
+        found = self._sampler.changed(*self._samples)
+        return [index in found for index in range(len(self._changed))]

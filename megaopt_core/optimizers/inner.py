@@ -14,6 +14,7 @@ from megaopt_core.errors import PluginError
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
+    from megaopt_core.optimizers.precision import PrecisionPolicy
     from megaopt_core.parallel.groups import ProcessGroupCollection
 
 __all__ = ["build_inner", "init_state_by_step"]
@@ -26,6 +27,7 @@ def build_inner(
     chunks: Sequence[torch.nn.Module],
     pgs: ProcessGroupCollection,
     settings: dict[str, Any],
+    precision: PrecisionPolicy,
 ) -> torch.optim.Optimizer:
     """Return the inner optimizer with its state made.
 
@@ -36,6 +38,7 @@ def build_inner(
         chunks: the model chunks.
         pgs: the process groups.
         settings: constructor settings that differ from the configuration's.
+        precision: gives the tensors their memory while state is made.
 
     Raises:
         PluginError: the class refuses its arguments.
@@ -46,10 +49,11 @@ def build_inner(
         inner = optimizer_cls([dict(group) for group in groups], **kwargs)
     except TypeError as error:
         raise PluginError(f"{optimizer_cls.__name__} does not take {sorted(kwargs)}: {error}") from error
-    if entry.init_state_fn is not None:
-        entry.init_state_fn(inner, config)
-    else:
-        init_state_by_step(inner)
+    for _ in precision.batches(inner):
+        if entry.init_state_fn is not None:
+            entry.init_state_fn(inner, config)
+        else:
+            init_state_by_step(inner)
     return inner
 
 

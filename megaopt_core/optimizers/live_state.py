@@ -16,20 +16,22 @@ class ParamState(MutableMapping[str, Any]):
     """The live state of one parameter: the inner optimizer's, and what the precision policy keeps.
 
     Args:
-        inner: the inner optimizer's own dictionary for the stepped tensor.
-        extra: tensors of the precision policy by key; they cannot be replaced or deleted.
+        part: the part that steps the parameter.
+        index: position of its piece.
     """
 
-    def __init__(self, inner: MutableMapping[str, Any], extra: Mapping[str, torch.Tensor]) -> None:
-        self._inner = inner
-        self._extra = extra
+    def __init__(self, part: OptimizerPart, index: int) -> None:
+        self._part = part
+        self._index = index
+        self._inner: MutableMapping[str, Any] = part.inner.state[part.stepped[index]]
+        self._extra = part.precision.extra_state(index)
 
     def __getitem__(self, key: str) -> Any:
         return self._extra[key] if key in self._extra else self._inner[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self._extra:
-            self._extra[key].copy_(value)
+            self._part.precision.set_extra_state(self._index, key, value)
         else:
             self._inner[key] = value
 
@@ -65,7 +67,7 @@ class LiveState(Mapping[torch.nn.Parameter, ParamState]):
 
     def __getitem__(self, param: torch.nn.Parameter) -> ParamState:
         part, index = self._where[param]
-        return ParamState(part.inner.state[part.stepped[index]], part.precision.extra_state(index))
+        return ParamState(part, index)
 
     def __iter__(self) -> Iterator[torch.nn.Parameter]:
         return iter(self._where)

@@ -9,7 +9,6 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.optimizers.changes import ChangeRecord
-from megaopt_core.optimizers.grad_stats import scale_gradients
 from megaopt_core.optimizers.precision import PrecisionPolicy
 from megaopt_core.optimizers.stages import stage
 from megaopt_core.sharding.base import Piece, ShardedParams
@@ -80,12 +79,13 @@ class OptimizerPart:
 
     def all_grads(self) -> list[torch.Tensor]:
         """Return the gradient of every stepped tensor that has one."""
-        return [tensor.grad for tensor in self.stepped if tensor.grad is not None]
+        grads = (self.precision.grad(index) for index in range(len(self.pieces)))
+        return [grad for grad in grads if grad is not None]
 
     def counted_grads(self) -> Iterator[tuple[str | None, torch.Tensor]]:
         """Yield `(norm group, gradient)` of everything that this rank counts."""
-        for piece, tensor in zip(self.pieces, self.stepped, strict=True):
-            grad = tensor.grad
+        for index, piece in enumerate(self.pieces):
+            grad = self.precision.grad(index)
             if grad is None:
                 continue
             rules = [self.counting.get(shard.name, _MAIN) for _, shard in piece.spec.members]
@@ -109,41 +109,38 @@ class OptimizerPart:
     def step(self) -> None:
         """Step the inner optimizer with the collected gradients and write its result back."""
         self._copy_settings_inward()
-        before = self.changes.before(self.stepped)
-        with stage(self.config, "optimizer-inner-step"):
-            with self._scaled_grads():
+        watched = self.precision.watched()
+        before = self.changes.before(watched)
+        with stage(self.config, "optimizer-inner-step"), self._scaled_grads():
+            for _ in self.precision.batches(self.inner):
                 self.inner.step()
         with stage(self.config, "optimizer-copy-main-to-model-params"):
             self.precision.write_back()
-        self.changes.after(self.stepped, before)
+        self.changes.after(watched, before)
         self._copy_settings_outward()
 
     def _scaled_grads(self) -> _Scaling:
-        coefficients = {
-            self.counting.get(piece.spec.members[0][1].name, _MAIN).norm_group for piece in self.pieces if piece.spec.members
-        }
-        uniform = len(coefficients) <= 1 and len({tensor.device for tensor in self.stepped}) <= 1
-        factor = self._pending.get(next(iter(coefficients), None))
-        if not self._pending:
+        if not self._pending or not self.pieces:
             return _Scaling(self.inner, None)
-        if uniform and factor is not None and getattr(self.inner, "_step_supports_amp_scaling", False):
-            return _Scaling(self.inner, torch.tensor(1.0 / factor, device=self.stepped[0].device))
-        for piece, tensor in zip(self.pieces, self.stepped, strict=True):
-            self._scale_piece(piece, tensor)
+        factors = {self._factor(shard.name) for piece in self.pieces for _, shard in piece.spec.members}
+        devices = {tensor.device for tensor in self.stepped}
+        factor = next(iter(factors))
+        takes_divisor = getattr(self.inner, "_step_supports_amp_scaling", False)
+        if takes_divisor and len(factors) == len(devices) == 1 and factor is not None:
+            return _Scaling(self.inner, torch.tensor(1.0 / factor, device=next(iter(devices))))
+        for index, piece in enumerate(self.pieces):
+            self._scale_piece(piece, self.precision.grad(index))
         return _Scaling(self.inner, None)
 
-    def _scale_piece(self, piece: Piece, tensor: torch.Tensor) -> None:
-        if tensor.grad is None:
+    def _factor(self, name: str) -> float | None:
+        return self._pending.get(self.counting.get(name, _MAIN).norm_group)
+
+    def _scale_piece(self, piece: Piece, grad: torch.Tensor | None) -> None:
+        if grad is None:
             return
-        factors = [
-            self._pending.get(self.counting.get(shard.name, _MAIN).norm_group) for _, shard in piece.spec.members
-        ]
-        if all(factor == factors[0] for factor in factors):
-            if factors and factors[0] is not None:
-                scale_gradients([tensor.grad], factors[0])
-            return
-        flat = tensor.grad.view(-1)
-        for (offset, shard), factor in zip(piece.spec.members, factors, strict=True):
+        flat = grad.view(-1)
+        for offset, shard in piece.spec.members:
+            factor = self._factor(shard.name)
             if factor is not None:
                 flat[offset : offset + shard.numel].mul_(factor)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -10,9 +10,9 @@ from attrs import define, field
 
 from megaopt_core.sharding.base import Piece
 
-__all__ = ["Fp32", "MainParams", "PrecisionPolicy"]
+__all__ = ["LOW_PRECISION", "Fp32", "MainParams", "PrecisionPolicy"]
 
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class PrecisionPolicy(Protocol):
@@ -32,6 +32,20 @@ class PrecisionPolicy(Protocol):
     def load_grads(self) -> None:
         """Give every stepped tensor the gradient that its piece collected."""
 
+    def grad(self, index: int) -> torch.Tensor | None:
+        """Return the gradient that a piece will be stepped with; it may be changed in place.
+
+        Args:
+            index: position of the piece.
+        """
+
+    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
+        """Hand over once for each batch of tensors that `inner` is to step; most policies hand over once.
+
+        Args:
+            inner: the optimizer that holds the stepped tensors.
+        """
+
     def write_back(self) -> None:
         """Bring stepped values into the pieces; drop what only the step needed."""
 
@@ -41,11 +55,23 @@ class PrecisionPolicy(Protocol):
     def reload_model_params(self) -> None:
         """Take the pieces' present values over into the stepped tensors."""
 
+    def watched(self) -> list[list[torch.Tensor]]:
+        """Return for each piece the tensors in which a change shows."""
+
     def extra_state(self, index: int) -> dict[str, torch.Tensor]:
         """Return state of one piece that the policy owns (`main_param`), by key.
 
         Args:
             index: position of the piece.
+        """
+
+    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
+        """Take over a value that :meth:`extra_state` returned; keys that the policy does not keep are left alone.
+
+        Args:
+            index: position of the piece.
+            key: its key.
+            value: its value.
         """
 
 
@@ -89,6 +115,26 @@ class Fp32:
         self._pieces = pieces
         return [piece.param for piece in pieces]
 
+    def grad(self, index: int) -> torch.Tensor | None:
+        """Return the gradient of a stepped tensor.
+
+        Args:
+            index: position of the piece.
+        """
+        return self._pieces[index].param.grad
+
+    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
+        """Hand over once: everything is stepped together.
+
+        Args:
+            inner: not used.
+        """
+        yield
+
+    def watched(self) -> list[list[torch.Tensor]]:
+        """Return the stepped tensors."""
+        return [[tensor] for tensor in (piece.param for piece in self._pieces)]
+
     def load_grads(self) -> None:
         """Lend each tensor its gradient where it is not its own already."""
         self._lending.lend(self._pieces, [piece.param for piece in self._pieces])
@@ -111,6 +157,15 @@ class Fp32:
             index: position of the piece.
         """
         return {}
+
+    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
+        """Ignore a main value: the parameter itself is the only copy, and the model's checkpoint holds it.
+
+        Args:
+            index: not used.
+            key: not used.
+            value: not used.
+        """
 
 
 @define
@@ -138,12 +193,32 @@ class MainParams:
         self._pieces = pieces
         for piece in pieces:
             stepped = piece.param
-            if piece.param.dtype in _LOW_PRECISION:
+            if piece.param.dtype in LOW_PRECISION:
                 stepped = torch.nn.Parameter(piece.param.detach().to(self.main_dtype, copy=True))
                 self._models.append(piece.param)
                 self._mains.append(stepped)
             self._stepped.append(stepped)
         return self._stepped
+
+    def grad(self, index: int) -> torch.Tensor | None:
+        """Return the gradient of a stepped tensor.
+
+        Args:
+            index: position of the piece.
+        """
+        return self._stepped[index].grad
+
+    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
+        """Hand over once: everything is stepped together.
+
+        Args:
+            inner: not used.
+        """
+        yield
+
+    def watched(self) -> list[list[torch.Tensor]]:
+        """Return the stepped tensors."""
+        return [[tensor] for tensor in self._stepped]
 
     def load_grads(self) -> None:
         """Cast every collected gradient to the main copy's dtype."""
@@ -173,3 +248,15 @@ class MainParams:
         """
         stepped = self._stepped[index]
         return {} if stepped is self._pieces[index].param else {"main_param": stepped}
+
+    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
+        """Copy a main value into the main copy, where there is one.
+
+        Args:
+            index: position of the piece.
+            key: `"main_param"`.
+            value: of any floating dtype.
+        """
+        if key in self.extra_state(index):
+            with torch.no_grad():
+                self._stepped[index].copy_(value)

@@ -231,6 +231,6 @@ def unused_settings(optimizer: MegatronOptimizer) -> list[str]:
     owners = get_registry().setting_owners()
     return sorted(
         name
-        for name in optimizer.config.given_plugin_settings()
+        for name in optimizer.config.plugin_settings
         if name not in owners or owners[name].prefix not in prefixes
     )

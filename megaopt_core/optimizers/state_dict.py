@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_state_dict", "import_state_dict"]
 
+MAIN_PARAM = "main_param"
 _SCALER = "grad_scaler"
 
 
@@ -133,12 +134,20 @@ def _load_param(optimizer: MegatronOptimizer, param: torch.nn.Parameter, values:
     present = optimizer.state[param]
     for key, value in values.items():
         mine = present.get(key)
-        if isinstance(mine, torch.Tensor):
+        if key == MAIN_PARAM:
+            _load_main(optimizer, param, torch.as_tensor(value))
+        elif isinstance(mine, torch.Tensor):
             mine.copy_(torch.as_tensor(value).reshape(mine.shape))
         elif isinstance(value, torch.Tensor):
             present[key] = value.detach().clone().to(param.device)
         else:
             present[key] = value
+
+
+def _load_main(optimizer: MegatronOptimizer, param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    present = optimizer.state[param]
+    if MAIN_PARAM in present:
+        present[MAIN_PARAM] = value.reshape(present[MAIN_PARAM].shape)
 
 
 def _load_groups(optimizer: MegatronOptimizer, saved: _Saved) -> None:

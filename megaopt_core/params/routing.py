@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 from attrs import frozen
 
@@ -197,11 +196,14 @@ def route(
         mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn)
     except MegaoptError as raised:
         error = raised
-    told = _Told() if mine is None else mine.tell(overrides)
-    gathered = agree_over_ranks(told, error)
+    gathered = agree_over_ranks(_Told() if mine is None else mine.tell(overrides), error)
     if mine is None:  # unreachable: agree_over_ranks raises this rank's error
         raise RoutingError("this rank could not route its parameters")
-    everyone = _Told(*(frozenset().union(*sets) for sets in zip(*map(attrs.astuple, gathered), strict=True)))
+    everyone = _Told(
+        keys=frozenset(key for told in gathered for key in told.keys),
+        matched=frozenset(pattern for told in gathered for pattern in told.matched),
+        norm_groups=frozenset(name for told in gathered for name in told.norm_groups),
+    )
     raise_unmatched(overrides, everyone.matched, mine.inventory.names())
     return _assemble(config, mine, order_children(everyone.keys, config.optimizer), everyone.norm_groups)
 

@@ -1,0 +1,42 @@
+"""An fp32 value as a bf16 value and 16 more bits: half the memory of a main copy, nothing lost."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["join_remainder", "split_remainder"]
+
+
+def split_remainder(main: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split fp32 values into bf16 values and the bits that those lack.
+
+    With `b` the 32 bits of a value read as an integer, the remainder is the low half of `b` as a signed 16-bit integer
+    `r`, and the bf16 value has the bits `(b - r) / 2**16`: `main` rounded to nearest, ties away from zero.
+
+    Args:
+        main: fp32, any shape.
+
+    Returns:
+        `(bf16 values, int16 remainders)`, both of `main`'s shape.
+
+    Example:
+        >>> import torch
+        >>> model, remainder = split_remainder(torch.tensor([1.0 + 2.0**-20]))
+        >>> bool(join_remainder(model, remainder) == 1.0 + 2.0**-20)
+        True
+    """
+    bits = main.contiguous().view(torch.int32)
+    remainder = bits.to(torch.int16)
+    high = torch.bitwise_right_shift(bits - remainder.to(torch.int32), 16).to(torch.int16)
+    return high.view(torch.bfloat16), remainder
+
+
+def join_remainder(model: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """Return the fp32 values that :func:`split_remainder` split, bit for bit.
+
+    Args:
+        model: bf16 values.
+        remainder: int16, of the same shape.
+    """
+    high = torch.bitwise_left_shift(model.contiguous().view(torch.int16).to(torch.int32), 16)
+    return (high + remainder.to(torch.int32)).view(torch.float32)

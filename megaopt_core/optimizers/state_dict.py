@@ -31,7 +31,7 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
         packed["params"] = list(range(index, index + len(group["params"])))
         packed["param_names"] = [optimizer.names[param] for param in group["params"]]
         for param in group["params"]:
-            values = dict(optimizer.state[param])
+            values = {key: _without_attributes(value) for key, value in optimizer.state[param].items()}
             if values:
                 state[index] = values
             index += 1
@@ -40,6 +40,11 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
     return exported
+
+
+def _without_attributes(value: Any) -> Any:
+    """Return a main parameter as a plain tensor of the same memory: what is attached to it must not be pickled."""
+    return value.detach() if isinstance(value, torch.nn.Parameter) else value
 
 
 @define

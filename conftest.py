@@ -1,5 +1,29 @@
-"""Settings of every test run: one thread, so that the test processes of a small machine do not fight."""
+"""Settings of every test run."""
 
+import doctest
+from collections.abc import Iterator
+from importlib.metadata import distributions
+
+import pytest
 import torch
 
+from megaopt_core.errors import PluginNotInstalledError
+
+# One thread, so that the test processes of a small machine do not fight.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip an example that needs a plugin where that plugin is not installed: an example names a real optimizer."""
+    try:
+        return (yield)
+    except doctest.UnexpectedException as failure:
+        error = failure.exc_info[1]
+        if isinstance(error, PluginNotInstalledError) and error.distribution not in _installed():
+            pytest.skip(f"the example needs {error.distribution}")
+        raise
+
+
+def _installed() -> set[str]:
+    return {distribution.name for distribution in distributions()}

@@ -96,9 +96,10 @@ class _Rules:
             return with_split(decision, module, self.reading) if attribute == "weight" else decision
         if id(param) in self.heads:
             return self.heads[id(param)]
-        if is_stack_bias(module, shape, self.reading.uses):
+        found = by_uses(shape, self.reading.uses.get(id(param), ()))
+        if found.role is not Role.MATRIX and is_stack_bias(module, shape, self.reading.uses):
             return elementwise("bias of a stack of matrices: one row each")
-        return with_split(by_uses(shape, self.reading.uses.get(id(param), ())), param, self.reading)
+        return with_split(found, param, self.reading)
 
 
 def _tied(found: list[RoleDecision]) -> RoleDecision:

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from megaopt_core.params.names import named_modules
 from megaopt_core.params.role_rules.forward.analysis import Analysis, analyze
 from megaopt_core.params.role_rules.forward.source import forward_of
-from megaopt_core.params.role_rules.forward.values import ARGUMENT, Use
+from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Use
 from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
 
 __all__ = ["ModelReading"]
@@ -64,7 +64,7 @@ class ModelReading:
             module: a module of the model, or a weight that is used by hand.
         """
         if isinstance(module, nn.Parameter):
-            return frozenset({id(module)}), False
+            return frozenset({id(module)} if module.dim() == 2 else ()), False
         if is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd):
             return frozenset({id(module)}), False
         base = module._modules.get("base_layer")
@@ -175,8 +175,6 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
                 twin[id(param)] = twin[id(child)]._parameters[attribute]
     for name, param in template._parameters.items():
         twin[id(param)] = module._parameters[name]
-    from megaopt_core.params.role_rules.forward.values import Call
-
     calls = {call: Call(twin.get(id(call.module), call.module), frozenset(), call.order) for call in analysis.calls}
 
     def moved(deps: frozenset[Any]) -> frozenset[Any]:

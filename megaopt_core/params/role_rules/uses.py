@@ -68,7 +68,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
         return embedding("a table that its module indexes with what it is given")
     if "sliced" in kinds and (len(shape) == 2 or shape[0] == 1):
         return elementwise("a table that is sliced by position", uncertain=True)
-    if "looked_up" in kinds and len(shape) == 2 and not exact:
+    if "looked_up" in kinds and len(shape) == 2 and (not exact or "elementwise" in kinds):
         return elementwise("a table that is looked up by position")
     if not exact:
         view = MATRIX if len(shape) == 2 else MatrixView(batch_dims=len(shape) - 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from megaopt_core.params.role_rules.forward.rows import find_split
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree, own_methods
 from megaopt_core.params.role_rules.forward.trace import BATCH, BudgetExceededError, Trace
 from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Flow, Source, Use, deps_of, weights_of
-from megaopt_core.params.role_rules.modules import is_conv1d, is_linear
+from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
 
 __all__ = ["Analysis", "analyze"]
 
@@ -98,7 +99,7 @@ def _unused(module: nn.Module, trace: Trace) -> bool:
     return any(param is not None and id(param) not in trace.uses for param in module._parameters.values())
 
 
-def _run(evaluator: Evaluator, module: nn.Module, function: Callable[..., Any]) -> Any:
+def _run(evaluator: Evaluator, module: nn.Module, function: Callable[..., Any], *, shaped: bool = True) -> Any:
     tree = function_tree(function)
     if tree is None:
         return None
@@ -108,7 +109,7 @@ def _run(evaluator: Evaluator, module: nn.Module, function: Callable[..., Any]) 
         names[parameter.arg] = Flow(frozenset({ARGUMENT}))
     if parameters:
         names[parameters[0].arg] = module
-    if len(parameters) > 1:
+    if len(parameters) > 1 and shaped:
         shape = _input_shape(module, evaluator.trace.rank)
         names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
     if tree.args.vararg is not None:
@@ -119,16 +120,29 @@ def _run(evaluator: Evaluator, module: nn.Module, function: Callable[..., Any]) 
 
 
 def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
-    """Return the shape that the first argument probably has: what the first child takes."""
-    for child in (module, *module._modules.values()):
+    """Return the shape that the first argument probably has: what the child that takes it expects."""
+    for child in _first_takers(module):
         if isinstance(child, _ConvNd):
             return (BATCH[0], child.in_channels, *(4, 6, 7)[: len(child.kernel_size)])
-        if child is not None and is_linear(child):
-            return (*BATCH[: rank - 1], child.weight.shape[1])  # type: ignore[index,return-value,unused-ignore]
-        if child is not None and is_conv1d(child):
-            return (*BATCH[: rank - 1], child.weight.shape[0])  # type: ignore[index,return-value,unused-ignore]
+        weight = child._parameters.get("weight")
+        if weight is not None and (is_linear(child) or is_conv1d(child)):
+            return (*BATCH[: rank - 1], weight.shape[1 if is_linear(child) else 0])
     width = next((p.shape[-1] for p in module._parameters.values() if p is not None and p.dim()), 8)
     return (*BATCH[: rank - 1], width)
+
+
+def _first_takers(module: nn.Module) -> list[nn.Module]:
+    """Return the children that may be the first to take the input, the likeliest first."""
+    children = [module, *(child for child in module._modules.values() if child is not None)]
+    if len({isinstance(child, _ConvNd) for child in children if is_projection(child)}) < 2:
+        return children
+    forward, trace = forward_of(module), Trace()
+    evaluator = Evaluator(trace)
+    if forward is not None:
+        with suppress(BudgetExceededError, RecursionError):
+            _run(evaluator, module, forward, shaped=False)
+    called = [call.module for call in trace.calls if isinstance(call.module, nn.Module) and is_projection(call.module)]
+    return [*called[:1], *children]
 
 
 def _collect(trace: Trace, result: Analysis) -> None:

@@ -82,19 +82,18 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if not isinstance(left, Flow) or not isinstance(right, Flow):
         flow = left if isinstance(left, Flow) else right
         return Flow(flow.deps, flow.tensor, flow.piece)
-    if symbol == "+":
-        merge((left, right))
     deps = left.deps | right.deps
     if left.piece is not None and right.piece is not None:
         same = left.piece is right.piece and left.tensor is not None and right.tensor is not None
         if same and left.tensor.shape == right.tensor.shape:  # type: ignore[union-attr]
             return Flow(deps, left.tensor, left.piece)
-        return Flow(deps, None if left.tensor is None else left.tensor.to("meta"))
+        shape = None if left.tensor is None else left.tensor.to("meta")
+        return Flow(deps, shape, mixed=left.pieces + right.pieces)
     if left.piece is not None or right.piece is not None:
         flow, other = (left, right) if left.piece is not None else (right, left)
         wider = other.tensor is not None and flow.tensor is not None and other.tensor.dim() > flow.tensor.dim()
         return Flow(deps) if wider else Flow(deps, flow.tensor, flow.piece)
-    return Flow(deps, _broadcast(left.tensor, right.tensor))
+    return Flow(deps, _broadcast(left.tensor, right.tensor), mixed=left.mixed + right.mixed)
 
 
 def _broadcast(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:

@@ -34,14 +34,14 @@ def relabel(tensor: torch.Tensor, origin: Flow) -> Flow:
     """
     piece = origin.piece
     if piece is None or tensor.numel() == 0:
-        return Flow(origin.deps, tensor, None, one_hot=origin.one_hot)
+        return Flow(origin.deps, tensor, None, one_hot=origin.one_hot, mixed=origin.mixed)
     if origin.tensor is not None and tensor.numel() == origin.tensor.numel():
         return Flow(origin.deps, tensor, piece)
     return Flow(origin.deps, tensor, piece.cut(tuple(torch.unique(tensor).tolist())))
 
 
 def merge(flows: Iterable[Flow]) -> None:
-    """Note that pieces were added or put side by side: what cut them apart did not separate matrices.
+    """Note that pieces, or mixes of them, are put side by side: what cut them apart did not separate matrices.
 
     That holds when all pieces of a cut come together again (the halves of a rotary embedding), not when some do
     (q, k and v on their way through one convolution, without the gate).
@@ -52,7 +52,7 @@ def merge(flows: Iterable[Flow]) -> None:
     below: dict[int, dict[int, Piece]] = {}
     parents: dict[int, Piece] = {}
     for flow in flows:
-        for piece in [] if flow.piece is None else _ancestors(flow.piece):
+        for piece in (ancestor for piece in flow.pieces for ancestor in _ancestors(piece)):
             if piece.parent is not None:
                 parents[id(piece.parent)] = piece.parent
                 below.setdefault(id(piece.parent), {})[id(piece)] = piece

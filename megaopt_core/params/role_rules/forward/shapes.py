@@ -197,6 +197,9 @@ def _index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 else "looked_up"))
             result = _taken(result, dim, None)
     if any(isinstance(key, Flow | Weight) for key in keys):
+        left = {axis.index for axis in result.axes or ()} - {-1}
+        if len(left) < 2 and deps_of(keys):
+            return Flow(deps_of(keys) | result.deps)  # rows of a table: an activation from here on
         result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))
     return result
 

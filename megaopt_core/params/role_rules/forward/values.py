@@ -83,6 +83,7 @@ class Flow:
         piece: the rows of a projection that it holds.
         one_hot: it is a one-hot encoding.
         fresh: it is what a projection returned, untouched.
+        mixed: the pieces that were added or multiplied to make it.
     """
 
     deps: frozenset[Any] = frozenset()
@@ -90,6 +91,12 @@ class Flow:
     piece: Piece | None = None
     one_hot: bool = False
     fresh: bool = False
+    mixed: tuple[Piece, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The piece that it holds, or the pieces that it is a mix of."""
+        return self.mixed if self.piece is None else (self.piece,)
 
 
 @frozen

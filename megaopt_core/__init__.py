@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler
     from megaopt_core.optimizers.result import StepResult
     from megaopt_core.optimizers.wrappers import (
-        Float16OptimizerWithFloat16Params,
         FP32Optimizer,
+        Float16OptimizerWithFloat16Params,
         MixedPrecisionOptimizer,
     )
     from megaopt_core.parallel.groups import ProcessGroupCollection
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from megaopt_core.params.views import MatrixView
     from megaopt_core.registry import get_registry
+    from megaopt_core.run_file import RunFile
     from megaopt_core.schedules.scheduler import OptimizerParamScheduler
     from megaopt_core.schedules.styles import ScheduleStyle
     from megaopt_core.sharding.base import ShardingStrategy
@@ -66,6 +67,7 @@ __all__ = [
     "ProcessGroupCollection",
     "Role",
     "Routing",
+    "RunFile",
     "ScheduleStyle",
     "ShardingStrategy",
     "StepResult",
@@ -103,6 +105,7 @@ _HOME = {
     "ProcessGroupCollection": "parallel.groups",
     "Role": "params.roles",
     "Routing": "params.routing",
+    "RunFile": "run_file",
     "ScheduleStyle": "schedules.styles",
     "ShardingStrategy": "sharding.base",
     "StepResult": "optimizers.result",

@@ -46,12 +46,14 @@ class ConfigFile:
         settings: keys and values outside `[[overrides]]`.
         lines: the line of each of these keys, counted from 1.
         overrides: the tables, in their order.
+        standard_overrides: whether the standard overrides apply; by default they do where there are no tables.
     """
 
     path: str
     settings: Mapping[str, Any]
     lines: Mapping[str, int]
     overrides: tuple[RawOverride, ...]
+    standard_overrides: bool
 
 
 def read_config_file(path: str | os.PathLike[str]) -> ConfigFile:
@@ -86,7 +88,11 @@ def read_config_file(path: str | os.PathLike[str]) -> ConfigFile:
     raw = tuple(
         RawOverride(values, line, keys) for values, (line, keys) in zip(overrides, tables, strict=True)
     )
-    return ConfigFile(shown, settings, {key: line for key, line in lines.items() if key != "overrides"}, raw)
+    standard = settings.pop("standard_overrides", not overrides)
+    if not isinstance(standard, bool):
+        line = lines.get("standard_overrides")
+        raise ConfigFileError(f"standard_overrides={standard!r}: must be true or false", path=shown, line=line)
+    return ConfigFile(shown, settings, {key: lines[key] for key in settings if key in lines}, raw, standard)
 
 
 def _not_toml(path: str, error: tomllib.TOMLDecodeError) -> ConfigFileError:

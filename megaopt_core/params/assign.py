@@ -65,7 +65,7 @@ class Assigner:
         asked = match.override.get("optimizer")
         name, reason = self._optimizer_for(item, asked, match)
         entry = get_registry().optimizer(name)
-        group, settings = self._split(name, entry, match.override, item.name)
+        group, settings = self._split(name, entry, match, item.name)
         key = GroupKey(
             optimizer=name,
             is_expert=item.is_expert,
@@ -80,10 +80,10 @@ class Assigner:
         name = asked or self.config.optimizer
         refusal = self._refusal(name, item)
         if refusal is None:
-            return name, f"{match.explicit_optimizer} asks for {asked!r}" if asked else why
+            return name, f"{match.origin['optimizer']} asks for {asked!r}" if asked else why
         if asked:
             raise RoutingError(
-                f"{match.explicit_optimizer} sends {item.name!r} (shape {item.shape}) to {asked!r}, which does not take it: "
+                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.shape}) to {asked!r}, which does not take it: "
                 f"{refusal}. Set its matrix_view, or send it to another optimizer",
                 names=[item.name],
             )
@@ -112,9 +112,9 @@ class Assigner:
         return accepts(item.spec(name, 0, Granularity.TENSOR, 0.0), item.decision.view)
 
     def _split(
-        self, name: str, entry: OptimizerEntry, override: ParamGroupOverride, param: str
+        self, name: str, entry: OptimizerEntry, match: Match, param: str
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked = {key: value for key, value in override.items() if key != "optimizer"}
+        asked = {key: value for key, value in match.override.items() if key != "optimizer"}
         extra = [key for key in asked if key not in OVERRIDE_FIELDS]
         if not extra:
             return asked, {}
@@ -127,7 +127,7 @@ class Assigner:
             if key not in defaults and key not in parameters_of:
                 allowed = sorted({*OVERRIDE_FIELDS, "lr", *defaults, *parameters_of})
                 raise OverrideError(
-                    f"override key {key!r} for {param!r}: optimizer {name!r} has no such setting; "
+                    f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}; "
                     f"allowed are {', '.join(allowed)}",
                     key=key,
                     value=asked[key],

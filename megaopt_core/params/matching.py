@@ -15,7 +15,10 @@ from megaopt_core.params.names import NamedParam
 from megaopt_core.params.overrides import ParamGroupOverride, combine_param_group_overrides, validate_override
 from megaopt_core.params.roles import Role
 
-__all__ = ["Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
+__all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
+
+STANDARD = "standard"
+"""The source of overrides that follow from the configuration."""
 
 
 @frozen
@@ -45,12 +48,12 @@ class Match:
     Args:
         override: all matching overrides, combined.
         reasons: for each that matched, what matched and what it sets.
-        explicit_optimizer: who chose the optimizer, None when nobody did.
+        origin: for each key of the override, who set it.
     """
 
     override: ParamGroupOverride
     reasons: tuple[str, ...]
-    explicit_optimizer: str | None
+    origin: Mapping[str, str]
 
 
 @define
@@ -67,7 +70,7 @@ class OverrideSet:
 
         Args:
             overrides: `{ParamKey: ParamGroupOverride}`; it is not changed.
-            source: who gave them.
+            source: who gave them; a mapping with an attribute `sources` tells it for each key.
             must_match: a name pattern that matches nothing is an error.
 
         Raises:
@@ -82,7 +85,9 @@ class OverrideSet:
         for key, override in overrides.items():
             if not isinstance(key, ParamKey):
                 raise OverrideError(f"{source}: the key of an override is a ParamKey, got {key!r}", value=key)
-            self.entries.append(SourcedOverride(key, validate_override(override), source, must_match))
+            who = getattr(overrides, "sources", {}).get(key, source)
+            needs_match = must_match and who != STANDARD
+            self.entries.append(SourcedOverride(key, validate_override(override), who, needs_match))
 
     def match(self, param: NamedParam, role: Role) -> Match:
         """Return what the overrides say about a parameter; every name that it is tied under may match.
@@ -105,8 +110,8 @@ class OverrideSet:
         override = combine_param_group_overrides(
             [entry.override for entry in found], sources=[str(entry) for entry in found], param_name=param.name
         )
-        chooser = next((entry.source for entry in found if "optimizer" in entry.override), None)
-        return Match(override, tuple(reasons), chooser)
+        origin = {key: str(entry) for entry in reversed(found) for key in entry.override}
+        return Match(override, tuple(reasons), origin)
 
     def _match_one(self, entry: SourcedOverride, param: NamedParam, role: Role) -> str | None:
         result = None
@@ -125,9 +130,9 @@ class OverrideSet:
             if pattern not in self.matched and fnmatchcase(name, pattern):
                 self.matched.add(pattern)
 
-    def patterns(self) -> tuple[str, ...]:
-        """Return the name patterns that must match something."""
-        return tuple(pattern for entry in self.entries if entry.must_match for pattern in patterns_of(entry.key))
+    def patterns(self) -> tuple[tuple[str, str], ...]:
+        """Return the name patterns that must match something, each with who gave it."""
+        return tuple((pattern, entry.source) for entry in self.entries if entry.must_match for pattern in patterns_of(entry.key))
 
     def nameless_keys(self) -> tuple[str, ...]:
         """Return the keys without a name pattern that ought to match something."""
@@ -155,12 +160,12 @@ def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Seque
         UnmatchedKeyError: a name pattern matched nothing.
     """
     seen = set(matched)
-    for pattern in overrides.patterns():
+    for pattern, source in overrides.patterns():
         if pattern not in seen:
             close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
             hint = f"; close names: {', '.join(close)}" if close else ""
             raise UnmatchedKeyError(
-                f"the name pattern {pattern!r} of an override matches no parameter on any rank{hint}. "
+                f"{source}: the name pattern {pattern!r} matches no parameter on any rank{hint}. "
                 "Run `megaopt explain` to see every name",
                 pattern=pattern,
                 close=close,

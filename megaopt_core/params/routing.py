@@ -15,7 +15,7 @@ from megaopt_core.params.assign import Assigner, Assignment
 from megaopt_core.params.groups import ChildSpec, GroupKey, GroupSpec, agree_over_ranks, children_of, group_values, order_children
 from megaopt_core.params.inventory import Inventory, take_inventory
 from megaopt_core.params.keys import ParamKey
-from megaopt_core.params.matching import OverrideSet, raise_unmatched
+from megaopt_core.params.matching import STANDARD, OverrideSet, raise_unmatched
 from megaopt_core.params.overrides import ParamGroupOverride
 from megaopt_core.params.roles import RoleDecision
 from megaopt_core.params.specs import ParamSpec
@@ -220,7 +220,7 @@ def _route_this_rank(
     primary = registry.optimizer(config.optimizer)
     inventory = take_inventory(chunks, pgs, fqn)
     if config_overrides is None:
-        overrides.add(get_standard_config_overrides(config), "standard")
+        overrides.add(get_standard_config_overrides(config), STANDARD)
     else:
         overrides.add(config_overrides, "config_overrides", must_match=True)
     overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")

@@ -29,6 +29,7 @@ DEFAULT_OPTIMIZER = "adam"
 OPTIMIZERS: Mapping[str, str] = MappingProxyType(
     {
         "adam": "megaopt-adam",
+        "adamw": "megaopt-adam",
         "sgd": "megaopt-adam",
         "muon": "megaopt-muon",
         "adaptive_muon": "megaopt-muon",

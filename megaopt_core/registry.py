@@ -66,6 +66,7 @@ class PluginRegistry:
         self._points = _find(entry_points)
         self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
         self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
+        self._plugins: tuple[LoadedPlugin, ...] = ()
         self._contents: _Contents | None = None
         self._conflict: DuplicateNameError | None = None
         self._loading = False
@@ -74,6 +75,10 @@ class PluginRegistry:
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Return every installed plugin, the core's own first, then by name; imports none."""
         return tuple(self._infos)
+
+    def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
+        """Return the plugins that have been loaded and work, with what each offers; loads none."""
+        return self._plugins
 
     def load(self) -> None:
         """Load every plugin that is not blocked, once.
@@ -235,8 +240,9 @@ class PluginRegistry:
                     self._infos[index] = result.info
                 else:
                     self._infos[index] = result
+            self._plugins = tuple(plugins)
             try:
-                self._contents = _collect(tuple(plugins))
+                self._contents = _collect(self._plugins)
             except DuplicateNameError as error:
                 self._conflict = error
         finally:

@@ -111,6 +111,14 @@ class LoadedPlugin:
     strategies: Mapping[str, ShardingStrategy]
     schedules: Mapping[str, ScheduleStyle]
 
+    def has(self, hook: str) -> bool:
+        """Return whether the plugin implements a hook.
+
+        Args:
+            hook: the hook's name.
+        """
+        return bool(getattr(self.hooks, hook).get_hookimpls())
+
 
 def load_plugin(point: EntryPoint, info: PluginInfo) -> LoadedPlugin | PluginInfo:
     """Import a plugin, check it, and ask it what it offers.

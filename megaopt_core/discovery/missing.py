@@ -48,7 +48,7 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
             return absent
     guess = did_you_mean(name, [*known, *_CATALOGUES[kind]])
     listed = ", ".join(sorted(known)) or "none"
-    text = f"unknown {what}{guess}. Known are: {listed}{may_provide(plugins)}"
+    text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
     broken = [info for info in plugins if info.status is PluginStatus.BROKEN]
     if broken and not guess:
         return BrokenPluginError(text, plugin=broken[0].name)

@@ -1,0 +1,5 @@
+"""The command `megaopt`: one module for each of its commands."""
+
+from megaopt_core.cli.main import main
+
+__all__ = ["main"]

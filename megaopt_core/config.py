@@ -15,12 +15,12 @@ import torch
 
 from megaopt_core.catalogue import DISTRIBUTED_STRATEGIES, LAYER_WISE_STRATEGIES
 from megaopt_core.config_fields import CORE_FIELD_NAMES, CoreFields, core_field_info
-from megaopt_core.config_file import RawOverride, read_config_file
+from megaopt_core.config_file import read_config_file
 from megaopt_core.errors import ConfigFileError, ConfigurationError
 from megaopt_core.field_kinds import dtype_name
 from megaopt_core.plugin_settings import check_settings, read_setting, settings_of
 
-__all__ = ["OptimizerConfig", "core_field_info", "load_run_file"]
+__all__ = ["OptimizerConfig", "core_field_info"]
 
 _DIST_PREFIX = "dist_"
 _STRATEGY_FLAGS = {
@@ -145,7 +145,7 @@ class OptimizerConfig(CoreFields):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a TOML file whose keys are settings; its `[[overrides]]` tables are left to :func:`load_run_file`.
+        """Read a TOML file whose keys are settings; its `[[overrides]]` tables are left to :class:`RunFile`.
 
         Args:
             path: the file.
@@ -153,7 +153,12 @@ class OptimizerConfig(CoreFields):
         Raises:
             ConfigFileError: the file cannot be read, or says something wrong; the message begins with file and line.
         """
-        return _load(cls, path)[0]
+        file = read_config_file(path)
+        try:
+            return cls(**file.settings)
+        except ConfigurationError as error:
+            line = file.lines.get(error.setting or "")
+            raise ConfigFileError(str(error), path=file.path, line=line, setting=error.setting) from error
 
     def __repr__(self) -> str:
         defaults = vars(CoreFields())
@@ -185,32 +190,6 @@ class OptimizerConfig(CoreFields):
     def __reduce__(self) -> tuple[Any, ...]:
         """Timers often cannot be pickled and mean nothing in another process."""
         return _restore, (type(self), {**vars(self), "timers": None})
-
-
-def load_run_file(path: str | os.PathLike[str]) -> tuple[OptimizerConfig, tuple[RawOverride, ...]]:
-    """Read a TOML file of settings and `[[overrides]]` tables.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The configuration, and the tables as they stand in the file, with their lines.
-
-    Raises:
-        ConfigFileError: the file cannot be read, or says something wrong; the message begins with file and line.
-    """
-    return _load(OptimizerConfig, path)
-
-
-def _load[C: OptimizerConfig](
-    cls: type[C], path: str | os.PathLike[str]
-) -> tuple[C, tuple[RawOverride, ...]]:
-    file = read_config_file(path)
-    try:
-        return cls(**file.settings), file.overrides
-    except ConfigurationError as error:
-        line = file.lines.get(error.setting or "")
-        raise ConfigFileError(str(error), path=file.path, line=line, setting=error.setting) from error
 
 
 def _restore[C: OptimizerConfig](cls: type[C], state: dict[str, Any]) -> C:

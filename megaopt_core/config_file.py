@@ -90,8 +90,11 @@ def read_config_file(path: str | os.PathLike[str]) -> ConfigFile:
     )
     standard = settings.pop("standard_overrides", not overrides)
     if not isinstance(standard, bool):
-        line = lines.get("standard_overrides")
-        raise ConfigFileError(f"standard_overrides={standard!r}: must be true or false", path=shown, line=line)
+        raise ConfigFileError(
+            f"standard_overrides={standard!r}: must be true or false",
+            path=shown,
+            line=lines.get("standard_overrides"),
+        )
     return ConfigFile(shown, settings, {key: lines[key] for key in settings if key in lines}, raw, standard)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from typing import Any
+
+import attrs
 
 from megaopt_core.cli.assignments import add_set_option, parse_assignments
 from megaopt_core.cli.factories import build_model
 from megaopt_core.cli.output import print_json, print_table
-from megaopt_core.config import OptimizerConfig, load_run_file
+from megaopt_core.config import OptimizerConfig
 from megaopt_core.params.routing import ParamRoute, Routing, route
 from megaopt_core.registry import get_registry
+from megaopt_core.run_file import RunFile
 
 __all__ = ["add_command", "run"]
 
@@ -27,7 +29,7 @@ def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
         "explain", help=about, description=f"{about.capitalize()}; nothing is trained."
     )
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="function or class that makes the model")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings and [[overrides]]")
     parser.add_argument("--optimizer", metavar="NAME", help="the optimizer; it wins over the file's")
     add_set_option(parser)
     parser.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
@@ -44,11 +46,11 @@ def run(args: Namespace) -> int:
     Returns:
         0.
     """
-    config = _config(args)
-    routing = route(config, build_model(args.factory, args.device))
+    given = _run_file(args)
+    routing = route(given.config, build_model(args.factory, args.device), given.config_overrides())
     rows = [_row(entry, routing) for entry in routing.params.values()]
     if args.json:
-        print_json({"config": config.to_dict(), "parameters": rows, "frozen": list(routing.frozen)})
+        print_json({"config": given.config.to_dict(), "parameters": rows, "frozen": list(routing.frozen)})
         return 0
     _print_rows(rows)
     print()
@@ -56,17 +58,12 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _config(args: Namespace) -> OptimizerConfig:
-    config = OptimizerConfig()
-    if args.config is not None:
-        config, overrides = load_run_file(args.config)
-        if overrides:
-            where = f"{args.config}:{overrides[0].line}"
-            print(f"megaopt: warning: {where}: [[overrides]] are not applied here", file=sys.stderr)
+def _run_file(args: Namespace) -> RunFile:
+    run = RunFile(OptimizerConfig()) if args.config is None else RunFile.load(args.config)
     changes = parse_assignments(args.assignments)
     if args.optimizer is not None:
         changes["optimizer"] = args.optimizer
-    return config.replace(**changes)
+    return attrs.evolve(run, config=run.config.replace(**changes))
 
 
 def _row(entry: ParamRoute, routing: Routing) -> dict[str, Any]:

@@ -101,6 +101,10 @@ def wrapped_table(
     return "\n".join(lines)
 
 
+def _wrap(cell: str, width: int) -> list[str]:
+    return textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
+
+
 def _narrowed(widths: list[int], least: list[int], available: int) -> list[int]:
     """Take from the widest column again and again until the sum fits, or nothing can be taken."""
     widths = list(widths)

@@ -1,0 +1,79 @@
+"""Keys match parameters by any entry of any field."""
+
+import pytest
+import torch
+
+from megaopt_core import ParamKey, ParamPredicate, ParamWithNamePredicate, Role
+from megaopt_core.errors import OverrideError
+
+WEIGHT = torch.nn.Parameter(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "expected"),
+    [
+        (ParamKey(name="*.bias"), "layers.0.bias", True),
+        (ParamKey(name="*.bias"), "bias", False),
+        (ParamKey(name="*.Bias"), "layers.0.bias", False),
+        (ParamKey(name="layers.?.w[ab]"), "layers.3.wb", True),
+        (ParamKey(name=("nothing", "l*")), "layers.0.bias", True),
+        (ParamKey(), "layers.0.bias", False),
+    ],
+)
+def test_names_are_case_sensitive_globs_whose_star_crosses_dots(key, name, expected):
+    """A name pattern is a Unix glob against the whole qualified name."""
+    assert key.matches(WEIGHT, name) is expected
+
+
+def test_an_attribute_matches_when_it_is_truthy():
+    """An attribute that is absent or falsy does not match."""
+    param = torch.nn.Parameter(torch.zeros(2))
+    key = ParamKey(attr=("shared", "tagged"))
+    assert not key.matches(param, "p")
+    param.tagged = 0
+    assert not key.matches(param, "p")
+    param.tagged = 1
+    assert key.matches(param, "p")
+
+
+def test_any_field_is_enough():
+    """The fields are joined by OR."""
+    vector = ParamPredicate(name="vector", fn=lambda param: param.dim() == 1)
+    late = ParamWithNamePredicate(name="late", fn=lambda param, name: name.startswith("layers.9"))
+    key = ParamKey(name="head.*", predicate=vector, with_name_predicate=(late,))
+    assert key.matches(WEIGHT, "head.weight")
+    assert key.matches(torch.nn.Parameter(torch.zeros(3)), "x")
+    assert key.matches(WEIGHT, "layers.9.weight")
+    assert not key.matches(WEIGHT, "layers.8.weight")
+
+
+def test_roles_match_only_where_roles_are_known():
+    """A role is matched by routing, which knows it; `matches` does not."""
+    key = ParamKey(role=Role.EMBEDDING)
+    assert not key.matches(WEIGHT, "w")
+    assert key.matched_by(WEIGHT, "w", Role.EMBEDDING) == "role 'embedding'"
+    assert key.matched_by(WEIGHT, "w", Role.MATRIX) is None
+
+
+def test_predicates_compare_and_hash_by_name_alone():
+    """Two predicates of one name are one, whatever they compute."""
+    one, other = (ParamPredicate(name="s1", fn=lambda param, answer=answer: answer) for answer in (True, False))
+    assert one == other
+    assert {ParamKey(predicate=one): 1} == {ParamKey(predicate=(other,)): 1}
+    assert ParamWithNamePredicate(name="a", fn=min) == ParamWithNamePredicate(name="a", fn=max)
+    assert ParamWithNamePredicate(name="a", fn=min) != ParamWithNamePredicate(name="b", fn=min)
+
+
+def test_a_field_of_another_type_is_refused():
+    """The error names field, type and value."""
+    with pytest.raises(OverrideError) as caught:
+        ParamKey(name=3)
+    assert str(caught.value) == "ParamKey(name=...) takes str or a tuple of them, got int: 3"
+    with pytest.raises(OverrideError, match=r"^ParamKey\(role=\.\.\.\) takes Role or a tuple of them, got str: 'embedding'$"):
+        ParamKey(role="embedding")
+
+
+def test_a_key_reads_as_it_was_written():
+    """`str` leaves out what is empty."""
+    key = ParamKey(name="*.bias", predicate=ParamPredicate(name="v", fn=bool), role=Role.OUTPUT)
+    assert str(key) == "ParamKey(name=('*.bias',), predicate=('v',), role=('output',))"

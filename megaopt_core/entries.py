@@ -29,6 +29,10 @@ type MupRule = Callable[[OptimizerConfig, float], Mapping[ParamKey, ParamGroupOv
 type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
 
 
+def _prefixes(value: Sequence[str]) -> tuple[str, ...]:
+    return tuple(value)
+
+
 def _numel(shape: Sequence[int]) -> float:
     return float(math.prod(shape))
 
@@ -74,7 +78,7 @@ class OptimizerEntry:
     config_to_kwargs: ConfigToKwargs | None = None
     default_param_overrides: Mapping[ParamKey, ParamGroupOverride] = Factory(dict)
     settings: type | None = None
-    setting_prefixes: tuple[str, ...] = field(default=(), converter=tuple)
+    setting_prefixes: tuple[str, ...] = field(default=(), converter=_prefixes)
     granularity: Granularity = field(default=Granularity.ELEMENT, converter=Granularity)
     alignment: int = 8
     accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None

@@ -1,7 +1,7 @@
 """Every hook that a plugin may implement, in one place.
 
-A plugin is a module (or object) that an entry point of group `megaopt` names; it declares `megaopt_api = "1"` and marks its
-implementations with :data:`hookimpl`. All hooks are optional.
+A plugin is a module (or object) that an entry point of group `megaopt` names; it declares `megaopt_api = "1"` and
+marks its implementations with :data:`hookimpl`. All hooks are optional.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from megaopt_core.config import OptimizerConfig
 from megaopt_core.config_file import RawOverride, read_config_file
 from megaopt_core.errors import ConfigFileError, MegaoptError, OverrideError
 from megaopt_core.params.keys import ParamKey
-from megaopt_core.params.overrides import OVERRIDE_FIELDS, ParamGroupOverride, validate_override
 from megaopt_core.params.matching import STANDARD
+from megaopt_core.params.overrides import OVERRIDE_FIELDS, ParamGroupOverride, validate_override
 from megaopt_core.params.roles import Role
 from megaopt_core.params.standard import get_standard_config_overrides
 
@@ -106,7 +106,9 @@ class RunFile:
         Raises:
             OverrideError: a key matches by a predicate, which a file cannot hold.
         """
-        lines = [f"{key} = {_toml(value)}" for key, value in self.config.to_dict().items() if value is not None]
+        lines = [
+            f"{key} = {_toml(value)}" for key, value in self.config.to_dict().items() if value is not None
+        ]
         if self.overrides is not None:
             lines.append(f"standard_overrides = {_toml(self.standard_overrides)}")
         for key, override in (self.overrides or {}).items():
@@ -135,7 +137,9 @@ def _read_table(table: RawOverride, path: str) -> tuple[ParamKey, ParamGroupOver
                 validate_override({key: value})
                 values[key] = value
         except MegaoptError as error:
-            raise ConfigFileError(f"[[overrides]] {key}: {error}", path=path, line=line, setting=key) from error
+            raise ConfigFileError(
+                f"[[overrides]] {key}: {error}", path=path, line=line, setting=key
+            ) from error
     if not matchers:
         raise ConfigFileError(
             f"an [[overrides]] table says which parameters it means: add one of {', '.join(_MATCHERS)}",
@@ -144,7 +148,8 @@ def _read_table(table: RawOverride, path: str) -> tuple[ParamKey, ParamGroupOver
         )
     if not values:
         raise ConfigFileError(
-            f"an [[overrides]] table sets something: add one of {', '.join(OVERRIDE_FIELDS)} or a setting of the optimizer",
+            f"an [[overrides]] table sets something: add one of {', '.join(OVERRIDE_FIELDS)} or a "
+            "setting of the optimizer",
             path=path,
             line=table.line,
         )
@@ -164,7 +169,9 @@ def _role(name: str) -> Role:
 
 def _table_lines(key: ParamKey, override: ParamGroupOverride) -> list[str]:
     if key.predicate or key.with_name_predicate:
-        raise OverrideError(f"{key} matches by a predicate, which a file cannot hold; match by name, attr or role")
+        raise OverrideError(
+            f"{key} matches by a predicate, which a file cannot hold; match by name, attr or role"
+        )
     lines = []
     for matcher in _MATCHERS:
         entries = getattr(key, matcher)
@@ -172,7 +179,9 @@ def _table_lines(key: ParamKey, override: ParamGroupOverride) -> list[str]:
             lines.append(f"{matcher} = {_toml([str(entry) for entry in entries])}")
     for name, value in override.items():
         if value is None:
-            raise OverrideError(f"{name}=None cannot be written to a file: TOML has no null", key=name, value=value)
+            raise OverrideError(
+                f"{name}=None cannot be written to a file: TOML has no null", key=name, value=value
+            )
         lines.append(f"{name} = {_toml(value)}")
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 from attrs import define
@@ -111,7 +111,8 @@ class ProcessGroupCollection:
             if len(present) == 1:
                 return mesh.get_group(present[0])
             part: Any = mesh[present]
-            return part._flatten("_".join(present)).get_group()
+            group: ProcessGroup = part._flatten("_".join(present)).get_group()
+            return group
 
         return cls(
             tp=of("tp"),
@@ -142,7 +143,7 @@ class ProcessGroupCollection:
         if isinstance(groups, cls):
             return groups
         if hasattr(groups, "mesh_dim_names"):
-            return cls.from_device_mesh(groups)
+            return cls.from_device_mesh(cast("DeviceMesh", groups))
         fields = tuple(cls.__annotations__)
         if isinstance(groups, Mapping):
             unknown = [key for key in groups if key not in fields]

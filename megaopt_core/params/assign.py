@@ -73,7 +73,9 @@ class Assigner:
             override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
         )
         shape = item.box[1]
-        return Assignment(key, match.override, match.reasons, reason, entry.granularity, entry.step_cost(shape))
+        return Assignment(
+            key, match.override, match.reasons, reason, entry.granularity, entry.step_cost(shape)
+        )
 
     def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
         why = item.decision.reason
@@ -83,8 +85,8 @@ class Assigner:
             return name, f"{match.origin['optimizer']} asks for {asked!r}" if asked else why
         if asked:
             raise RoutingError(
-                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.shape}) to {asked!r}, which does not take it: "
-                f"{refusal}. Set its matrix_view, or send it to another optimizer",
+                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.shape}) to {asked!r}, which does not "
+                f"take it: {refusal}. Set its matrix_view, or send it to another optimizer",
                 names=[item.name],
             )
         tried = [name]
@@ -92,13 +94,15 @@ class Assigner:
             fallback = get_registry().optimizer(name).fallback
             if fallback is None:
                 raise RoutingError(
-                    f"{name!r} does not take {item.name!r} (shape {item.shape}): {refusal}; it names no fallback. Give an "
-                    f'override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
+                    f"{name!r} does not take {item.name!r} (shape {item.shape}): {refusal}; it names no fallback. "
+                    f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
                     names=[item.name],
                 )
             name = fallback(self.config) if callable(fallback) else fallback
             if name in tried:
-                raise RoutingError(f"none of {tried} takes {item.name!r} (shape {item.shape}): {refusal}", names=[item.name])
+                raise RoutingError(
+                    f"none of {tried} takes {item.name!r} (shape {item.shape}): {refusal}", names=[item.name]
+                )
             tried.append(name)
             refused_again = self._refusal(name, item)
             if refused_again is None:
@@ -154,7 +158,8 @@ class Assigner:
         companion = strategy.companion
         if companion is None or granularity not in registry.strategy(companion).granularities:
             raise ConfigurationError(
-                f"sharding={name!r} cannot shard {optimizer!r} (granularity {granularity.value}) and names no strategy that can",
+                f"sharding={name!r} cannot shard {optimizer!r} (granularity {granularity.value}) "
+                "and names no strategy that can",
                 setting="sharding",
                 value=name,
             )

@@ -134,7 +134,9 @@ def group_values(key: GroupKey, config: OptimizerConfig) -> dict[str, Any]:
     return values
 
 
-def split_override(override: Mapping[str, Any], defaults: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_override(
+    override: Mapping[str, Any], defaults: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split an override into what a group holds and what the optimizer's constructor takes.
 
     Args:
@@ -187,11 +189,19 @@ def children_of(keys: Sequence[GroupKey], strategies: Mapping[str, str]) -> tupl
     """
     children: list[ChildSpec] = []
     for index, key in enumerate(keys):
-        if children and (children[-1].optimizer, children[-1].is_expert, tuple(children[-1].settings.items())) == key.child:
+        if (
+            children
+            and (children[-1].optimizer, children[-1].is_expert, tuple(children[-1].settings.items()))
+            == key.child
+        ):
             last = children[-1]
-            children[-1] = ChildSpec(last.optimizer, last.is_expert, last.settings, last.strategy, (*last.groups, index))
+            children[-1] = ChildSpec(
+                last.optimizer, last.is_expert, last.settings, last.strategy, (*last.groups, index)
+            )
         else:
             children.append(
-                ChildSpec(key.optimizer, key.is_expert, dict(key.settings), strategies[key.optimizer], (index,))
+                ChildSpec(
+                    key.optimizer, key.is_expert, dict(key.settings), strategies[key.optimizer], (index,)
+                )
             )
     return tuple(children)

@@ -112,7 +112,9 @@ class Inventory:
         return [name for item in (*self.trainable, *self.frozen) for name in (item.name, *item.aliases)]
 
 
-def _global_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollection) -> tuple[tuple[int, ...], Box]:
+def _global_part(
+    param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollection
+) -> tuple[tuple[int, ...], Box]:
     shape = tuple(param.shape)
     dim = getattr(param, "partition_dim", -1)
     group = pgs.tp if getattr(param, "allreduce", True) else (pgs.expt_tp or pgs.tp)
@@ -120,11 +122,14 @@ def _global_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollecti
         return shape, whole(shape)
     if dim >= len(shape):
         raise RoutingError(
-            f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}", names=[name]
+            f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}",
+            names=[name],
         )
     stride = getattr(param, "partition_stride", 1)
     if stride != 1:
-        raise RoutingError(f"parameter {name!r} has partition_stride={stride}; only 1 is supported", names=[name])
+        raise RoutingError(
+            f"parameter {name!r} has partition_stride={stride}; only 1 is supported", names=[name]
+        )
     full = tuple(extent * size_of(group) if axis == dim else extent for axis, extent in enumerate(shape))
     offsets = tuple(rank_in(group) * extent if axis == dim else 0 for axis, extent in enumerate(shape))
     return full, (offsets, shape)

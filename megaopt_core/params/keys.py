@@ -38,6 +38,7 @@ class ParamPredicate:
     fn: Callable[[torch.nn.Parameter], bool] = field(eq=False, hash=False)
 
     def __call__(self, param: torch.nn.Parameter) -> bool:
+        """Return whether the parameter matches."""
         return bool(self.fn(param))
 
 
@@ -60,6 +61,7 @@ class ParamWithNamePredicate:
     fn: Callable[[torch.nn.Parameter, str], bool] = field(eq=False, hash=False)
 
     def __call__(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Return whether the parameter matches under this name."""
         return bool(self.fn(param, name))
 
 
@@ -113,7 +115,9 @@ class ParamKey:
     with_name_predicate: ParamWithNamePredicate | tuple[ParamWithNamePredicate, ...] = field(
         default=(), converter=_as_tuple, validator=_of_type(ParamWithNamePredicate)
     )
-    role: Role | tuple[Role, ...] = field(default=(), converter=_as_tuple, validator=_of_type(Role), kw_only=True)
+    role: Role | tuple[Role, ...] = field(
+        default=(), converter=_as_tuple, validator=_of_type(Role), kw_only=True
+    )
 
     def matches(self, param: torch.nn.Parameter, param_name: str) -> bool:
         """Return whether the parameter matches this key.
@@ -150,7 +154,10 @@ class ParamKey:
 
     def __str__(self) -> str:
         parts = [f"{name}={value!r}" for name, value in (("name", self.name), ("attr", self.attr)) if value]
-        for name, entries in (("predicate", self.predicate), ("with_name_predicate", self.with_name_predicate)):
+        for name, entries in (
+            ("predicate", self.predicate),
+            ("with_name_predicate", self.with_name_predicate),
+        ):
             if entries:
                 parts.append(f"{name}={tuple(entry.name for entry in _as_tuple(entries))!r}")
         if self.role:

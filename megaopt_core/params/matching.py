@@ -108,7 +108,9 @@ class OverrideSet:
                 what = ", ".join(f"{key}={value!r}" for key, value in entry.override.items())
                 reasons.append(f"{entry.source} {why}: {what}")
         override = combine_param_group_overrides(
-            [entry.override for entry in found], sources=[str(entry) for entry in found], param_name=param.name
+            [entry.override for entry in found],
+            sources=[str(entry) for entry in found],
+            param_name=param.name,
         )
         origin = {key: str(entry) for entry in reversed(found) for key in entry.override}
         return Match(override, tuple(reasons), origin)
@@ -132,11 +134,18 @@ class OverrideSet:
 
     def patterns(self) -> tuple[tuple[str, str], ...]:
         """Return the name patterns that must match something, each with who gave it."""
-        return tuple((pattern, entry.source) for entry in self.entries if entry.must_match for pattern in patterns_of(entry.key))
+        return tuple(
+            (pattern, entry.source)
+            for entry in self.entries
+            if entry.must_match
+            for pattern in patterns_of(entry.key)
+        )
 
     def nameless_keys(self) -> tuple[str, ...]:
         """Return the keys without a name pattern that ought to match something."""
-        return tuple(str(entry.key) for entry in self.entries if entry.must_match and not patterns_of(entry.key))
+        return tuple(
+            str(entry.key) for entry in self.entries if entry.must_match and not patterns_of(entry.key)
+        )
 
 
 def patterns_of(key: ParamKey) -> Sequence[str]:
@@ -172,4 +181,6 @@ def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Seque
             )
     for key in overrides.nameless_keys():
         if key not in seen:
-            warnings.warn(f"the override key {key} matches no parameter on any rank", UserWarning, stacklevel=3)
+            warnings.warn(
+                f"the override key {key} matches no parameter on any rank", UserWarning, stacklevel=3
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from megaopt_core.errors import OverrideConflictError, OverrideError
 
@@ -64,7 +64,9 @@ def _check_value(key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise OverrideError(f"override {key}={value!r}: must be a number", key=key, value=value)
         if not math.isfinite(value) or value < 0:
-            raise OverrideError(f"override {key}={value!r}: must be finite and not negative", key=key, value=value)
+            raise OverrideError(
+                f"override {key}={value!r}: must be finite and not negative", key=key, value=value
+            )
 
 
 def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
@@ -74,22 +76,23 @@ def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
         override: the mapping that a user or a plugin gave; it is not changed.
 
     Raises:
-        OverrideError: it is not a mapping, a key is not a str, `params` is among the keys, a value has a type that cannot be
-            compared across ranks, or a number is negative or not finite.
+        OverrideError: it is not a mapping, a key is not a str, `params` is among the keys, a value has a type that
+            cannot be compared across ranks, or a number is negative or not finite.
         OverrideConflictError: `lr` and `max_lr` are both given and differ.
     """
     if not isinstance(override, Mapping):
         raise OverrideError(
-            f"an override is a ParamGroupOverride (a dict), got {type(override).__name__}: {override!r}", value=override
+            f"an override is a ParamGroupOverride (a dict), got {type(override).__name__}: {override!r}",
+            value=override,
         )
     checked: dict[str, Any] = {}
-    for key, value in override.items():
-        if not isinstance(key, str):
-            raise OverrideError(f"an override's keys are strings, got {key!r}", value=key)
-        if key == "params":
-            raise OverrideError("an override cannot set 'params'", key="params", value=value)
-        value = tuple(value) if isinstance(value, list) else value
-        key = "max_lr" if key == "lr" else key
+    for given, raw in override.items():
+        if not isinstance(given, str):
+            raise OverrideError(f"an override's keys are strings, got {given!r}", value=given)
+        if given == "params":
+            raise OverrideError("an override cannot set 'params'", key="params", value=raw)
+        value = tuple(raw) if isinstance(raw, list) else raw
+        key = "max_lr" if given == "lr" else given
         if key in checked and checked[key] != value:
             raise OverrideConflictError(
                 f"the override sets 'lr' and 'max_lr', which mean the same, to {checked[key]!r} and {value!r}",
@@ -98,7 +101,7 @@ def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
             )
         _check_value(key, value)
         checked[key] = value
-    return ParamGroupOverride(**checked)  # type: ignore[typeddict-item]
+    return cast("ParamGroupOverride", checked)
 
 
 def param_group_override_to_tuple(
@@ -157,4 +160,4 @@ def combine_param_group_overrides(
                 )
             combined[key] = value
             origin.setdefault(key, source)
-    return ParamGroupOverride(**combined)  # type: ignore[typeddict-item]
+    return cast("ParamGroupOverride", combined)

@@ -12,7 +12,15 @@ from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
 from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.params.assign import Assigner, Assignment
-from megaopt_core.params.groups import ChildSpec, GroupKey, GroupSpec, agree_over_ranks, children_of, group_values, order_children
+from megaopt_core.params.groups import (
+    ChildSpec,
+    GroupKey,
+    GroupSpec,
+    agree_over_ranks,
+    children_of,
+    group_values,
+    order_children,
+)
 from megaopt_core.params.inventory import Inventory, take_inventory
 from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.matching import STANDARD, OverrideSet, raise_unmatched
@@ -115,12 +123,14 @@ class Routing:
         Raises:
             RoutingChangedError: it differs; the message names the parameters.
         """
-        changed = [name for name in {**self.params, **other.params} if self._where(name) != other._where(name)]
+        changed = [
+            name for name in {**self.params, **other.params} if self._where(name) != other._where(name)
+        ]
         if changed:
             shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
             raise RoutingChangedError(
-                f"configuration or overrides route {len(changed)} parameters otherwise than when the model was wrapped: "
-                f"{shown}. Wrap the model again with the new configuration",
+                f"configuration or overrides route {len(changed)} parameters otherwise than when the model was "
+                f"wrapped: {shown}. Wrap the model again with the new configuration",
                 names=changed,
             )
 

@@ -58,14 +58,15 @@ class Shard:
     def __attrs_post_init__(self) -> None:
         offsets, sizes = self.box
         inside = len(offsets) == len(sizes) == len(self.shape) and all(
-            0 <= offset and 0 <= size and offset + size <= extent
+            offset >= 0 and size >= 0 and offset + size <= extent
             for offset, size, extent in zip(offsets, sizes, self.shape, strict=True)
         )
         if not inside:
             raise ShardingError(f"Shard of {self.name!r}: box {self.box} leaves shape {self.shape}")
         if not 0 <= self.start <= self.stop <= math.prod(sizes):
             raise ShardingError(
-                f"Shard of {self.name!r}: range [{self.start}, {self.stop}) leaves its box of {math.prod(sizes)} elements"
+                f"Shard of {self.name!r}: range [{self.start}, {self.stop}) leaves its box of "
+                f"{math.prod(sizes)} elements"
             )
 
     @property

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["get_mup_config_overrides", "get_standard_config_overrides", "scaled_learning_rate"]
 
-_EMBEDDING_OR_OUTPUT = ParamKey(
-    attr="is_embedding_or_output_parameter", role=(Role.EMBEDDING, Role.OUTPUT)
-)
+_EMBEDDING_OR_OUTPUT = ParamKey(attr="is_embedding_or_output_parameter", role=(Role.EMBEDDING, Role.OUTPUT))
 
 
 def _no_decay(param: torch.nn.Parameter) -> bool:
@@ -101,7 +99,9 @@ def get_mup_config_overrides(
     """
     if not mup_width_mult > 0:
         raise ConfigurationError(
-            f"mup_width_mult={mup_width_mult!r}: must be positive", setting="mup_width_mult", value=mup_width_mult
+            f"mup_width_mult={mup_width_mult!r}: must be positive",
+            setting="mup_width_mult",
+            value=mup_width_mult,
         )
     rule = get_registry().optimizer(config.optimizer if optimizer_type is None else optimizer_type).mup
     if rule is not None:

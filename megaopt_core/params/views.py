@@ -137,9 +137,7 @@ class MatrixView:
         if groups == 1:
             return list(matrix.split(list(self.split_sizes), dim=dim))
         grouped = matrix.unflatten(dim, (groups, total))
-        return [
-            piece.flatten(dim, dim + 1) for piece in grouped.split(list(self.split_sizes), dim=dim + 1)
-        ]
+        return [piece.flatten(dim, dim + 1) for piece in grouped.split(list(self.split_sizes), dim=dim + 1)]
 
     def merge(self, matrices: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
         """Put matrices back together: the inverse of :meth:`matrices`.
@@ -157,7 +155,9 @@ class MatrixView:
         expected = self.matrix_shapes(shape)
         got = tuple(tuple(matrix.shape) for matrix in matrices)
         if got != expected:
-            raise ViewError(f"{self}: cannot merge matrices of shapes {got} into {tuple(shape)}; expected {expected}")
+            raise ViewError(
+                f"{self}: cannot merge matrices of shapes {got} into {tuple(shape)}; expected {expected}"
+            )
         if not self.split_sizes:
             matrix = matrices[0]
         else:
@@ -165,7 +165,8 @@ class MatrixView:
             dim = matrices[0].dim() - 2 + self.split_dim
             groups = (rows, columns)[self.split_dim] // sum(self.split_sizes)
             pieces = [
-                piece.unflatten(dim, (groups, size)) for piece, size in zip(matrices, self.split_sizes, strict=True)
+                piece.unflatten(dim, (groups, size))
+                for piece, size in zip(matrices, self.split_sizes, strict=True)
             ]
             matrix = torch.cat(pieces, dim=dim + 1).flatten(dim, dim + 1)
         return (matrix.mT if self.transposed else matrix).reshape(tuple(shape))

@@ -54,7 +54,9 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
     if getattr(param, "is_qkv", False):
         sizes = getattr(param, "qkv_split_shapes", None)
         if sizes is not None:
-            found.append((MatrixView(split_sizes=tuple(sizes), label="qkv"), "attributes is_qkv and qkv_split_shapes"))
+            found.append(
+                (MatrixView(split_sizes=tuple(sizes), label="qkv"), "attributes is_qkv and qkv_split_shapes")
+            )
     if getattr(param, "is_embedding_or_output_parameter", False):
         found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))
     return found

@@ -54,7 +54,9 @@ def infer_roles(
     known = {name for entry in entries for name in (entry.name, *entry.aliases)}
     unknown = sorted(set(annotations) - known)
     if unknown:
-        raise RoutingError(f"infer_roles: annotations name parameters that the model does not have: {unknown}")
+        raise RoutingError(
+            f"infer_roles: annotations name parameters that the model does not have: {unknown}"
+        )
     for entry in entries:
         if nn.parameter.is_lazy(entry.param):
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")

@@ -118,7 +118,9 @@ def _convolution(module: _ConvNd, shape: tuple[int, ...]) -> RoleDecision:
         return matrix(f"weight of {kind}, stored [in, out, ...]", MatrixView(transposed=True))
     if groups > 1:
         sizes = (module.out_channels // groups,) * groups
-        return matrix(f"weight of {kind} in {groups} groups", MatrixView(split_sizes=sizes, label="conv groups"))
+        return matrix(
+            f"weight of {kind} in {groups} groups", MatrixView(split_sizes=sizes, label="conv groups")
+        )
     return matrix(f"weight of {kind}, seen as [out, in * kernel]")
 
 

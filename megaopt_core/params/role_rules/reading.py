@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params.names import named_modules
-from megaopt_core.params.role_rules.forward.analysis import Analysis, analyze
+from megaopt_core.params.role_rules.forward.analysis import Analysis
 from megaopt_core.params.role_rules.forward.source import forward_of
-from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Use
+from megaopt_core.params.role_rules.forward.templates import Templates
+from megaopt_core.params.role_rules.forward.values import ARGUMENT, Use
 from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
 
 __all__ = ["ModelReading"]
@@ -34,7 +35,7 @@ class ModelReading:
         self.cuts: dict[tuple[int, int], Split] = {}
         self._analyses: dict[int, Analysis] = {}
         self._ends: dict[int, Ends] = {}
-        self._templates: dict[object, nn.Module] = {}
+        self._templates = Templates()
         self._keep: list[nn.Module] = [model]
         seen: set[int] = set()
         for _, module in named_modules(model):
@@ -49,12 +50,7 @@ class ModelReading:
             module: any module of the model.
         """
         if id(module) not in self._analyses:
-            key = _signature(module)
-            template = None if key is None else self._templates.setdefault(key, module)
-            if template is None or template is module:
-                self._analyses[id(module)] = analyze(module)
-            else:
-                self._analyses[id(module)] = _transfer(self.analysis(template), template, module)
+            self._analyses[id(module)] = self._templates.analysis(module)
         return self._analyses[id(module)]
 
     def ends(self, module: nn.Module | nn.Parameter) -> Ends:
@@ -91,7 +87,7 @@ class ModelReading:
                 continue
             seen.add(id(current))
             analysis = self.analysis(current)
-            first = {}
+            first: dict[int, int] = {}
             for call in analysis.calls:
                 first.setdefault(id(call.module), call.order)
                 stack.append(call.module)
@@ -140,53 +136,3 @@ def _worth_reading(module: nn.Module) -> bool:
     holders = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList)
     return any(child is not None and (is_projection(child) or isinstance(child, holders) or "base_layer" in child._modules)
                for child in module._modules.values())  # fmt: skip
-
-
-def _signature(module: nn.Module) -> object | None:
-    """Return what two modules have in common whose forwards say the same; None for modules that are not compared."""
-    if any(child is not None and child._modules for child in module._modules.values()):
-        return None
-    children = tuple(
-        (name, type(child), tuple(_shape(param) for param in child._parameters.values()))
-        for name, child in module._modules.items()
-        if child is not None
-    )
-    own = tuple((name, _shape(param)) for name, param in module._parameters.items())
-    settings = tuple(
-        (name, value if isinstance(value, int | float | str | bool | None) else id(value))
-        for name, value in module.__dict__.items()
-        if not name.startswith("_") and name != "training"
-    )
-    key = (type(module), children, own, settings)
-    return key if len(children) + len(own) > 0 else None
-
-
-def _shape(param: nn.Parameter | None) -> tuple[int, ...] | None:
-    return None if param is None or nn.parameter.is_lazy(param) else tuple(param.shape)
-
-
-def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Analysis:
-    """Return an analysis of one module as that of another of the same signature."""
-    twin: dict[int, Any] = {id(template): module}
-    for name, child in template._modules.items():
-        if child is not None:
-            twin[id(child)] = module._modules[name]
-            for attribute, param in child._parameters.items():
-                twin[id(param)] = twin[id(child)]._parameters[attribute]
-    for name, param in template._parameters.items():
-        twin[id(param)] = module._parameters[name]
-    calls = {call: Call(twin.get(id(call.module), call.module), frozenset(), call.order) for call in analysis.calls}
-
-    def moved(deps: frozenset[Any]) -> frozenset[Any]:
-        return frozenset(calls.get(dep, dep) for dep in deps)
-
-    for call, copy in calls.items():
-        copy.deps = moved(call.deps)
-    return Analysis(
-        list(calls.values()),
-        moved(analysis.returned),
-        {id(twin[key]): uses for key, uses in analysis.uses.items() if key in twin},
-        {id(twin[key]): split for key, split in analysis.splits.items() if key in twin},
-        {(id(twin[key]), axis): split for (key, axis), split in analysis.cuts.items() if key in twin},
-        analysis.readable,
-    )

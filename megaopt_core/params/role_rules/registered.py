@@ -89,7 +89,9 @@ def register_matrix_view(match: ModuleMatch, view: ViewSource, *, param: str = "
     if not callable(match):
         raise ViewError(f"register_matrix_view: match must be a module class or a predicate, got {match!r}")
     if not isinstance(view, MatrixView) and not callable(view):
-        raise ViewError(f"register_matrix_view: view must be a MatrixView or a function of a module, got {view!r}")
+        raise ViewError(
+            f"register_matrix_view: view must be a MatrixView or a function of a module, got {view!r}"
+        )
     handle = ViewHandle(match, view, param)
     _registered.append(handle)
     return handle

@@ -15,7 +15,9 @@ __all__ = ["with_split"]
 _LABELS = {2: "fused 2", 3: "fused 3"}
 
 
-def with_split(decision: RoleDecision, owner: nn.Module | nn.Parameter, reading: ModelReading) -> RoleDecision:
+def with_split(
+    decision: RoleDecision, owner: nn.Module | nn.Parameter, reading: ModelReading
+) -> RoleDecision:
     """Return a decision with the split that the source of its users shows.
 
     Args:
@@ -35,7 +37,9 @@ def with_split(decision: RoleDecision, owner: nn.Module | nn.Parameter, reading:
             found.append((split_dim, split))
     if unclear or len(found) > 1:
         return evolve(
-            decision, uncertain=True, reason=f"{decision.reason}; its parts are used in a way that no view describes"
+            decision,
+            uncertain=True,
+            reason=f"{decision.reason}; its parts are used in a way that no view describes",
         )
     if not found:
         return decision
@@ -47,7 +51,9 @@ def with_split(decision: RoleDecision, owner: nn.Module | nn.Parameter, reading:
     except ViewError:
         return evolve(decision, uncertain=True, reason=f"{decision.reason}; its split does not fit its shape")
     how = "side by side" if sum(sizes) == _extent(fused, shape) else "repeated in groups"
-    return evolve(decision, view=fused, reason=f"{decision.reason}; forward takes {len(sizes)} parts apart, {how}")
+    return evolve(
+        decision, view=fused, reason=f"{decision.reason}; forward takes {len(sizes)} parts apart, {how}"
+    )
 
 
 def _axes(

@@ -52,7 +52,12 @@ def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, 
     if len(shape) != 2:
         return False
     for param in module._parameters.values():
-        if param is not None and param.dim() == 3 and param.shape[0] == shape[0] and shape[1] in param.shape[1:]:
+        if (
+            param is not None
+            and param.dim() == 3
+            and param.shape[0] == shape[0]
+            and shape[1] in param.shape[1:]
+        ):
             kinds = {use.kind for use in uses.get(id(param), ())}
             if "contracted" in kinds:
                 return True
@@ -76,7 +81,9 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
             return matrix("a factor of a matrix product", view)
         return matrix("a matrix product contracts it, over axes that were not found", view, uncertain=True)
     view, sure = oriented(shape, exact[0])
-    what = "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
+    what = (
+        "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
+    )
     if view.transposed:
         what += ", stored [in, out]"
     return matrix(what if sure else f"{what}; its axes fit no view", view, uncertain=not sure)

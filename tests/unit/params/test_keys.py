@@ -57,7 +57,9 @@ def test_roles_match_only_where_roles_are_known():
 
 def test_predicates_compare_and_hash_by_name_alone():
     """Two predicates of one name are one, whatever they compute."""
-    one, other = (ParamPredicate(name="s1", fn=lambda param, answer=answer: answer) for answer in (True, False))
+    one, other = (
+        ParamPredicate(name="s1", fn=lambda param, answer=answer: answer) for answer in (True, False)
+    )
     assert one == other
     assert {ParamKey(predicate=one): 1} == {ParamKey(predicate=(other,)): 1}
     assert ParamWithNamePredicate(name="a", fn=min) == ParamWithNamePredicate(name="a", fn=max)
@@ -69,7 +71,9 @@ def test_a_field_of_another_type_is_refused():
     with pytest.raises(OverrideError) as caught:
         ParamKey(name=3)
     assert str(caught.value) == "ParamKey(name=...) takes str or a tuple of them, got int: 3"
-    with pytest.raises(OverrideError, match=r"^ParamKey\(role=\.\.\.\) takes Role or a tuple of them, got str: 'embedding'$"):
+    with pytest.raises(
+        OverrideError, match=r"^ParamKey\(role=\.\.\.\) takes Role or a tuple of them, got str: 'embedding'$"
+    ):
         ParamKey(role="embedding")
 
 

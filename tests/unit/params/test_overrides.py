@@ -12,7 +12,9 @@ from megaopt_core.params.overrides import validate_override
 
 VALUES = st.one_of(st.integers(-3, 3), st.text(max_size=3), st.none(), st.tuples(st.integers(0, 3)))
 COMMON = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-OVERRIDES = st.lists(st.none() | st.dictionaries(st.sampled_from(["a", "b", "max_lr", "wd_mult"]), VALUES), max_size=4)
+OVERRIDES = st.lists(
+    st.none() | st.dictionaries(st.sampled_from(["a", "b", "max_lr", "wd_mult"]), VALUES), max_size=4
+)
 
 
 def _combined(overrides):
@@ -55,7 +57,9 @@ def test_a_conflict_names_key_values_sources_and_parameter():
     """The error is a ValueError that says everything there is to say."""
     with pytest.raises(ValueError, match="conflicting") as caught:
         combine_param_group_overrides(
-            [{"wd_mult": 0.0}, {"wd_mult": 1.0}], sources=["standard: A", "config_overrides: B"], param_name="w"
+            [{"wd_mult": 0.0}, {"wd_mult": 1.0}],
+            sources=["standard: A", "config_overrides: B"],
+            param_name="w",
         )
     assert str(caught.value) == (
         "conflicting overrides for parameter 'w': 'wd_mult' is 0.0 from standard: A and 1.0 from config_overrides: B"
@@ -67,7 +71,9 @@ def test_lr_means_max_lr():
     """`lr` is an alias; both together must agree."""
     assert validate_override({"lr": 0.1}) == {"max_lr": 0.1}
     assert validate_override({"lr": 0.1, "max_lr": 0.1}) == {"max_lr": 0.1}
-    with pytest.raises(OverrideConflictError, match="'lr' and 'max_lr', which mean the same, to 0.1 and 0.2"):
+    with pytest.raises(
+        OverrideConflictError, match=r"'lr' and 'max_lr', which mean the same, to 0\.1 and 0\.2"
+    ):
         validate_override(ParamGroupOverride(max_lr=0.1) | {"lr": 0.2})
 
 

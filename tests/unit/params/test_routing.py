@@ -84,7 +84,9 @@ def test_standard_overrides_apply_unless_others_are_given():
 
 def test_qk_layernorm_decays_when_asked():
     """With apply_wd_to_qk_layernorm, query and key norms keep their weight decay; other vectors do not."""
-    model = torch.nn.ModuleDict({name: torch.nn.LayerNorm(2) for name in ("q_layernorm", "k_layernorm", "norm")})
+    model = torch.nn.ModuleDict(
+        {name: torch.nn.LayerNorm(2) for name in ("q_layernorm", "k_layernorm", "norm")}
+    )
     routing = route(OptimizerConfig(optimizer="plain", lr=0.1, apply_wd_to_qk_layernorm=True), model)
     assert [name for name, entry in routing.params.items() if entry.override] == ["norm.weight", "norm.bias"]
 
@@ -139,7 +141,9 @@ def test_frozen_parameters_are_listed_and_not_routed():
     """A frozen parameter has no group; a pattern that matches only it is still no mistake."""
     model = Model()
     model.embed.weight.requires_grad_(False)
-    routing = route(OptimizerConfig(optimizer="plain", lr=0.1), model, {ParamKey(name="embed.*"): {"max_lr": 1.0}})
+    routing = route(
+        OptimizerConfig(optimizer="plain", lr=0.1), model, {ParamKey(name="embed.*"): {"max_lr": 1.0}}
+    )
     assert "embed.weight" not in routing.params
     assert routing.frozen == ("embed.weight",)
 
@@ -148,7 +152,9 @@ def test_tied_parameters_are_one_and_match_under_every_name():
     """A tied head is routed once, and a pattern for either name reaches it."""
     model = Model()
     model.head.weight = model.embed.weight
-    routing = route(OptimizerConfig(optimizer="plain", lr=0.1), model, {ParamKey(name="head.*"): {"max_lr": 1.0}})
+    routing = route(
+        OptimizerConfig(optimizer="plain", lr=0.1), model, {ParamKey(name="head.*"): {"max_lr": 1.0}}
+    )
     assert routing.params["embed.weight"].aliases == ("head.weight",)
     assert routing.params["embed.weight"].override == {"max_lr": 1.0}
     assert "head.weight" not in routing.params
@@ -240,11 +246,19 @@ def test_annotations_of_plugins_decide_what_is_left_open():
         (
             {ParamKey(name="embed.*"): {"optimizer": "whole"}},
             RoutingError,
-            "config_overrides: ParamKey(name=('embed.*',)) sends 'embed.weight' (shape (7, 4)) to 'whole', which does not "
-            "take it: not a matrix. Set its matrix_view, or send it to another optimizer",
+            "config_overrides: ParamKey(name=('embed.*',)) sends 'embed.weight' (shape (7, 4)) to 'whole', which does "
+            "not take it: not a matrix. Set its matrix_view, or send it to another optimizer",
         ),
-        ({"head.*": {}}, OverrideError, "config_overrides: the key of an override is a ParamKey, got 'head.*'"),
-        ([1], OverrideError, "config_overrides: overrides are a mapping {ParamKey: ParamGroupOverride}, got list: [1]"),
+        (
+            {"head.*": {}},
+            OverrideError,
+            "config_overrides: the key of an override is a ParamKey, got 'head.*'",
+        ),
+        (
+            [1],
+            OverrideError,
+            "config_overrides: overrides are a mapping {ParamKey: ParamGroupOverride}, got list: [1]",
+        ),
         (
             {ParamKey(name="head.*"): OptimizerConfig(optimizer="plain")},
             OverrideError,
@@ -269,16 +283,20 @@ def test_an_optimizer_without_fallback_names_the_parameter_it_leaves():
     with pytest.raises(RoutingError) as caught:
         route(OptimizerConfig(optimizer="picky", lr=0.1), Model(), {})
     assert str(caught.value) == (
-        "'picky' does not take 'embed.weight' (shape (7, 4)): not a matrix; it names no fallback. Give an override such as "
-        '{ParamKey(name="embed.weight"): {"optimizer": ...}}'
+        "'picky' does not take 'embed.weight' (shape (7, 4)): not a matrix; it names no fallback. "
+        'Give an override such as {ParamKey(name="embed.weight"): {"optimizer": ...}}'
     )
 
 
 def test_a_predicate_that_matches_nothing_is_warned_of():
     """Attributes and predicates may be meant for other models: a warning is enough."""
     never = ParamPredicate(name="never", fn=lambda param: False)
-    with pytest.warns(UserWarning, match=r"the override key ParamKey\(predicate=\('never',\)\) matches no parameter"):
-        route(OptimizerConfig(optimizer="plain", lr=0.1), Model(), {ParamKey(predicate=never): {"max_lr": 1.0}})
+    with pytest.warns(
+        UserWarning, match=r"the override key ParamKey\(predicate=\('never',\)\) matches no parameter"
+    ):
+        route(
+            OptimizerConfig(optimizer="plain", lr=0.1), Model(), {ParamKey(predicate=never): {"max_lr": 1.0}}
+        )
 
 
 def test_two_chunks_with_one_name_need_fqn():
@@ -301,7 +319,11 @@ OVERRIDE_TUPLES = st.none() | st.dictionaries(
     st.sampled_from(["max_lr", "wd_mult", "eps"]), st.floats(0, 1) | st.integers(0, 3), min_size=1
 ).map(lambda override: tuple(sorted(override.items())))
 KEYS = st.builds(
-    GroupKey, st.sampled_from(["whole", "plain"]), st.booleans(), st.sampled_from([(), (("rate", 0.5),)]), OVERRIDE_TUPLES
+    GroupKey,
+    st.sampled_from(["whole", "plain"]),
+    st.booleans(),
+    st.sampled_from([(), (("rate", 0.5),)]),
+    OVERRIDE_TUPLES,
 )
 
 

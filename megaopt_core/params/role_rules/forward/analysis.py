@@ -16,7 +16,15 @@ from megaopt_core.params.role_rules.forward.evaluator import Evaluator
 from megaopt_core.params.role_rules.forward.rows import find_split
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree, own_methods
 from megaopt_core.params.role_rules.forward.trace import BATCH, BudgetExceededError, Trace
-from megaopt_core.params.role_rules.forward.values import ARGUMENT, Call, Flow, Source, Use, deps_of, weights_of
+from megaopt_core.params.role_rules.forward.values import (
+    ARGUMENT,
+    Call,
+    Flow,
+    Source,
+    Use,
+    deps_of,
+    weights_of,
+)
 from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
 
 __all__ = ["Analysis", "analyze"]
@@ -36,6 +44,7 @@ class Analysis:
             split in a way that a view cannot describe.
         cuts: the same for axes of weights that are cut before use, by identity and axis.
         readable: the forward's source was there, and was read to the end.
+        reads: plain attributes of modules that this depends on.
     """
 
     calls: list[Call] = field(factory=list)
@@ -44,6 +53,7 @@ class Analysis:
     splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
     cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
     readable: bool = True
+    reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
 
 def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
@@ -63,6 +73,7 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
         trace = Trace(rank=rank)
         complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
         _collect(trace, result)
+        result.reads += trace.reads
         if rank == ranks[0]:
             result.calls, result.readable = trace.calls, complete
         if not _may_split(module, forward) or (result.splits and all(result.splits.values())):
@@ -99,7 +110,9 @@ def _unused(module: nn.Module, trace: Trace) -> bool:
     return any(param is not None and id(param) not in trace.uses for param in module._parameters.values())
 
 
-def _run(evaluator: Evaluator, module: nn.Module, function: Callable[..., Any], *, shaped: bool = True) -> Any:
+def _run(
+    evaluator: Evaluator, module: nn.Module, function: Callable[..., Any], *, shaped: bool = True
+) -> Any:
     tree = function_tree(function)
     if tree is None:
         return None
@@ -141,7 +154,11 @@ def _first_takers(module: nn.Module) -> list[nn.Module]:
     if forward is not None:
         with suppress(BudgetExceededError, RecursionError):
             _run(evaluator, module, forward, shaped=False)
-    called = [call.module for call in trace.calls if isinstance(call.module, nn.Module) and is_projection(call.module)]
+    called = [
+        call.module
+        for call in trace.calls
+        if isinstance(call.module, nn.Module) and is_projection(call.module)
+    ]
     return [*called[:1], *children]
 
 
@@ -160,7 +177,9 @@ def _collect(trace: Trace, result: Analysis) -> None:
 
 
 def _may_split(module: nn.Module, forward: Callable[..., Any] | None) -> bool:
-    return any(_mentions_cut(function) for function in (forward, *own_methods(module)) if function is not None)
+    return any(
+        _mentions_cut(function) for function in (forward, *own_methods(module)) if function is not None
+    )
 
 
 _mentions: dict[int, bool] = {}

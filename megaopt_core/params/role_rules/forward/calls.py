@@ -16,7 +16,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params.role_rules.forward import ops
 from megaopt_core.params.role_rules.forward.expressions import Closure, ExpressionEvaluator, Frame
-from megaopt_core.params.role_rules.forward.objects import Bound, Choice, abstract, is_abstract, items_of, merge_values
+from megaopt_core.params.role_rules.forward.objects import (
+    Bound,
+    Choice,
+    abstract,
+    is_abstract,
+    items_of,
+    merge_values,
+)
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree
 from megaopt_core.params.role_rules.forward.trace import BATCH
 from megaopt_core.params.role_rules.forward.values import Flow, Weight, deps_of, flows_of, weights_of
@@ -50,6 +57,16 @@ class CallEvaluator(ExpressionEvaluator):
             callee: Any = self._super(node.func, frame)
         else:
             callee = self.evaluate(node.func, frame)
+        self.trace.silent += _is_opaque(callee)
+        try:
+            args, kwargs = self._arguments(node, frame)
+        finally:
+            self.trace.silent -= _is_opaque(callee)
+        result = self.call(callee, args, kwargs)
+        self._in_place(node, result, frame)
+        return result
+
+    def _arguments(self, node: ast.Call, frame: Frame) -> tuple[list[Any], dict[str, Any]]:
         args = self._elements(node.args, frame)
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -58,9 +75,7 @@ class CallEvaluator(ExpressionEvaluator):
                 kwargs[keyword.arg] = value
             elif isinstance(value, dict):
                 kwargs.update({str(key): item for key, item in value.items()})
-        result = self.call(callee, args, kwargs)
-        self._in_place(node, result, frame)
-        return result
+        return args, kwargs
 
     def _in_place(self, node: ast.Call, result: Any, frame: Frame) -> None:
         """Note what a method that ends in an underscore did to its variable."""
@@ -131,7 +146,9 @@ class CallEvaluator(ExpressionEvaluator):
             return False
         if function_tree(forward) is None:
             return False
-        small = len(module._modules) <= 4 and not any(child._modules for child in module._modules.values() if child)
+        small = len(module._modules) <= 4 and not any(
+            child._modules for child in module._modules.values() if child
+        )
         return bool(weights_of(values)) or small
 
     def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
@@ -157,7 +174,11 @@ class CallEvaluator(ExpressionEvaluator):
             return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)
-        if forward_of(module) is not None and self.depth < _DEEPEST and not kind.__module__.startswith("torch."):
+        if (
+            forward_of(module) is not None
+            and self.depth < _DEEPEST
+            and not kind.__module__.startswith("torch.")
+        ):
             result = self.inline(module, args, kwargs)
             if deps_of(result) >= deps_of((args, kwargs)) or not deps_of((args, kwargs)):
                 return result
@@ -247,7 +268,9 @@ class CallEvaluator(ExpressionEvaluator):
         finally:
             self.depth -= 1
 
-    def _bind(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return the local variables that a call begins with."""
         tree = function_tree(function)
         if tree is None:
@@ -341,6 +364,12 @@ class CallEvaluator(ExpressionEvaluator):
 
 class _SuperMethod(Bound):
     """A method of a parent class: never taken for a call of the module itself."""
+
+
+def _is_opaque(callee: Any) -> bool:
+    """True for a call whose plain arguments change nothing: a method of something unknown, like a cache."""
+    owner = callee.owner if isinstance(callee, Bound) else callee
+    return isinstance(owner, Flow) and owner.tensor is None and owner.piece is None
 
 
 def _is_super(node: ast.expr) -> bool:

@@ -126,6 +126,7 @@ class ExpressionEvaluator(ABC):
             return self.assigned[id(owner), name]
         if is_abstract(owner):
             return self._read_abstract(owner, name)
+        self.trace.note_read(owner, name)
         value = attribute_of(owner, name)
         if isinstance(value, Property):
             return self.call(Bound(value.owner, value.function, name), (), {})
@@ -133,7 +134,11 @@ class ExpressionEvaluator(ABC):
 
     def _read_abstract(self, owner: Flow | Weight, name: str) -> Any:
         if name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"):
-            shape = owner.shape if isinstance(owner, Weight) else (None if owner.tensor is None else owner.tensor.shape)
+            shape = (
+                owner.shape
+                if isinstance(owner, Weight)
+                else (None if owner.tensor is None else owner.tensor.shape)
+            )
             if shape is None or name not in ("shape", "ndim"):
                 return Flow()
             return tuple(shape) if name == "shape" else len(shape)
@@ -211,7 +216,9 @@ class ExpressionEvaluator(ABC):
             children = list(value.values()) if isinstance(value, nn.ModuleDict) else list(value)
             return Choice(tuple(children)) if children else Flow()
         if isinstance(value, nn.ParameterList | nn.ParameterDict) and is_abstract(key):
-            found = [abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)]
+            found = [
+                abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)
+            ]
             return found[0] if found else Flow()
         try:
             return abstract(value[key])

@@ -15,7 +15,16 @@ from megaopt_core.params.role_rules.forward.trace import Trace
 from megaopt_core.params.role_rules.forward.values import Flow, Weight
 from megaopt_core.params.role_rules.forward.weights import whole_weight
 
-__all__ = ["Bound", "Choice", "Property", "abstract", "attribute_of", "is_abstract", "items_of", "merge_values"]
+__all__ = [
+    "Bound",
+    "Choice",
+    "Property",
+    "abstract",
+    "attribute_of",
+    "is_abstract",
+    "items_of",
+    "merge_values",
+]
 
 _MOST_ITEMS = 8
 
@@ -126,7 +135,9 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
     if isinstance(value, str):
         return list(value)
     items = list(value)
-    plain = len(items) > _MOST_ITEMS and not any(isinstance(item, nn.Module | Weight | tuple) for item in items)
+    plain = len(items) > _MOST_ITEMS and not any(
+        isinstance(item, nn.Module | Weight | tuple) for item in items
+    )
     return [*items[:3], *items[-2:]] if plain else items
 
 

@@ -10,7 +10,15 @@ import torch
 from megaopt_core.params.role_rules.forward import shapes, weights
 from megaopt_core.params.role_rules.forward.rows import merge
 from megaopt_core.params.role_rules.forward.trace import Trace
-from megaopt_core.params.role_rules.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
+from megaopt_core.params.role_rules.forward.values import (
+    ARGUMENT,
+    Flow,
+    Use,
+    Weight,
+    deps_of,
+    flows_of,
+    weights_of,
+)
 
 __all__ = ["arithmetic", "operation"]
 
@@ -91,7 +99,9 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
         return Flow(deps, shape, mixed=left.pieces + right.pieces)
     if left.piece is not None or right.piece is not None:
         flow, other = (left, right) if left.piece is not None else (right, left)
-        wider = other.tensor is not None and flow.tensor is not None and other.tensor.dim() > flow.tensor.dim()
+        wider = (
+            other.tensor is not None and flow.tensor is not None and other.tensor.dim() > flow.tensor.dim()
+        )
         return Flow(deps) if wider else Flow(deps, flow.tensor, flow.piece)
     return Flow(deps, _broadcast(left.tensor, right.tensor), mixed=left.mixed + right.mixed)
 
@@ -120,7 +130,11 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if name == "detach" and args and isinstance(args[0], Weight):
         return args[0]
     deps = deps_of((args, kwargs))
-    tensor = args[0].tensor if args and isinstance(args[0], Flow) and name.startswith(("detach", "zeros_like")) else None
+    tensor = (
+        args[0].tensor
+        if args and isinstance(args[0], Flow) and name.startswith(("detach", "zeros_like"))
+        else None
+    )
     tensor = None if tensor is None else tensor.to("meta")
     return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, None, one_hot=name == "one_hot")
 
@@ -217,7 +231,9 @@ def _attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "_grouped_mm", "grouped_mm", "dot", "__matmul__"), _product),
+    **dict.fromkeys(
+        ("matmul", "mm", "bmm", "mv", "_grouped_mm", "grouped_mm", "dot", "__matmul__"), _product
+    ),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addmm_", "baddbmm_"), _add_product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_nd"), _convolve(transposed=False)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),

@@ -37,7 +37,9 @@ def relabel(tensor: torch.Tensor, origin: Flow) -> Flow:
         return Flow(origin.deps, tensor, None, one_hot=origin.one_hot, mixed=origin.mixed)
     if origin.tensor is not None and tensor.numel() == origin.tensor.numel():
         return Flow(origin.deps, tensor, piece)
-    return Flow(origin.deps, tensor, piece.cut(tuple(torch.unique(tensor).tolist())))
+    present = torch.zeros(piece.source.size, dtype=torch.bool, device="cpu")
+    present[tensor.reshape(-1).long()] = True
+    return Flow(origin.deps, tensor, piece.cut(tuple(present.nonzero().view(-1).tolist())))
 
 
 def merge(flows: Iterable[Flow]) -> None:

@@ -72,7 +72,8 @@ def _size(arg: Any, value: Flow) -> Any:
     if isinstance(arg, list):
         shape = () if value.tensor is None else value.tensor.shape
         return [
-            (shape[i] if i < len(shape) - 1 else -1) if isinstance(item, Flow) else item for i, item in enumerate(arg)
+            (shape[i] if i < len(shape) - 1 else -1) if isinstance(item, Flow) else item
+            for i, item in enumerate(arg)
         ]
     return arg
 
@@ -117,11 +118,17 @@ def _widened(weight: Weight, rank: int) -> Weight:
         return weight
     added = max(rank - len(weight.shape), 0)
     return Weight(
-        weight.params, (1,) * added + weight.shape, (Axis(-1),) * added + weight.axes, weight.base, weight.deps
+        weight.params,
+        (1,) * added + weight.shape,
+        (Axis(-1),) * added + weight.axes,
+        weight.base,
+        weight.deps,
     )
 
 
-def _cut_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _cut_weight(
+    trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[Any]:
     keywords = {**kwargs}
     dim = keywords.pop("dim", args[1] if name != "unbind" and len(args) > 1 else (args[0] if args else 0))
     shape: tuple[int, ...] = weight.shape or ()
@@ -156,7 +163,10 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         return trace.unknown(value, key)
     if value.tensor is None or isinstance(key, str):
         return Flow(value.deps)
-    keys = tuple(slice(None) if isinstance(item, Flow) else item for item in (key if isinstance(key, tuple) else (key,)))
+    keys = tuple(
+        slice(None) if isinstance(item, Flow) else item
+        for item in (key if isinstance(key, tuple) else (key,))
+    )
     keys = tuple(_closed(item) for item in keys)
     if value.fresh and len(keys) == 1 and isinstance(keys[0], int):
         return value  # a projection that returns a tuple, or one item of the batch
@@ -246,7 +256,12 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
         return [trace.unknown(value)] * count
     if isinstance(value, Flow) and value.fresh:
         return [value, *[Flow(value.deps)] * (count - 1)]  # a projection that returns its bias apart
-    if isinstance(value, Flow) and value.tensor is not None and value.tensor.dim() and value.tensor.shape[0] == count:
+    if (
+        isinstance(value, Flow)
+        and value.tensor is not None
+        and value.tensor.dim()
+        and value.tensor.shape[0] == count
+    ):
         parts: Callable[..., Any] = value.tensor.unbind
         return [relabel(part, value) for part in parts(0)]
     if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:

@@ -14,7 +14,7 @@ from megaopt_core.params.role_rules.forward.values import Call, Flow, Source, Us
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
-BATCH = (2, 5, 3)
+BATCH = (1, 2, 3)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
 _MOST_ROWS = 100_000
 
@@ -34,7 +34,8 @@ class Trace:
         uses: how each parameter, by identity, is used.
         sources: rows of projections and weights, by identity of the owner and axis.
         cuts: axes of weights that were cut before use, by identity of the parameter and axis.
-        unreadable: something was called that cannot be read.
+        reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
+        silent: greater than zero while reads do not matter.
     """
 
     rank: int = 3
@@ -43,7 +44,13 @@ class Trace:
     uses: dict[int, set[Use]] = field(factory=dict)
     sources: dict[int, Source] = field(factory=dict)
     cuts: dict[tuple[int, int], Source] = field(factory=dict)
-    unreadable: set[str] = field(factory=set)
+    reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
+    silent: int = 0
+
+    def note_read(self, owner: Any, name: str) -> None:
+        """Note that a plain attribute of a module was read."""
+        if not self.silent and isinstance(owner, nn.Module) and name in owner.__dict__ and name != "training":
+            self.reads.append((owner, name, owner.__dict__[name]))
 
     def spend(self) -> None:
         """Count a step.

@@ -8,7 +8,19 @@ import torch
 from attrs import define, field, frozen
 from torch import nn
 
-__all__ = ["ARGUMENT", "Axis", "Call", "Flow", "Piece", "Source", "Use", "Weight", "deps_of", "flows_of", "weights_of"]
+__all__ = [
+    "ARGUMENT",
+    "Axis",
+    "Call",
+    "Flow",
+    "Piece",
+    "Source",
+    "Use",
+    "Weight",
+    "deps_of",
+    "flows_of",
+    "weights_of",
+]
 
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""

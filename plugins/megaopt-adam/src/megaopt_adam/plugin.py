@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megaopt_core import OptimizerEntry, hookimpl
 
 from megaopt_adam.implementation import fastest_implementation
 from megaopt_adam.mup import adam_mup, sgd_mup
 from megaopt_adam.settings import AdamSettings, SGDSettings
 from megaopt_adam.state import init_adam_state, init_sgd_state
+from megaopt_core import OptimizerEntry, hookimpl
 
 if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig, ProcessGroupCollection
@@ -25,7 +25,9 @@ _LOW = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def adam_kwargs(
-    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module], pg_collection: ProcessGroupCollection | None
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module],
+    pg_collection: ProcessGroupCollection | None,
 ) -> dict[str, Any]:
     """Return the constructor arguments of `torch.optim.Adam`.
 
@@ -45,7 +47,9 @@ def adam_kwargs(
 
 
 def adamw_kwargs(
-    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module], pg_collection: ProcessGroupCollection | None
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module],
+    pg_collection: ProcessGroupCollection | None,
 ) -> dict[str, Any]:
     """Return the constructor arguments of `torch.optim.AdamW`, which always decouples weight decay.
 
@@ -60,7 +64,9 @@ def adamw_kwargs(
 
 
 def sgd_kwargs(
-    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module], pg_collection: ProcessGroupCollection | None
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module],
+    pg_collection: ProcessGroupCollection | None,
 ) -> dict[str, Any]:
     """Return the constructor arguments of `torch.optim.SGD`.
 
@@ -78,7 +84,11 @@ def sgd_kwargs(
 
 
 def _adam_entry(
-    optimizer_cls: type[torch.optim.Optimizer], kwargs: ConfigToKwargs, settings: type | None, name: str, about: str
+    optimizer_cls: type[torch.optim.Optimizer],
+    kwargs: ConfigToKwargs,
+    settings: type | None,
+    name: str,
+    about: str,
 ) -> OptimizerEntry:
     return OptimizerEntry(
         optimizer_cls=optimizer_cls,

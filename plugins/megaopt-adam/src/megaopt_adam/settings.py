@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attrs import field, frozen
+
 from megaopt_core.validators import between, positive
 
 __all__ = ["AdamSettings", "SGDSettings"]
@@ -19,7 +20,9 @@ class AdamSettings:
     """
 
     beta1: float = field(
-        default=0.9, validator=between(0.0, 1.0), metadata={"help": "decay rate of the gradient's running average"}
+        default=0.9,
+        validator=between(0.0, 1.0),
+        metadata={"help": "decay rate of the gradient's running average"},
     )
     beta2: float = field(
         default=0.999,
@@ -37,4 +40,6 @@ class SGDSettings:
         momentum: factor on the momentum buffer; 0 means none.
     """
 
-    momentum: float = field(default=0.9, validator=between(0.0, 1.0), metadata={"help": "factor on the momentum buffer"})
+    momentum: float = field(
+        default=0.9, validator=between(0.0, 1.0), metadata={"help": "factor on the momentum buffer"}
+    )

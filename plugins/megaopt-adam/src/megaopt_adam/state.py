@@ -26,7 +26,11 @@ def init_adam_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | 
             state = optimizer.state[param]
             if state:
                 continue
-            step_dtype = torch.float64 if torch.get_default_dtype() == torch.float64 and not group["fused"] else torch.float32
+            step_dtype = (
+                torch.float64
+                if torch.get_default_dtype() == torch.float64 and not group["fused"]
+                else torch.float32
+            )
             state["step"] = torch.zeros((), dtype=step_dtype, device=param.device if on_device else "cpu")
             for key in ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if group["amsgrad"] else ()):
                 state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)

@@ -196,7 +196,7 @@ def _offered[T](manager: pluggy.PluginManager, hook: str, kind: type[T]) -> dict
                 raise PluginError(f"{hook} returned the name {name!r}; a name is a non-empty str")
             if not isinstance(value, kind):
                 raise PluginError(
-                    f"{hook} returned {name!r}: {type(value).__name__}; it must be a {kind.__name__}"
+                    f"{hook} returned {name!r}: {type(value).__name__}; it must be of type {kind.__name__}"
                 )
             offered[name] = value
     return offered

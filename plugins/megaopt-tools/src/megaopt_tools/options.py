@@ -1,0 +1,132 @@
+"""What `train` and `compare` have in common on the command line."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megaopt_tools.errors import CommandError
+from megaopt_tools.recipe import Recipe, tuned
+
+__all__ = ["add_run_options", "output_folder", "recipe_of", "use_threads"]
+
+_DEFAULT = Recipe("")
+
+
+def add_run_options(parser: ArgumentParser) -> None:
+    """Add the options that describe a run, whatever its optimizer.
+
+    Args:
+        parser: the command's parser.
+    """
+    text = parser.add_argument_group("the text and the model")
+    text.add_argument(
+        "--text", type=Path, metavar="FILE", help="train on this file; default: Python's help topics"
+    )
+    text.add_argument(
+        "--context", type=_positive, default=_DEFAULT.context, metavar="BYTES", help=_help("window")
+    )
+    text.add_argument("--seed", type=int, default=_DEFAULT.seed, help=_help("of weights and batches"))
+    run = parser.add_argument_group("the run")
+    run.add_argument("--steps", type=_positive, default=_DEFAULT.steps, help=_help("steps to take"))
+    run.add_argument(
+        "--batch-size", type=_positive, default=_DEFAULT.batch_size, help=_help("windows in a batch")
+    )
+    run.add_argument(
+        "--schedule",
+        default=_DEFAULT.schedule,
+        metavar="STYLE",
+        help=_help(
+            "how the learning rate falls: constant, linear, cosine, inverse-square-root, WSD or a plugin's"
+        ),
+    )
+    run.add_argument(
+        "--warmup", type=_not_negative, metavar="STEPS", help="steps of warm-up; default: a tenth"
+    )
+    run.add_argument(
+        "--threads", type=_positive, help="threads that torch computes with; default: torch's choice"
+    )
+
+
+def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that the options describe.
+
+    What the options leave open, the grid search fills in, if it included the optimizer.
+
+    Args:
+        args: the parsed options.
+        optimizer: a registered name.
+        lr: the learning rate that was given.
+        settings: the settings that were given.
+    """
+    found = tuned(optimizer)
+    settings = {**found.settings, **settings}
+    given_lr = settings.pop("lr", None)
+    named = settings.pop("optimizer", optimizer)
+    if named != optimizer:
+        raise CommandError(f"--set optimizer={named}: the optimizer is already {optimizer}")
+    lr = given_lr if lr is None else lr
+    optional = {} if args.warmup is None else {"warmup": args.warmup}
+    return Recipe(
+        optimizer=optimizer,
+        lr=found.lr if lr is None else lr,
+        settings=settings,
+        steps=args.steps,
+        batch_size=args.batch_size,
+        context=args.context,
+        schedule=args.schedule,
+        seed=args.seed,
+        **optional,
+    )
+
+
+def output_folder(path: Path) -> Path:
+    """Return a folder to write into, made if it is not there.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        CommandError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {path}: no folder can be made there: {error.strerror}") from error
+    return path
+
+
+def use_threads(count: int | None) -> int:
+    """Let torch compute with this many threads.
+
+    Args:
+        count: how many; None leaves torch's choice.
+
+    Returns:
+        How many there are now.
+    """
+    if count is not None:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()
+
+
+def _help(about: str) -> str:
+    return f"{about}; default: %(default)s"
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _not_negative(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if text.isdecimal() and int(text) >= least:
+        return int(text)
+    raise ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")

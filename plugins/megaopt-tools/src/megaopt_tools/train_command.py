@@ -1,0 +1,96 @@
+"""`megaopt train`: train a small GPT with one optimizer."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from megaopt_core.cli.assignments import add_set_option, parse_assignments
+from megaopt_tools.console import console_for_output, print_text, say
+from megaopt_tools.errors import StoppedError
+from megaopt_tools.options import add_run_options, output_folder, recipe_of, use_threads
+from megaopt_tools.running import run_into
+from megaopt_tools.text import load_text
+from megaopt_tools.training import RunResult, StepRecord
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers.report import OptimizerReport
+__all__ = ["add_train_command", "run_train"]
+
+_ABOUT = "train a small GPT on a text with one optimizer"
+
+
+def add_train_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add `megaopt train`.
+
+    Args:
+        commands: what the hook `megaopt_commands` is given.
+    """
+    parser = commands.add_parser("train", help=_ABOUT, description=f"{_ABOUT.capitalize()}.")
+    parser.add_argument("--optimizer", default="muon", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("--lr", type=float, help="peak learning rate; default: what the grid search found")
+    add_set_option(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where files go; default: runs/NAME")
+    add_run_options(parser)
+    parser.set_defaults(run=run_train)
+
+
+def run_train(args: Namespace) -> int:
+    """Train as the options say, and print what came out.
+
+    Args:
+        args: the parsed options.
+
+    Returns:
+        0; 1 when training diverged; 130 after Ctrl-C.
+
+    Raises:
+        MegaoptError: an option cannot be used as it is.
+    """
+    recipe = recipe_of(args, args.optimizer, args.lr, parse_assignments(args.assignments))
+    text = load_text(args.text)
+    text.require_context(recipe.context)
+    folder = output_folder(args.out or Path("runs") / args.optimizer)
+    threads = use_threads(args.threads)
+    console = console_for_output()
+    print_text(console, text)
+    try:
+        result = run_into(folder, recipe, text, console, threads, [_ReportPrinter(console)])
+    except StoppedError as stopped:
+        print(f"megaopt: {stopped}", file=sys.stderr)
+        return 130
+    _print_result(console, result, folder)
+    return 0 if result.diverged_at is None else 1
+
+
+class _ReportPrinter:
+    """Prints who steps what, before the first step and after the last."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def built(self, report: OptimizerReport) -> None:
+        """Print every parameter."""
+        say(self._console, f"{report}\n")
+
+    def stepped(self, record: StepRecord) -> None:
+        """Print nothing."""
+
+    def finished(self, result: RunResult) -> None:
+        """Print what the last step changed."""
+        say(self._console, f"\n{result.report.summary()}\n")
+
+
+def _print_result(console: Console, result: RunResult, folder: Path) -> None:
+    if result.val_bits_per_byte is None:
+        outcome = f"none: the loss was not finite at step {result.diverged_at}; --lr {result.peak_lr:g} may be too high"
+    else:
+        outcome = f"{result.val_bits_per_byte:.4f} bits per byte on the held-out text"
+    times = ", ".join(f"{part} {value:.1f} ms" for part, value in result.milliseconds.items())
+    say(console, f"result  {outcome}")
+    say(console, f"time    {times} a step; {result.tokens_per_second:,.0f} tokens/s")
+    say(console, f"files   {folder}: run.json, loss.png, tensorboard")

@@ -1,0 +1,228 @@
+"""Training: from a recipe and a text to a result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from attrs import field, frozen
+
+from megaopt_core import MegatronOptimizer, OptimizerConfig, OptimizerParamScheduler, get_megatron_optimizer
+from megaopt_tools.model import GPT, build_model
+from megaopt_tools.recipe import Recipe
+from megaopt_tools.text import Text, batches, windows
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers.report import OptimizerReport
+
+__all__ = ["PARTS", "RunResult", "StepRecord", "Watcher", "bits_per_byte", "train"]
+
+PARTS = ("forward", "backward", "optimizer")
+"""What the time of a step is split into."""
+
+_WSD_SHARE = 5
+"""Schedule WSD decays in the last fifth of the steps."""
+
+
+@frozen
+class StepRecord:
+    """One step.
+
+    Args:
+        step: its number, from 1.
+        loss: on the batch, before the step, in nats a byte.
+        lr: learning rate of the first parameter group in this step.
+        grad_norm: before clipping; None when clipping is off.
+        forward: seconds.
+        backward: seconds.
+        optimizer: seconds, with clipping and zeroing of gradients.
+        tokens: in the batch.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+    forward: float
+    backward: float
+    optimizer: float
+    tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.forward + self.backward + self.optimizer
+
+
+@frozen
+class RunResult:
+    """What came out of a run.
+
+    Args:
+        recipe: what was asked for.
+        text: what was trained on.
+        config: the optimizer's configuration.
+        parameters: elements of the model.
+        records: the steps.
+        report: who stepped what, and what the last step changed.
+        val_bits_per_byte: on everything that was held out; None when training diverged.
+    """
+
+    recipe: Recipe
+    text: Text
+    config: OptimizerConfig
+    parameters: int
+    records: Sequence[StepRecord] = field(repr=False)
+    report: OptimizerReport = field(repr=False)
+    val_bits_per_byte: float | None
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The step whose loss was not finite."""
+        last = self.records[-1]
+        return None if math.isfinite(last.loss) else last.step
+
+    @property
+    def peak_lr(self) -> float:
+        """The largest learning rate of the run."""
+        return max(record.lr for record in self.records)
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Median over the steps of forward pass, backward pass and optimizer."""
+        return {part: 1000 * median(getattr(record, part) for record in self.records) for part in PARTS}
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the steps."""
+        return median(record.tokens / record.seconds for record in self.records)
+
+
+class Watcher(Protocol):
+    """Whoever follows a run."""
+
+    def built(self, report: OptimizerReport) -> None:
+        """The optimizer is there; nothing has been stepped."""
+
+    def stepped(self, record: StepRecord) -> None:
+        """A step was taken."""
+
+    def finished(self, result: RunResult) -> None:
+        """The run is over."""
+
+
+def train(recipe: Recipe, text: Text, watchers: Sequence[Watcher] = ()) -> RunResult:
+    """Train a GPT.
+
+    Args:
+        recipe: what to train, and how.
+        text: what to train on.
+        watchers: told of every step.
+
+    Returns:
+        The result; when a loss is not finite, training ends there.
+
+    Raises:
+        MegaoptError: the text is too short, or the optimizer cannot be built as asked.
+    """
+    text.require_context(recipe.context)
+    model = build_model(recipe.shape, recipe.seed)
+    config = OptimizerConfig(optimizer=recipe.optimizer, lr=recipe.lr, **recipe.settings)
+    optimizer = get_megatron_optimizer(config, [model])
+    scheduler = _scheduler(recipe, config, optimizer)
+    for watcher in watchers:
+        watcher.built(optimizer.report())
+    records: list[StepRecord] = []
+    source = batches(text.train, recipe.batch_size, recipe.context, recipe.seed)
+    for step, (inputs, targets) in zip(range(1, recipe.steps + 1), source, strict=False):
+        records.append(_step(step, model, optimizer, inputs, targets))
+        scheduler.step(1)
+        for watcher in watchers:
+            watcher.stepped(records[-1])
+        if not math.isfinite(records[-1].loss):
+            break
+    result = RunResult(
+        recipe=recipe,
+        text=text,
+        config=config,
+        parameters=sum(param.numel() for param in model.parameters()),
+        records=records,
+        report=optimizer.report(after_step=True),
+        val_bits_per_byte=_finite(bits_per_byte(model, text.val, recipe.context)),
+    )
+    for watcher in watchers:
+        watcher.finished(result)
+    return result
+
+
+def _scheduler(
+    recipe: Recipe, config: OptimizerConfig, optimizer: MegatronOptimizer
+) -> OptimizerParamScheduler:
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
+    return OptimizerParamScheduler(
+        optimizer,
+        # The first step moves, too.
+        init_lr=min(peaks) / (recipe.warmup + 1),
+        max_lr=max(peaks),
+        min_lr=config.min_lr or 0.0,
+        lr_warmup_steps=recipe.warmup,
+        lr_decay_steps=recipe.steps,
+        lr_decay_style=recipe.schedule,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+        wsd_decay_steps=max(1, recipe.steps // _WSD_SHARE) if recipe.schedule == "WSD" else None,
+        lr_wsd_decay_style="linear" if recipe.schedule == "WSD" else None,
+    )
+
+
+def _step(
+    step: int, model: GPT, optimizer: MegatronOptimizer, inputs: torch.Tensor, targets: torch.Tensor
+) -> StepRecord:
+    lr = float(optimizer.param_groups[0]["lr"])
+    begin = time.perf_counter()
+    loss = model.loss(inputs, targets)
+    after_forward = time.perf_counter()
+    loss.backward()
+    after_backward = time.perf_counter()
+    outcome = optimizer.step()
+    optimizer.zero_grad()
+    end = time.perf_counter()
+    return StepRecord(
+        step=step,
+        loss=loss.item(),
+        lr=lr,
+        grad_norm=outcome.grad_norm,
+        forward=after_forward - begin,
+        backward=after_backward - after_forward,
+        optimizer=end - after_backward,
+        tokens=inputs.numel(),
+    )
+
+
+@torch.no_grad()
+def bits_per_byte(model: GPT, tokens: torch.Tensor, context: int, batch_size: int = 32) -> float:
+    """Return the mean cross-entropy of every byte but the first, given what precedes it in its window.
+
+    `-mean(log2 p(byte | up to context bytes before it))`; windows do not overlap, and their order is fixed.
+
+    Args:
+        model: the model.
+        tokens: int64, shape `[bytes]`.
+        context: length of a window.
+        batch_size: windows that are computed at once.
+    """
+    total, count = 0.0, 0
+    for inputs, targets in windows(tokens, batch_size, context):
+        total += model.loss(inputs, targets, reduction="sum").item()
+        count += targets.numel()
+    return total / count / math.log(2)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

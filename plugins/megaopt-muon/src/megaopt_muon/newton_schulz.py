@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import Factory, field, frozen
 
-from megaopt_muon.schedule import plan_blocks
+from megaopt_muon.gram import accumulate, scaled_product
+from megaopt_muon.schedule import Spectrum, plan_blocks, spectrum_of
 from megaopt_muon.symmetric import symmetric_addmm, symmetric_mm
 from megaopt_muon.workspace import Workspace
 
@@ -49,18 +50,12 @@ def matmul_precision(name: str) -> AbstractContextManager[None]:
 class NewtonSchulz:
     r"""Orthogonalizes matrices by a fixed number of Newton-Schulz steps.
 
-    With :math:`X_0 = U / \max(\lVert U \rVert_F, 10^{-7})`, every step is
+    With :math:`X = U / \max(\lVert U \rVert_F, 10^{-7})`, every step is
 
     .. math:: A = X X^\top, \qquad X \leftarrow a X + (b A + c A^2) X
 
-    (for tall matrices with :math:`A = X^\top X` from the right). Every step is a polynomial in the first :math:`A`,
-    so that `k` steps can run on `n x n` matrices alone, `n` being the smaller dimension: with :math:`Z = b A + c A^2`,
-
-    .. math:: Q \leftarrow Q (a I + Z), \qquad A \leftarrow (a I + Z) A (a I + Z)
-
-    and :math:`X \leftarrow Q X` at the end of the block. `Q` is held as :math:`q I + M`, which keeps the large
-    part of it free of rounding. Forgetting `A` and starting a new block restores the accuracy that squaring the
-    singular values costs; which steps form a block is decided by :func:`megaopt_muon.schedule.plan_blocks`.
+    (for tall matrices with :math:`A = X^\top X` from the right). Runs of steps are done on the small matrix `A` alone
+    (:mod:`megaopt_muon.gram`), where that is cheaper and as accurate (:mod:`megaopt_muon.schedule`).
 
     Args:
         coefficients: `(a, b, c)` of each step.
@@ -70,7 +65,7 @@ class NewtonSchulz:
 
     Source:
         Bernstein and Newhouse, "Old Optimizer, New Norm: An Anthology" (arXiv:2409.20325); K. Jordan et al., "Muon"
-        (2024). The iteration on the Gram matrix is algebraically the same.
+        (2024).
 
     Example:
         >>> ns = NewtonSchulz(((1.875, -1.25, 0.375),) * 12, precision="highest")
@@ -103,19 +98,17 @@ class NewtonSchulz:
         Returns:
             The same shape; bfloat16 under precision medium, else the input's precision, at least float32.
         """
-        x = normalized(
-            update, torch.empty(update.shape, dtype=self.compute_dtype(update.dtype), device=update.device)
-        )
-        tall = x.shape[-2] > x.shape[-1]
+        x = torch.empty(update.shape, dtype=self.compute_dtype(update.dtype), device=update.device)
+        normalized(update, x)
         with matmul_precision("high" if self.precision == "high" else "highest"):
-            return self.iterate(x, tall=tall).clone()
+            return self.iterate(x, tall=x.shape[-2] > x.shape[-1]).clone()
 
     def iterate(self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None) -> torch.Tensor:
         """Run all steps on normalized matrices.
 
         Args:
             x: `[rows, columns]` or `[matrices, rows, columns]`, of norm at most 1, in the compute dtype; used up.
-            tall: iterate on :math:`X^\\top X` instead of :math:`X X^\\top`.
+            tall: iterate on `A = X^T X` instead of `A = X X^T`.
             reduce: sums a Gram matrix over the ranks that hold parts of `x`, in place.
 
         Returns:
@@ -123,38 +116,29 @@ class NewtonSchulz:
         """
         small, large = (x.shape[-1], x.shape[-2]) if tall else (x.shape[-2], x.shape[-1])
         other = self.workspace.take("x", x.shape, x.dtype, x.device)
-        done = 0
-        for length in plan_blocks(self.method, self.coefficients, small, large, x.dtype):
-            scale, accumulated = self._block(x, self.coefficients[done : done + length], tall, reduce)
-            x, other = _apply(scale, accumulated, x, tall, other), x
-            done += length
-        return x
-
-    def _block(
-        self, x: torch.Tensor, coefficients: Coefficients, tall: bool, reduce: Reduce | None
-    ) -> tuple[float, torch.Tensor]:
-        """Return `q` and `M` such that `(q I + M) X` is `X` after these steps."""
-        size = x.shape[-1] if tall else x.shape[-2]
-        gram, z, m, spare = (
-            self.workspace.take(name, (*x.shape[:-2], size, size), x.dtype, x.device)
-            for name in ("gram", "z", "m", "spare")
-        )
+        gram = self.workspace.take("gram", (*x.shape[:-2], small, small), x.dtype, x.device)
         symmetric_mm(x.mT if tall else x, x if tall else x.mT, out=gram)
         if reduce is not None:
             reduce(gram)
-        q = 1.0
-        for step, (a, b, c) in enumerate(coefficients):
-            change = z if step else m
-            symmetric_addmm(gram, gram, gram, beta=b, alpha=c, out=change)
-            if step:
-                torch.mul(m, a, out=spare).add_(change, alpha=q)
-                symmetric_addmm(spare, m, change, beta=1.0, alpha=1.0, out=spare)
-                m, spare = spare, m
-            q *= a
-            if step < len(coefficients) - 1:
-                symmetric_addmm(gram, gram, change, beta=a, alpha=1.0, out=spare)
-                symmetric_addmm(spare, spare, change, beta=a, alpha=1.0, out=gram)
-        return q, m
+        spectrum = spectrum_of(gram) if reduce is None else Spectrum.UNKNOWN
+        done = 0
+        for length in plan_blocks(self.method, self.coefficients, small, large, x.device, x.dtype, spectrum):
+            if done:
+                symmetric_mm(x.mT if tall else x, x if tall else x.mT, out=gram)
+                if reduce is not None:
+                    reduce(gram)
+            steps = self.coefficients[done : done + length]
+            q, m = (
+                self._plain_step(gram, *steps[0]) if length == 1 else accumulate(gram, steps, self.workspace)
+            )
+            x, other = scaled_product(q, m, x, tall=tall, out=other), x
+            done += length
+        return x
+
+    def _plain_step(self, gram: torch.Tensor, a: float, b: float, c: float) -> tuple[float, torch.Tensor]:
+        """Return `a` and `b A + c A^2`."""
+        m = self.workspace.take("m", gram.shape, gram.dtype, gram.device)
+        return a, symmetric_addmm(gram, gram, gram, beta=b, alpha=c, out=m)
 
 
 def normalized(update: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -164,12 +148,10 @@ def normalized(update: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         update: `[*batch, rows, columns]`.
         out: where the result goes, of the same shape and any floating-point dtype.
     """
-    # Squares of float32 overflow from 1e19 on; in float64 they do not.
-    norm = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(1e-7)
-    return torch.div(update, norm.to(torch.promote_types(update.dtype, torch.float32)), out=out)
-
-
-def _apply(q: float, m: torch.Tensor, x: torch.Tensor, tall: bool, out: torch.Tensor) -> torch.Tensor:
-    multiply = torch.addmm if x.dim() == 2 else torch.baddbmm
-    left, right = (x, m) if tall else (m, x)
-    return multiply(x, left, right, beta=q, alpha=1.0, out=out)
+    if update.dim() == 2 and update.device.type == "cpu":
+        norm = torch.linalg.vector_norm(update).item()
+        if not 1e-12 < norm < 1e12:  # squares may have left float32's range
+            norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
+        return torch.div(update, max(norm, 1e-7) if norm == norm else norm, out=out)
+    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(1e-7)
+    return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)

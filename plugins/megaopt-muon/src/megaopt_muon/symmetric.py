@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["block_rows", "symmetric_addmm", "symmetric_mm"]
+__all__ = ["block_rows", "symmetric_addmm", "symmetric_mm", "symmetric_share"]
 
 # Below these sizes a single call of the matrix library is faster than several smaller ones and the copy of a triangle.
 _SMALLEST = {torch.float32: 224, torch.float64: 224}
@@ -30,6 +30,22 @@ def block_rows(size: int, dtype: torch.dtype, device: torch.device) -> int:
         return size
     rows = 4 if size < 512 else 8
     return -(-size // rows)
+
+
+def symmetric_share(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Return the part of a full product's work that a symmetric one of this size takes.
+
+    Args:
+        size: rows of the (square) result.
+        dtype: of the operands.
+        device: where they are.
+
+    Example:
+        >>> symmetric_share(64, torch.float32, torch.device("cpu"))
+        1.0
+    """
+    rows = -(-size // block_rows(size, dtype, device))
+    return (rows + 1) / (2 * rows) + (0.0 if rows == 1 else 0.05)  # copying the triangle
 
 
 def symmetric_mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

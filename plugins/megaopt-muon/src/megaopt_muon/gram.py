@@ -1,0 +1,133 @@
+r"""Several Newton-Schulz steps at once, on the Gram matrix.
+
+For :math:`A = X X^\top`, every step multiplies `X` by a polynomial in `A`, and takes `A` to another one:
+
+.. math:: W = a I + b A + c A^2, \qquad Q \leftarrow Q W, \qquad A \leftarrow W A W
+
+so that `k` steps cost products of the small `n x n` matrices alone, and one large product :math:`Q X` at the end.
+
+Rounding is what makes or breaks this: the eigenvalues of all three matrices lie close together on the whole, so that
+most of each matrix is a multiple of the identity, whose rounding is one common error in every eigenvalue. Each matrix is
+therefore held as :math:`\pi I + P` with the mean eigenvalue :math:`\pi` apart, in full precision, and a `P` of
+zero trace. The polynomials are expanded accordingly:
+
+.. math::
+    (\sigma I + S)^2 &= \sigma^2 I + 2 \sigma S + S^2 \\
+    (\pi I + P)(\tau I + T) &= \pi \tau I + \pi T + \tau P + P T
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from megaopt_muon.symmetric import symmetric_addmm
+from megaopt_muon.workspace import Workspace
+
+__all__ = ["Scalar", "accumulate", "center", "scaled_product"]
+
+type Scalar = float | torch.Tensor
+"""One number, or one for each matrix of a batch, `[matrices, 1, 1]` in float32."""
+
+
+def accumulate(
+    gram: torch.Tensor, coefficients: Sequence[tuple[float, float, float]], workspace: Workspace
+) -> tuple[Scalar, torch.Tensor]:
+    """Return :math:`Q = \\pi I + P` of several steps that begin at a Gram matrix.
+
+    Args:
+        gram: `[n, n]` or `[matrices, n, n]`; used up.
+        coefficients: `(a, b, c)` of each step.
+        workspace: where intermediate matrices live.
+
+    Returns:
+        `(pi, P)`; `P` lies in the workspace.
+    """
+    z, m, spare = (workspace.take(name, gram.shape, gram.dtype, gram.device) for name in ("z", "m", "spare"))
+    sigma: Scalar = center(gram)
+    q: Scalar = 1.0
+    for step, (a, b, c) in enumerate(coefficients):
+        factor = z if step else m
+        _square(gram, b + 2.0 * c * sigma, c, factor)
+        w = a + b * sigma + c * sigma * sigma + center(factor)
+        if step:
+            _product(q, m, w, factor, spare)
+            q = q * w + center(spare)
+            m, spare = spare, m
+        else:
+            q = w
+        if step < len(coefficients) - 1:
+            _product(sigma, gram, w, factor, spare)
+            half = sigma * w + center(spare)
+            _product(half, spare, w, factor, gram)
+            sigma = half * w + center(gram)
+    return q, m
+
+
+def center(matrix: torch.Tensor) -> Scalar:
+    """Subtract the mean of the diagonal from it, in place, and return the mean.
+
+    Args:
+        matrix: `[n, n]` or `[matrices, n, n]`.
+
+    Returns:
+        A number for one matrix on a CPU; else a tensor, so that nothing waits for an accelerator.
+
+    Example:
+        >>> m = torch.tensor([[1.0, 5.0], [5.0, 3.0]])
+        >>> center(m), m.tolist()
+        (2.0, [[-1.0, 5.0], [5.0, 1.0]])
+    """
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    if matrix.dim() == 2 and matrix.device.type == "cpu":
+        mean = diagonal.sum().item() / matrix.shape[-1]
+        diagonal.sub_(mean)
+        return mean
+    means = diagonal.mean(dim=-1, keepdim=True)
+    diagonal.sub_(means)
+    return means.unsqueeze(-1).to(torch.promote_types(matrix.dtype, torch.float32))
+
+
+def scaled_product(
+    q: Scalar, m: torch.Tensor, x: torch.Tensor, *, tall: bool, out: torch.Tensor
+) -> torch.Tensor:
+    """Compute `(q I + m) x`, or `x (q I + m)` for tall matrices.
+
+    Args:
+        q: the multiple of the identity.
+        m: `[n, n]` or `[matrices, n, n]`.
+        x: `[n, k]`, `[k, n]` if tall, or a batch of them.
+        tall: multiply from the right.
+        out: where the result goes.
+    """
+    left, right = (x, m) if tall else (m, x)
+    multiply = torch.addmm if x.dim() == 2 else torch.baddbmm
+    if isinstance(q, torch.Tensor):
+        torch.mul(x, q, out=out)
+        return multiply(out, left, right, out=out)
+    return multiply(x, left, right, beta=q, out=out)
+
+
+def _square(s: torch.Tensor, linear: Scalar, quadratic: float, out: torch.Tensor) -> None:
+    """Compute `linear * s + quadratic * s @ s`."""
+    if isinstance(linear, torch.Tensor):
+        torch.mul(s, linear, out=out)
+        symmetric_addmm(out, s, s, beta=1.0, alpha=quadratic, out=out)
+    else:
+        symmetric_addmm(s, s, s, beta=linear, alpha=quadratic, out=out)
+
+
+def _product(pi: Scalar, p: torch.Tensor, tau: Scalar, t: torch.Tensor, out: torch.Tensor) -> None:
+    """Compute `pi * t + tau * p + p @ t`: the product of two shifted matrices but for the multiple of the identity."""
+    if isinstance(pi, torch.Tensor) or isinstance(tau, torch.Tensor):
+        torch.mul(t, pi, out=out)
+        out.add_(p * tau)
+        beta = 1.0
+    elif abs(tau) >= abs(pi):
+        torch.add(p, t, alpha=pi / tau if tau else 0.0, out=out)
+        beta = tau
+    else:
+        torch.add(t, p, alpha=tau / pi, out=out)
+        beta = pi
+    symmetric_addmm(out, p, t, beta=beta, alpha=1.0, out=out)

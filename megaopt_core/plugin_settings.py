@@ -83,17 +83,34 @@ def settings_of[T](settings_cls: type[T], given: Mapping[str, Any]) -> T:
 
 
 def _instance(info: SettingInfo, owners: Mapping[str, SettingInfo], given: Mapping[str, Any]) -> Any:
-    arguments = {
-        str(owners[name].field.alias): value
+    mine = {
+        name: value
         for name, value in given.items()
         if name in owners and owners[name].settings is info.settings and owners[name].prefix == info.prefix
     }
     try:
-        return info.settings(**arguments)
+        return info.settings(**{str(owners[name].field.alias): value for name, value in mine.items()})
     except ConfigurationError as error:
         raise _with_full_name(error, info) from error
     except (TypeError, ValueError) as error:
-        raise _from_validator(error, info, given) from error
+        guilty = next((name for name, value in mine.items() if _refuses(owners[name], value)), None)
+        where = f"settings of {info.plugin}" if guilty is None else f"{guilty}={mine[guilty]!r}"
+        value = None if guilty is None else mine[guilty]
+        raise ConfigurationError(f"{where}: {_reason(error)}", setting=guilty, value=value) from error
+
+
+def _refuses(info: SettingInfo, value: Any) -> bool:
+    """Whether a value is refused by itself, whatever the other settings are."""
+    try:
+        info.settings(**{str(info.field.alias): value})
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def _reason(error: TypeError | ValueError) -> str:
+    """Return the words; validators of attrs put the attribute, itself and the value behind them."""
+    return str(error.args[0]) if error.args else type(error).__name__
 
 
 def _with_full_name(error: ConfigurationError, info: SettingInfo) -> ConfigurationError:
@@ -104,18 +121,6 @@ def _with_full_name(error: ConfigurationError, info: SettingInfo) -> Configurati
     full = f"{info.prefix}_{error.setting}"
     message = f"{info.prefix}_{message}" if message.startswith(f"{error.setting}=") else f"{full}: {message}"
     return type(error)(message, setting=full, value=error.value)
-
-
-def _from_validator(
-    error: TypeError | ValueError, info: SettingInfo, given: Mapping[str, Any]
-) -> ConfigurationError:
-    """Name the field: the validators of attrs put the attribute second among the arguments of what they raise."""
-    attribute = next((part for part in error.args if isinstance(part, attrs.Attribute)), None)
-    reason = str(error.args[0]) if error.args else type(error).__name__
-    if attribute is None:
-        return ConfigurationError(f"settings of {info.plugin}: {reason}", setting=info.name)
-    full = f"{info.prefix}_{attribute.name}"
-    return ConfigurationError(f"{full}={given.get(full)!r}: {reason}", setting=full, value=given.get(full))
 
 
 def _absence(name: str) -> PluginError | None:

@@ -264,7 +264,8 @@ def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
     points = list(entry_points(group=GROUP) if given is None else given)
     core = [point for point in points if point.value == CORE_MODULE]
     others = [point for point in points if point.value != CORE_MODULE]
-    return [*(core[:1] or [CORE_PLUGIN]), *sorted(others, key=lambda point: (point.name, point.value))]
+    others.sort(key=lambda point: (point.name, point.dist.name if point.dist else "", point.value))
+    return [*(core[:1] or [CORE_PLUGIN]), *others]
 
 
 def _collect(plugins: tuple[LoadedPlugin, ...]) -> _Contents:

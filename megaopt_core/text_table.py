@@ -12,7 +12,11 @@ def _clip(text: str, width: int) -> str:
 
 
 def format_table(
-    header: Sequence[str], rows: Sequence[Sequence[object]], *, width: int | None = None, right: Sequence[str] = ()
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    width: int | None = None,
+    right: Sequence[str] = (),
 ) -> str:
     """Return rows in aligned columns under a header and a rule.
 

@@ -16,7 +16,9 @@ type Validator = Callable[[Any, Attribute[Any], Any], None]
 
 
 def _refuse(attribute: Attribute[Any], value: Any, allowed: str) -> ConfigurationError:
-    return ConfigurationError(f"{attribute.name}={value!r}: must be {allowed}", setting=attribute.name, value=value)
+    return ConfigurationError(
+        f"{attribute.name}={value!r}: must be {allowed}", setting=attribute.name, value=value
+    )
 
 
 def _number(value: Any) -> bool:

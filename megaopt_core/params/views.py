@@ -27,15 +27,15 @@ class MatrixView:
     `split_dim` into pieces of `split_sizes`. When the sizes add up to less than the dimension they repeat: the
     dimension is `groups x sum(split_sizes)`, and piece `i` of all groups together is one matrix.
 
-    | stored weight | view |
-    |---|---|
-    | plain `[out, in]` | `MatrixView()` |
-    | Hugging Face `Conv1D`, `[in, out]` | `MatrixView(transposed=True)` |
-    | q, k, v block by block | `MatrixView(split_sizes=(q, k, v))` |
-    | grouped-query q, k, v per group | `MatrixView(split_sizes=(heads_per_group * d, d, d))` |
-    | gate/up block by block | `MatrixView(split_sizes=(n, n))` |
-    | gate/up row by row | `MatrixView(split_sizes=(1, 1))` |
-    | experts `[e, in, out]` | `MatrixView(batch_dims=1, transposed=True)` |
+    Stored weights and their views:
+
+    - plain `[out, in]`: `MatrixView()`
+    - Hugging Face `Conv1D`, `[in, out]`: `MatrixView(transposed=True)`
+    - q, k, v block by block: `MatrixView(split_sizes=(q, k, v))`
+    - grouped-query q, k, v, group by group: `MatrixView(split_sizes=(heads_per_group * d, d, d))`
+    - gate and up, block by block: `MatrixView(split_sizes=(n, n))`
+    - gate and up, row by row: `MatrixView(split_sizes=(1, 1))`
+    - experts `[e, in, out]`: `MatrixView(batch_dims=1, transposed=True)`
 
     Args:
         batch_dims: number of leading dimensions that count matrices.
@@ -126,7 +126,7 @@ class MatrixView:
         Raises:
             ViewError: the view does not fit the tensor.
         """
-        batch, rows, columns = self.logical_shape(tensor.shape)
+        _, rows, columns = self.logical_shape(tensor.shape)
         matrix = tensor.flatten(self.batch_dims + 1) if tensor.dim() > self.batch_dims + 2 else tensor
         matrix = matrix.mT if self.transposed else matrix
         if not self.split_sizes:

@@ -96,6 +96,9 @@ class ShardingStrategy(Protocol):
 
     A strategy never subclasses an optimizer, never builds one, and never learns which one it shards: it reads
     granularity, alignment and cost from the specs.
+
+    A strategy that acts on core settings such as `overlap_param_gather` says so in an attribute `honours`, a set of
+    field names; building fails when such a setting is on and no strategy in use honours it.
     """
 
     @property
@@ -128,7 +131,13 @@ class ShardingStrategy(Protocol):
         """
 
     def attach(
-        self, layout: ParamLayout, model: LiveModel, pgs: ProcessGroupCollection, groups: Sequence[int]
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
     ) -> ShardedParams:
         """Return this rank's live pieces of the parameters in `groups`.
 
@@ -137,4 +146,5 @@ class ShardingStrategy(Protocol):
             model: the live model.
             pgs: the process groups.
             groups: indices of the routing's groups that one inner optimizer steps.
+            is_expert: they hold expert parameters, which have process groups of their own.
         """

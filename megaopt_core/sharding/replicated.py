@@ -10,7 +10,14 @@ from attrs import define, frozen
 
 from megaopt_core.params.specs import Granularity, ParamSpec
 from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
-from megaopt_core.sharding.layout import BufferKey, GradReduction, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_core.sharding.layout import (
+    BufferKey,
+    GradReduction,
+    LayoutOptions,
+    PerBufferParamLayout,
+    PieceSpec,
+    World,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -103,15 +110,22 @@ class Replicated:
         return ReplicatedLayout(tuple(specs))
 
     def attach(
-        self, layout: ParamLayout, model: LiveModel, pgs: ProcessGroupCollection, groups: Sequence[int]
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
     ) -> ReplicatedParams:
         """Return the parameters of `groups` as pieces.
 
         Args:
             layout: what `layout` returned.
             model: the live model.
-            pgs: the process groups; norms are added up over the model-parallel one.
+            pgs: the process groups; norms are added up over those that hold parts of one model.
             groups: indices of the routing's groups.
+            is_expert: the groups hold expert parameters.
         """
         wanted = set(groups)
         pieces = []
@@ -119,4 +133,4 @@ class Replicated:
             if spec.group in wanted:
                 param = model.params[spec.members[0][1].name]
                 pieces.append(Piece(spec, param, (param,)))
-        return ReplicatedParams(pieces, pgs.mp)
+        return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert))

@@ -1,3 +1,54 @@
-"""Muon and adaptive Muon as a megaopt plugin."""
+"""Muon and adaptive Muon as a megaopt plugin.
 
-__all__: list[str] = []
+Public names are imported when they are first used: emerging-optimizers takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
+    from megaopt_muon.coefficients import get_supported_coefficient_types, validate_coefficient_type
+    from megaopt_muon.moments import get_supported_moment2_methods
+    from megaopt_muon.muon import TensorParallelMuon
+    from megaopt_muon.newton_schulz import NewtonSchulz
+    from megaopt_muon.scale import get_muon_scale_factor
+    from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
+
+__all__ = [
+    "AdaptiveMuonSettings",
+    "MuonSettings",
+    "NewtonSchulz",
+    "TensorParallelAdaptiveMuon",
+    "TensorParallelMuon",
+    "get_muon_scale_factor",
+    "get_supported_coefficient_types",
+    "get_supported_moment2_methods",
+    "validate_coefficient_type",
+]
+
+_HOME = {
+    "AdaptiveMuonSettings": "settings",
+    "MuonSettings": "settings",
+    "NewtonSchulz": "newton_schulz",
+    "TensorParallelAdaptiveMuon": "adaptive",
+    "TensorParallelMuon": "muon",
+    "get_muon_scale_factor": "scale",
+    "get_supported_coefficient_types": "coefficients",
+    "get_supported_moment2_methods": "moments",
+    "validate_coefficient_type": "coefficients",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,20 @@
+"""The Python examples of the guide run as they stand, from top to bottom of each page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"start.md": "megaopt_muon", "routing.md": "megaopt_adam"}
+
+
+@pytest.mark.parametrize(("page", "plugin"), PAGES.items())
+def test_python_of_the_guide_runs(page: str, plugin: str) -> None:
+    """A reader can copy every example, one after the other."""
+    pytest.importorskip(plugin)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)  # noqa: S102 - running the example is the test

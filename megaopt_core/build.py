@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError
 from megaopt_core.optimizers.base import MegatronOptimizer
@@ -36,7 +37,7 @@ __all__ = ["build_optimizer", "get_megatron_optimizer", "optimizer_from_routing"
 
 def build_optimizer(
     model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: str = "adam",
+    optimizer: str = DEFAULT_OPTIMIZER,
     *,
     overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
     pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
@@ -187,7 +188,9 @@ def _build_child(
     entry = get_registry().optimizer(child.optimizer)
     if config.fp16 and not entry.supports_fp16:
         raise ConfigurationError(
-            f"fp16=True, but {child.optimizer!r} declares no support for fp16; use bf16=True", setting="fp16", value=True
+            f"fp16=True, but {child.optimizer!r} declares no support for fp16; use bf16=True",
+            setting="fp16",
+            value=True,
         )
     sharded = get_registry().strategy(child.strategy).attach(layout, model, pgs, child.groups)
     precision = precision_policy(config, entry, child.optimizer)
@@ -197,7 +200,9 @@ def _build_child(
     public, private = [], []
     for index in child.groups:
         values = dict(routing.groups[index].values)
-        tensors = [tensor for piece, tensor in zip(sharded.pieces, stepped, strict=True) if piece.spec.group == index]
+        tensors = [
+            tensor for piece, tensor in zip(sharded.pieces, stepped, strict=True) if piece.spec.group == index
+        ]
         public.append({"params": [model.params[name] for name in routing.names_of(index)], **values})
         private.append({"params": tensors, **values})
     inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings), precision)
@@ -253,7 +258,9 @@ def _grad_scaler(config: OptimizerConfig) -> MegatronGradScaler | None:
     )
 
 
-def _require_ownership(children: Sequence[MegatronOptimizer], params: Mapping[str, torch.nn.Parameter]) -> None:
+def _require_ownership(
+    children: Sequence[MegatronOptimizer], params: Mapping[str, torch.nn.Parameter]
+) -> None:
     owned: dict[torch.nn.Parameter, int] = {}
     for child in children:
         for param in child.get_parameters():
@@ -261,5 +268,6 @@ def _require_ownership(children: Sequence[MegatronOptimizer], params: Mapping[st
     wrong = [name for name, param in params.items() if owned.get(param, 0) != 1]
     if wrong:
         raise OwnershipError(
-            f"{len(wrong)} trainable parameters are not owned exactly once: {', '.join(wrong[:5])}", names=wrong
+            f"{len(wrong)} trainable parameters are not owned exactly once: {', '.join(wrong[:5])}",
+            names=wrong,
         )

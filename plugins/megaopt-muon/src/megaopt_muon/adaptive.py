@@ -28,9 +28,9 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):
       over its rows; :math:`d = o / \sqrt{\max(v, \epsilon)}`, rescaled to :math:`\lVert o \rVert_F`;
     - `"namo"`: `v` follows :math:`\lVert g \rVert_F^2`; :math:`d = o \, \lVert u \rVert_F / (\sqrt v + \epsilon)`.
 
-    Then :math:`p \leftarrow p - \eta \, s(r, c) \, d`: the scale is applied once, after the second moment. Means and norms
-    run over the whole logical matrix, so that under `tp_mode` duplicated and distributed the result does not depend on
-    the number of tensor-parallel ranks.
+    Then :math:`p \leftarrow p - \eta \, s(r, c) \, d`: the scale is applied once, after the second moment. Means and
+    norms run over the whole logical matrix, so that under `tp_mode` duplicated and distributed the result does not
+    depend on the number of tensor-parallel ranks.
 
     Args:
         params: parameters, or dicts that define groups.

@@ -7,8 +7,8 @@ For :math:`A = X X^\top`, every step multiplies `X` by a polynomial in `A`, and 
 so that `k` steps cost products of the small `n x n` matrices alone, and one large product :math:`Q X` at the end.
 
 Rounding is what makes or breaks this: the eigenvalues of all three matrices lie close together on the whole, so that
-most of each matrix is a multiple of the identity, whose rounding is one common error in every eigenvalue. Each matrix is
-therefore held as :math:`\pi I + P` with the mean eigenvalue :math:`\pi` apart, in full precision, and a `P` of
+most of each matrix is a multiple of the identity, whose rounding is one common error in every eigenvalue. Each matrix
+is therefore held as :math:`\pi I + P` with the mean eigenvalue :math:`\pi` apart, in full precision, and a `P` of
 zero trace. The polynomials are expanded accordingly:
 
 .. math::
@@ -34,7 +34,7 @@ type Scalar = float | torch.Tensor
 def accumulate(
     gram: torch.Tensor, coefficients: Sequence[tuple[float, float, float]], workspace: Workspace
 ) -> tuple[Scalar, torch.Tensor]:
-    """Return :math:`Q = \\pi I + P` of several steps that begin at a Gram matrix.
+    """Return `Q = pi I + P` of several steps that begin at a Gram matrix.
 
     Args:
         gram: `[n, n]` or `[matrices, n, n]`; used up.

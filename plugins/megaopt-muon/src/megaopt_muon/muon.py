@@ -41,8 +41,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
 
     with learning rate :math:`\eta`, weight decay :math:`\lambda`, momentum :math:`\mu`, the scale :math:`s` of the
     whole logical matrix's rows and columns (:func:`~megaopt_muon.scale.get_muon_scale_factor`) times
-    `extra_scale_factor`, and the Newton-Schulz iteration NS (:class:`~megaopt_muon.newton_schulz.NewtonSchulz`). Without
-    decoupled weight decay the first line is :math:`g + \lambda p` in place of :math:`g`.
+    `extra_scale_factor`, and the Newton-Schulz iteration NS (:class:`~megaopt_muon.newton_schulz.NewtonSchulz`).
+    Without decoupled weight decay the first line is :math:`g + \lambda p` in place of :math:`g`.
 
     A tensor that is stepped says by its attribute `param_info` how it is seen as matrices (fused, transposed, batched
     experts) and how tensor parallelism cuts it. Without one, a two-dimensional parameter is one matrix; `is_qkv_fn`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -149,9 +150,10 @@ def normalized(update: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         out: where the result goes, of the same shape and any floating-point dtype.
     """
     if update.dim() == 2 and update.device.type == "cpu":
-        norm = torch.linalg.vector_norm(update).item()
-        if not 1e-12 < norm < 1e12:  # squares may have left float32's range
+        # A sum in float32 is wrong by a few units, an error that all singular values share; bfloat16 does not notice.
+        norm = torch.linalg.vector_norm(update).item() if out.dtype.itemsize == 2 else 0.0
+        if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
             norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return torch.div(update, max(norm, 1e-7) if norm == norm else norm, out=out)
+        return torch.div(update, norm if math.isnan(norm) else max(norm, 1e-7), out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(1e-7)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)

@@ -63,9 +63,8 @@ class Piece:
             return stored
         if self.groups == 1:
             return stored.narrow(self.dim, self.offset, self.size)
-        return stored.unflatten(self.dim, (self.groups, self.total)).narrow(
-            self.dim + 1, self.offset, self.size
-        )
+        grouped: torch.Tensor = torch.unflatten(stored, self.dim, (self.groups, self.total))
+        return grouped.narrow(self.dim + 1, self.offset, self.size)
 
     def fold(self, matrix: torch.Tensor) -> torch.Tensor:
         """Return a matrix in the shape of :meth:`window`: always a view.

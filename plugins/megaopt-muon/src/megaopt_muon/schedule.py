@@ -54,8 +54,8 @@ def plan_blocks(
     """Return the lengths of the blocks that the steps are cut into, in order.
 
     Args:
-        method: `"standard"` (every step is a block of its own), `"gram"` or `"auto"`, which takes the cheapest that keeps
-            the accuracy.
+        method: `"standard"` (every step is a block of its own), `"gram"` or `"auto"`, which takes the cheapest that
+            keeps the accuracy.
         coefficients: `(a, b, c)` of each step.
         small: the smaller dimension of the matrix, on which the Gram matrix is taken.
         large: the larger one.
@@ -77,9 +77,9 @@ def longest_blocks(coefficients: Coefficients, dtype: torch.dtype, spectrum: Spe
     """Return the longest blocks that keep the accuracy.
 
     Gentle coefficients (no step multiplies small singular values by more than 4.1) allow blocks of two at both ends in
-    bfloat16, and three at the beginning where no singular value stands out. Steeper sets overshoot in their first steps,
-    where only single steps follow closely enough. In float32 the plain iteration is so accurate that only spectra which
-    are nearly even leave room.
+    bfloat16, and three at the beginning where no singular value stands out. Steeper sets overshoot in their first
+    steps, where only single steps follow closely enough. In float32 the plain iteration is so accurate that only
+    nearly even spectra leave room, with coefficients whose last steps settle.
 
     Args:
         coefficients: `(a, b, c)` of each step.
@@ -92,14 +92,11 @@ def longest_blocks(coefficients: Coefficients, dtype: torch.dtype, spectrum: Spe
     """
     steps = len(coefficients)
     gentle = all(_is_gentle(*triple) for triple in coefficients)
-    if (
-        gentle
-        and steps == 5
-        and (spectrum is Spectrum.EVEN or (spectrum is Spectrum.SPREAD and dtype.itemsize == 2))
-    ):
-        return (3, 2)
     if dtype.itemsize > 2:
-        return (1,) * steps
+        settles = gentle and steps == 5 and all(a < 3.0 for a, _, _ in coefficients[-2:])
+        return (3, 2) if settles and spectrum is Spectrum.EVEN else (1,) * steps
+    if gentle and steps == 5 and spectrum is not Spectrum.UNKNOWN:
+        return (3, 2)
     if gentle and steps >= 5:
         return (2, *(1,) * (steps - 4), 2)
     if steps >= 6 and _is_gentle(*coefficients[-1]) and _is_gentle(*coefficients[-2]):

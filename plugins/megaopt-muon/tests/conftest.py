@@ -1,0 +1,75 @@
+"""The formulas that the tests of megaopt-muon compare with, in float64."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+
+def newton_schulz64(update, coefficients):
+    """Newton-Schulz as SEMANTICS writes it, in float64."""
+    x = update.double()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
+    for a, b, c in coefficients:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+def newton_schulz_plain(update, coefficients, dtype):
+    """The same, the plain way, in a dtype that rounds."""
+    tall = update.shape[-2] > update.shape[-1]
+    x = update.mT if tall else update
+    x = (x / x.double().norm().clamp_min(1e-7).float()).to(dtype)
+    for a, b, c in coefficients:
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def with_singular_values(values, rows, columns, seed=0):
+    """Return a float32 matrix with these singular values and random singular vectors."""
+    generator = torch.Generator().manual_seed(seed)
+    small, large = min(rows, columns), max(rows, columns)
+    left = torch.linalg.qr(torch.randn(small, small, generator=generator, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(large, small, generator=generator, dtype=torch.float64))[0]
+    matrix = ((left * values) @ right.mT).float()
+    return matrix if rows <= columns else matrix.mT.contiguous()
+
+
+def spectrum(kind, size):
+    """Return singular values by the name of a spectrum."""
+    i = torch.arange(size, dtype=torch.float64)
+    name, _, number = kind.partition(":")
+    value = float(number or 0)
+    return {
+        "flat": lambda: torch.ones(size, dtype=torch.float64),
+        "linear": lambda: 1 - i / size,
+        "geometric": lambda: 10 ** (-value * i / max(1, size - 1)),
+        "power": lambda: (i + 1) ** -value,
+        "rank": lambda: (i < value).double(),
+        "half": lambda: torch.where(i < size // 2, 10 ** (-2 * i / size), 0.0),
+        "two": lambda: torch.where(i < size // 2, 1.0, 1e-6),
+        "spike": lambda: torch.where(i < 1, value, 1.0),
+        "huge": lambda: 1e25 * 10 ** (-3 * i / size),
+        "tiny": lambda: 1e-5 * 10 ** (-3 * i / size),
+    }[name]()
+
+
+def error(result, exact):
+    """Return the relative error in the Frobenius norm."""
+    return ((result.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.fixture(scope="session")
+def formulas():
+    """The formulas, as attributes."""
+    return SimpleNamespace(
+        newton_schulz64=newton_schulz64,
+        newton_schulz_plain=newton_schulz_plain,
+        with_singular_values=with_singular_values,
+        spectrum=spectrum,
+        error=error,
+    )

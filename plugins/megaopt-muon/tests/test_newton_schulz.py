@@ -1,0 +1,128 @@
+"""Newton-Schulz against the formula in float64."""
+
+import pytest
+import torch
+from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
+from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.schedule import Spectrum, longest_blocks, plan_blocks
+
+SPECTRA = [
+    "flat", "linear", "geometric:0.3", "geometric:1", "geometric:2", "geometric:4", "geometric:6", "power:0.5",
+    "power:1", "power:2", "rank:1", "half", "two", "spike:3", "spike:10", "spike:40", "huge", "tiny",
+]  # fmt: skip
+SHAPES = [(96, 96), (64, 256), (192, 48)]
+LARGE = [(320, 480), (512, 256)]
+TYPES = [name for name in get_supported_coefficient_types() if name != "custom"]
+PRECISIONS = {"highest": (torch.float32, 1.2), "medium": (torch.bfloat16, 2.0)}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("coefficient_type", TYPES)
+def test_auto_is_as_accurate_as_the_plain_iteration(formulas, coefficient_type, precision):
+    """On every spectrum, auto's error is within 1.2 times the plain iteration's in float32, and twice in bfloat16."""
+    dtype, limit = PRECISIONS[precision]
+    coefficients = resolve_coefficients(coefficient_type, 5)
+    ns = NewtonSchulz(coefficients, precision)
+    worst = []
+    for rows, columns in SHAPES + (LARGE if coefficient_type in {"simple", "quintic"} else []):
+        for kind in SPECTRA:
+            update = formulas.with_singular_values(formulas.spectrum(kind, min(rows, columns)), rows, columns)
+            exact = formulas.newton_schulz64(update, coefficients)
+            plain = formulas.error(formulas.newton_schulz_plain(update, coefficients, dtype), exact)
+            worst.append((formulas.error(ns(update), exact) / plain, kind, rows, columns))
+    assert max(worst)[0] <= limit, sorted(worst)[-3:]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 8, 10])
+@pytest.mark.parametrize("coefficient_type", ["simple", "quintic", "polar_express", "aol", "deepseekv4"])
+def test_other_numbers_of_steps_are_as_accurate(formulas, coefficient_type, steps):
+    """The blocks are right for any number of steps, in bfloat16."""
+    coefficients = resolve_coefficients(coefficient_type, steps)
+    ns = NewtonSchulz(coefficients, "medium")
+    for kind in ("flat", "geometric:2", "power:1", "spike:10"):
+        update = formulas.with_singular_values(formulas.spectrum(kind, 64), 64, 256)
+        exact = formulas.newton_schulz64(update, coefficients)
+        plain = formulas.error(formulas.newton_schulz_plain(update, coefficients, torch.bfloat16), exact)
+        assert formulas.error(ns(update), exact) <= 2.0 * plain, kind
+
+
+@pytest.mark.parametrize("method", ["auto", "standard", "gram"])
+@pytest.mark.parametrize(
+    "shape", [(8, 8), (8, 24), (24, 8), (1, 5), (5, 1), (3, 8, 24), (3, 24, 8), (230, 480), (480, 230)]
+)
+def test_every_method_is_the_same_function(formulas, shape, method):
+    """In float64 all methods give the formula, batched or not."""
+    coefficients = resolve_coefficients("quintic", 5)
+    update = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    result = NewtonSchulz(coefficients, "highest", method)(update)
+    assert result.dtype is torch.float64
+    torch.testing.assert_close(result, formulas.newton_schulz64(update, coefficients), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64), (300, 500)])
+def test_zero_gives_zero(precision, shape):
+    """A matrix of zeros has no direction: its update is zero."""
+    result = NewtonSchulz(resolve_coefficients("quintic", 5), precision)(torch.zeros(shape))
+    assert result.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_stays_in_its_matrix(bad):
+    """A matrix with a bad number leaves the others of its batch alone, bit for bit."""
+    ns = NewtonSchulz(resolve_coefficients("quintic", 5), "medium")
+    batch = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(2))
+    clean = ns(batch)
+    batch[1, 0, 0] = bad
+    result = ns(batch)
+    assert result[1].isnan().any()
+    assert torch.equal(result[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1e4, 1e30])
+def test_norm_may_leave_the_range_of_squares(formulas, scale):
+    """Matrices whose squares overflow or vanish in float32 follow the formula, including its floor of 1e-7."""
+    coefficients = resolve_coefficients("quintic", 5)
+    update = scale * torch.randn(12, 20, generator=torch.Generator().manual_seed(3))
+    exact = formulas.newton_schulz64(update, coefficients)
+    for result in (
+        NewtonSchulz(coefficients, "highest")(update),
+        NewtonSchulz(coefficients, "highest")(update.expand(2, 12, 20))[1],
+    ):
+        assert formulas.error(result, exact) < 1e-5
+
+
+def test_input_is_not_changed():
+    """The update that is passed in stays as it is."""
+    update = torch.randn(8, 12)
+    before = update.clone()
+    NewtonSchulz(resolve_coefficients("quintic", 5), "highest")(update)
+    assert torch.equal(before, update)
+
+
+def test_high_sets_and_restores_the_matmul_precision():
+    """Precision high uses TF32 where there is, inside the call only."""
+    before = torch.get_float32_matmul_precision()
+    NewtonSchulz(resolve_coefficients("quintic", 5), "high")(torch.randn(8, 12))
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("steps", range(1, 13))
+@pytest.mark.parametrize("coefficient_type", TYPES)
+@pytest.mark.parametrize("spectrum", list(Spectrum))
+def test_blocks_cover_every_step(coefficient_type, steps, spectrum):
+    """The lengths of the blocks add up to the number of steps."""
+    coefficients = resolve_coefficients(coefficient_type, steps)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert sum(longest_blocks(coefficients, dtype, spectrum)) == steps
+
+
+def test_auto_takes_the_cheaper_by_shape():
+    """Square matrices take single steps, long ones take blocks."""
+    coefficients = resolve_coefficients("quintic", 5)
+    rest = (torch.device("cpu"), torch.bfloat16, Spectrum.SPREAD)
+    assert plan_blocks("auto", coefficients, 768, 768, *rest) == (1, 1, 1, 1, 1)
+    assert plan_blocks("auto", coefficients, 768, 3072, *rest) == (3, 2)
+    assert plan_blocks("auto", coefficients, 768, 3072, *rest[:2], Spectrum.UNKNOWN) == (2, 1, 2)
+    assert plan_blocks("standard", coefficients, 768, 3072, *rest) == (1, 1, 1, 1, 1)
+    assert plan_blocks("gram", coefficients, 768, 768, *rest) == (3, 2)

@@ -14,14 +14,14 @@ from rich.table import Table
 from megaopt_core import get_registry
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import CommandError, StoppedError
-from megaopt_tools.options import add_run_options, output_folder, recipe_of, use_threads
+from megaopt_tools.options import add_run_options, recipe_of, use_threads
 from megaopt_tools.pictures import draw_comparison
 from megaopt_tools.recipe import Recipe
 from megaopt_tools.records import comparison_record, write_json
-from megaopt_tools.running import run_into
+from megaopt_tools.running import make_folder, run_into
 from megaopt_tools.targets import learning_rates, settings_by_target
 from megaopt_tools.text import load_text
-from megaopt_tools.training import PARTS, RunResult
+from megaopt_tools.training import PARTS, Run, RunResult
 
 __all__ = ["add_compare_command", "run_compare"]
 
@@ -70,36 +70,30 @@ def run_compare(args: Namespace) -> int:
     Raises:
         MegaoptError: an option cannot be used as it is.
     """
-    recipes = _recipes(args)
     text = load_text(args.text)
-    text.require_context(args.context)
-    folder = output_folder(args.out)
+    runs = [Run(recipe, text) for recipe in _recipes(args)]
+    make_folder(args.out)
     threads = use_threads(args.threads)
     console = console_for_output()
     print_text(console, text)
-    results = []
-    for recipe in recipes:
-        try:
-            results.append(run_into(output_folder(folder / recipe.optimizer), recipe, text, console, threads))
-        except StoppedError as stopped:
-            print(f"megaopt: {stopped}", file=sys.stderr)
-            return 130
-    draw_comparison(results, folder / "compare.png")
-    write_json(folder / "compare.json", comparison_record(results, threads))
+    try:
+        results = [run_into(run, args.out / run.recipe.optimizer, console, threads) for run in runs]
+    except StoppedError as stopped:
+        print(f"megaopt: {stopped}", file=sys.stderr)
+        return 130
+    draw_comparison(results, args.out / "compare.png")
+    write_json(args.out / "compare.json", comparison_record(results, threads))
     console.print()
     console.print(_table(results))
-    say(console, f"files  {folder}: compare.png, compare.json, and a folder for each run")
+    say(console, f"files  {args.out}: compare.png, compare.json, and a folder for each run")
     return 0 if all(result.diverged_at is None for result in results) else 1
 
 
 def _recipes(args: Namespace) -> list[Recipe]:
-    """Return one recipe for each optimizer; whoever does not exist is refused before the first is trained."""
     names: list[str] = args.optimizers
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise CommandError(f"{', '.join(twice)}: named more than once")
-    for name in names:
-        get_registry().optimizer(name)
     lrs = learning_rates(args.lr, names)
     settings = settings_by_target(args.assignments, names)
     return [recipe_of(args, name, lrs.get(name), settings[name]) for name in names]

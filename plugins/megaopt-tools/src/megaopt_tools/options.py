@@ -12,7 +12,7 @@ import torch
 from megaopt_tools.errors import CommandError
 from megaopt_tools.recipe import Recipe, tuned
 
-__all__ = ["add_run_options", "output_folder", "recipe_of", "use_threads"]
+__all__ = ["add_run_options", "recipe_of", "use_threads"]
 
 _DEFAULT = Recipe("")
 
@@ -82,22 +82,6 @@ def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mappi
         seed=args.seed,
         **optional,
     )
-
-
-def output_folder(path: Path) -> Path:
-    """Return a folder to write into, made if it is not there.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        CommandError: it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"--out {path}: no folder can be made there: {error.strerror}") from error
-    return path
 
 
 def use_threads(count: int | None) -> int:

@@ -8,19 +8,32 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from megaopt_tools.errors import StoppedError
+from megaopt_tools.errors import CommandError, StoppedError
 from megaopt_tools.event_log import EventLog
 from megaopt_tools.pictures import draw_loss
 from megaopt_tools.progress import progress_for
-from megaopt_tools.recipe import Recipe
 from megaopt_tools.records import run_record, write_json
-from megaopt_tools.text import Text
-from megaopt_tools.training import RunResult, StepRecord, Watcher, train
+from megaopt_tools.training import Run, RunResult, StepRecord, Watcher
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.report import OptimizerReport
 
-__all__ = ["run_into"]
+__all__ = ["make_folder", "run_into"]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write into, if it is not there.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        CommandError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {path}: no folder can be made there: {error.strerror}") from error
 
 
 class _StepCounter:
@@ -41,14 +54,13 @@ class _StepCounter:
 
 
 def run_into(
-    folder: Path, recipe: Recipe, text: Text, console: Console, threads: int, watchers: Sequence[Watcher] = ()
+    run: Run, folder: Path, console: Console, threads: int, watchers: Sequence[Watcher] = ()
 ) -> RunResult:
     """Train, show progress, and write `run.json`, `loss.png` and a TensorBoard log.
 
     Args:
-        folder: where the files go; it is there.
-        recipe: what to train, and how.
-        text: what to train on.
+        run: what to train.
+        folder: where the files go; made if it is not there.
         console: where progress is shown.
         threads: torch's, for the record.
         watchers: told of every step, too.
@@ -57,15 +69,18 @@ def run_into(
         The result.
 
     Raises:
+        CommandError: the folder cannot be made.
         StoppedError: Ctrl-C was pressed; only the TensorBoard log has been written.
     """
+    recipe = run.recipe
+    make_folder(folder)
     counter = _StepCounter()
     try:
         with (
             EventLog(folder / "tensorboard") as log,
             progress_for(console, recipe.optimizer, recipe.steps) as progress,
         ):
-            result = train(recipe, text, [counter, *watchers, log, progress])
+            result = run.train([counter, *watchers, log, progress])
     except KeyboardInterrupt:
         raise StoppedError(
             f"stopped by Ctrl-C after {counter.steps} of {recipe.steps} steps of {recipe.optimizer}; "

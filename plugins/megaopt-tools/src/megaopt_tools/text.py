@@ -27,7 +27,7 @@ class Text:
     """A text as bytes, with its split.
 
     Args:
-        source: where it comes from: the name of a file, or of the built-in text.
+        source: where it comes from: the path of a file, or the name of the built-in text.
         data: all of its bytes.
 
     Example:
@@ -104,7 +104,7 @@ def load_text(path: Path | None) -> Text:
     if path is None:
         return builtin_text()
     try:
-        return Text(path.name, path.read_bytes())
+        return Text(str(path), path.read_bytes())
     except OSError as error:
         raise TextError(f"{path}: cannot be read: {error.strerror}", source=str(path)) from error
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from megaopt_core.cli.assignments import add_set_option, parse_assignments
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
-from megaopt_tools.options import add_run_options, output_folder, recipe_of, use_threads
-from megaopt_tools.running import run_into
+from megaopt_tools.options import add_run_options, recipe_of, use_threads
+from megaopt_tools.running import make_folder, run_into
 from megaopt_tools.text import load_text
-from megaopt_tools.training import RunResult, StepRecord
+from megaopt_tools.training import Run, RunResult, StepRecord
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.report import OptimizerReport
@@ -53,13 +53,14 @@ def run_train(args: Namespace) -> int:
     """
     recipe = recipe_of(args, args.optimizer, args.lr, parse_assignments(args.assignments))
     text = load_text(args.text)
-    text.require_context(recipe.context)
-    folder = output_folder(args.out or Path("runs") / args.optimizer)
+    run = Run(recipe, text)
+    folder = args.out or Path("runs") / args.optimizer
+    make_folder(folder)
     threads = use_threads(args.threads)
     console = console_for_output()
     print_text(console, text)
     try:
-        result = run_into(folder, recipe, text, console, threads, [_ReportPrinter(console)])
+        result = run_into(run, folder, console, threads, [_ReportPrinter(console)])
     except StoppedError as stopped:
         print(f"megaopt: {stopped}", file=sys.stderr)
         return 130

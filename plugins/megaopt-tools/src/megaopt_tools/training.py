@@ -19,7 +19,7 @@ from megaopt_tools.text import Text, batches, windows
 if TYPE_CHECKING:
     from megaopt_core.optimizers.report import OptimizerReport
 
-__all__ = ["PARTS", "RunResult", "StepRecord", "Watcher", "bits_per_byte", "train"]
+__all__ = ["PARTS", "Run", "RunResult", "StepRecord", "Watcher", "bits_per_byte"]
 
 PARTS = ("forward", "backward", "optimizer")
 """What the time of a step is split into."""
@@ -115,48 +115,81 @@ class Watcher(Protocol):
         """The run is over."""
 
 
-def train(recipe: Recipe, text: Text, watchers: Sequence[Watcher] = ()) -> RunResult:
-    """Train a GPT.
+class Run:
+    """A run that is ready to start: everything that can be wrong with what was asked for has been found.
 
     Args:
         recipe: what to train, and how.
         text: what to train on.
-        watchers: told of every step.
-
-    Returns:
-        The result; when a loss is not finite, training ends there.
 
     Raises:
-        MegaoptError: the text is too short, or the optimizer cannot be built as asked.
+        MegaoptError: the text is too short, or the optimizer or its schedule cannot be built as asked.
     """
-    text.require_context(recipe.context)
-    model = build_model(recipe.shape, recipe.seed)
-    config = OptimizerConfig(optimizer=recipe.optimizer, lr=recipe.lr, **recipe.settings)
-    optimizer = get_megatron_optimizer(config, [model])
-    scheduler = _scheduler(recipe, config, optimizer)
-    for watcher in watchers:
-        watcher.built(optimizer.report())
-    records: list[StepRecord] = []
-    source = batches(text.train, recipe.batch_size, recipe.context, recipe.seed)
-    for step, (inputs, targets) in zip(range(1, recipe.steps + 1), source, strict=False):
-        records.append(_step(step, model, optimizer, inputs, targets))
-        scheduler.step(1)
+
+    def __init__(self, recipe: Recipe, text: Text) -> None:
+        text.require_context(recipe.context)
+        self.recipe = recipe
+        self.text = text
+        self.config = OptimizerConfig(optimizer=recipe.optimizer, lr=recipe.lr, **recipe.settings)
+        self.model = build_model(recipe.shape, recipe.seed)
+        self.optimizer = get_megatron_optimizer(self.config, [self.model])
+        self.scheduler = _scheduler(recipe, self.config, self.optimizer)
+
+    def train(self, watchers: Sequence[Watcher] = ()) -> RunResult:
+        """Take all steps, then measure on the held-out text; once.
+
+        Args:
+            watchers: told of every step.
+
+        Returns:
+            The result; when a loss is not finite, training ends there.
+        """
         for watcher in watchers:
-            watcher.stepped(records[-1])
-        if not math.isfinite(records[-1].loss):
-            break
-    result = RunResult(
-        recipe=recipe,
-        text=text,
-        config=config,
-        parameters=sum(param.numel() for param in model.parameters()),
-        records=records,
-        report=optimizer.report(after_step=True),
-        val_bits_per_byte=_finite(bits_per_byte(model, text.val, recipe.context)),
-    )
-    for watcher in watchers:
-        watcher.finished(result)
-    return result
+            watcher.built(self.optimizer.report())
+        recipe, text = self.recipe, self.text
+        records: list[StepRecord] = []
+        source = batches(text.train, recipe.batch_size, recipe.context, recipe.seed)
+        for step, (inputs, targets) in zip(range(1, recipe.steps + 1), source, strict=False):
+            records.append(self._step(step, inputs, targets))
+            for watcher in watchers:
+                watcher.stepped(records[-1])
+            if not math.isfinite(records[-1].loss):
+                break
+        val = bits_per_byte(self.model, text.val, recipe.context)
+        result = RunResult(
+            recipe=recipe,
+            text=text,
+            config=self.config,
+            parameters=sum(param.numel() for param in self.model.parameters()),
+            records=records,
+            report=self.optimizer.report(after_step=True),
+            val_bits_per_byte=val if math.isfinite(val) else None,
+        )
+        for watcher in watchers:
+            watcher.finished(result)
+        return result
+
+    def _step(self, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> StepRecord:
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        begin = time.perf_counter()
+        loss = self.model.loss(inputs, targets)
+        after_forward = time.perf_counter()
+        loss.backward()
+        after_backward = time.perf_counter()
+        outcome = self.optimizer.step()
+        self.optimizer.zero_grad()
+        end = time.perf_counter()
+        self.scheduler.step(1)
+        return StepRecord(
+            step=step,
+            loss=loss.item(),
+            lr=lr,
+            grad_norm=outcome.grad_norm,
+            forward=after_forward - begin,
+            backward=after_backward - after_forward,
+            optimizer=end - after_backward,
+            tokens=inputs.numel(),
+        )
 
 
 def _scheduler(
@@ -181,30 +214,6 @@ def _scheduler(
     )
 
 
-def _step(
-    step: int, model: GPT, optimizer: MegatronOptimizer, inputs: torch.Tensor, targets: torch.Tensor
-) -> StepRecord:
-    lr = float(optimizer.param_groups[0]["lr"])
-    begin = time.perf_counter()
-    loss = model.loss(inputs, targets)
-    after_forward = time.perf_counter()
-    loss.backward()
-    after_backward = time.perf_counter()
-    outcome = optimizer.step()
-    optimizer.zero_grad()
-    end = time.perf_counter()
-    return StepRecord(
-        step=step,
-        loss=loss.item(),
-        lr=lr,
-        grad_norm=outcome.grad_norm,
-        forward=after_forward - begin,
-        backward=after_backward - after_forward,
-        optimizer=end - after_backward,
-        tokens=inputs.numel(),
-    )
-
-
 @torch.no_grad()
 def bits_per_byte(model: GPT, tokens: torch.Tensor, context: int, batch_size: int = 32) -> float:
     """Return the mean cross-entropy of every byte but the first, given what precedes it in its window.
@@ -222,7 +231,3 @@ def bits_per_byte(model: GPT, tokens: torch.Tensor, context: int, batch_size: in
         total += model.loss(inputs, targets, reduction="sum").item()
         count += targets.numel()
     return total / count / math.log(2)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from typing import Any
 
 import attrs
 
 from megaopt_core.cli.assignments import add_set_option, parse_assignments
+from megaopt_core.cli.explain_page import write_page
 from megaopt_core.cli.factories import build_model
 from megaopt_core.cli.output import print_json, print_table
 from megaopt_core.config import OptimizerConfig
@@ -15,7 +18,10 @@ from megaopt_core.params.routing import ParamRoute, Routing, route
 from megaopt_core.registry import get_registry
 from megaopt_core.run_file import RunFile
 
-__all__ = ["add_command", "run"]
+__all__ = ["MANY", "add_command", "run"]
+
+MANY = 60
+"""With more parameters than this, those that are alike share a row."""
 
 
 def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -34,6 +40,12 @@ def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
     add_set_option(parser)
     parser.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="a row for every parameter, however many there are"
+    )
+    parser.add_argument(
+        "--html", metavar="PAGE", help="write one self-contained page: a table and a map of the model"
+    )
     parser.set_defaults(run=run)
 
 
@@ -41,7 +53,7 @@ def run(args: Namespace) -> int:
     """Print the routing of a model.
 
     Args:
-        args: `factory`, `config`, `optimizer`, `assignments`, `device`, `json`.
+        args: `factory`, `config`, `optimizer`, `assignments`, `device`, `json`, `html`, `all`.
 
     Returns:
         0.
@@ -49,10 +61,17 @@ def run(args: Namespace) -> int:
     given = _run_file(args)
     routing = route(given.config, build_model(args.factory, args.device), given.config_overrides())
     rows = [_row(entry, routing) for entry in routing.params.values()]
+    explained = {"config": given.config.to_dict(), "parameters": rows, "frozen": list(routing.frozen)}
+    if args.html:
+        write_page(args.html, {"model": args.factory, **explained})
+        print(f"wrote {args.html}", file=sys.stderr)
     if args.json:
-        print_json({"config": given.config.to_dict(), "parameters": rows, "frozen": list(routing.frozen)})
+        print_json(explained)
         return 0
-    _print_rows(rows)
+    if args.html:
+        _print_summary(rows, routing)
+        return 0
+    _print_rows(rows, everything=args.all)
     print()
     _print_summary(rows, routing)
     return 0
@@ -90,23 +109,59 @@ def _plugin_of(optimizer: str) -> str:
     return get_registry().owner("optimizer", optimizer).source
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    header = ["parameter", "shape", "role", "optimizer", "plugin", "group", "lr", "wd", "why"]
-    shown = [
-        [
-            row["name"],
-            "x".join(map(str, row["shape"])) or "scalar",
-            row["role"] + ("?" if row["uncertain"] else ""),
-            row["optimizer"],
-            row["plugin"].partition(" ")[0],
-            row["group"],
-            "-" if row["lr"] is None else f"{row['lr']:.6g}",
-            f"{row['weight_decay']:.6g}",
-            row["reason"],
-        ]
-        for row in rows
+def _print_rows(rows: list[dict[str, Any]], *, everything: bool) -> None:
+    header = [
+        "parameter",
+        "count",
+        "shape",
+        "role",
+        "matrix view",
+        "optimizer",
+        "plugin",
+        "group",
+        "lr",
+        "wd",
+        "why",
     ]
-    print_table(header, shown, right=["group", "lr", "wd"])
+    groups = _alike(rows) if len(rows) > MANY and not everything else [(row["name"], [row]) for row in rows]
+    if all(len(members) == 1 for _, members in groups):
+        header.remove("count")
+    shown = []
+    for name, members in groups:
+        row = members[0]
+        cells = {
+            "parameter": name,
+            "count": len(members),
+            "shape": "x".join(map(str, row["shape"])) or "scalar",
+            "role": row["role"] + ("?" if row["uncertain"] else ""),
+            "matrix view": _short_view(row["view"]),
+            "optimizer": row["optimizer"],
+            "plugin": row["plugin"].partition(" ")[0],
+            "group": row["group"],
+            "lr": "-" if row["lr"] is None else f"{row['lr']:.6g}",
+            "wd": f"{row['weight_decay']:.6g}",
+            "why": row["reason"],
+        }
+        shown.append([cells[column] for column in header])
+    print_table(header, shown, right=["count", "group", "lr", "wd"])
+    if len(groups) < len(rows):
+        print(
+            f"\n{len(rows)} parameters in {len(groups)} rows: * stands for a number; --all shows each by itself"
+        )
+
+
+def _short_view(view: str | None) -> str:
+    return "-" if view is None else view.removeprefix("MatrixView(").removesuffix(")")
+
+
+def _alike(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return rows that differ in nothing but the numbers in their names, together under one pattern."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", f".{row['name']}")[1:]
+        facts = tuple(str(value) for key, value in row.items() if key != "name")
+        groups.setdefault((pattern, facts), []).append(row)
+    return [(members[0]["name"] if len(members) == 1 else key[0], members) for key, members in groups.items()]
 
 
 def _print_summary(rows: list[dict[str, Any]], routing: Routing) -> None:

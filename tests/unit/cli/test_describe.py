@@ -1,0 +1,127 @@
+"""`megaopt optimizers` and `megaopt describe`: what there is to choose, and what can be set."""
+
+import json
+
+import pytest
+
+from megaopt_core.cli import main
+from megaopt_core.config_fields import CORE_FIELD_NAMES
+
+PLUGIN = """
+@frozen
+class Settings:
+    beta: float = field(default=0.5, metadata={"help": "how much of the past is kept"})
+    dtype: torch.dtype = field(default=torch.bfloat16, metadata={"help": "in which state is kept"})
+    sizes: tuple[int, ...] = field(factory=lambda: (1, 2), metadata={"help": "how large"})
+
+@hookimpl
+def megaopt_optimizer_entries():
+    return {
+        "kept": OptimizerEntry(
+            "module:Kept", settings=Settings, setting_prefixes=("kept",), granularity="tensor",
+            description="keeps the past", example='build_optimizer(model, "kept", kept_beta=0.9)',
+        ),
+        "both": OptimizerEntry(torch.optim.SGD, setting_prefixes=("both", "kept"), supports_fp16=True),
+    }
+"""
+
+
+@pytest.fixture
+def _kept(plugins, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    plugins.install("kept", PLUGIN, version="1.2")
+    plugins.registry()
+
+
+@pytest.mark.usefixtures("_kept")
+def test_optimizers(capsys) -> None:
+    """Name, plugin, granularity, settings, description."""
+    assert main(["optimizers"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+optimizer  plugin            granularity  settings                           what it is
+---------  ----------------  -----------  ---------------------------------  --------------
+kept       megaopt-kept 1.2  tensor       kept_beta, kept_dtype, kept_sizes  keeps the past
+both       megaopt-kept 1.2  element      kept_beta, kept_dtype, kept_sizes
+
+`megaopt describe NAME` explains the settings of one.
+"""
+    )
+    assert main(["optimizers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0] == {
+        "name": "kept",
+        "plugin": "megaopt-kept 1.2",
+        "granularity": "tensor",
+        "settings": ["kept_beta", "kept_dtype", "kept_sizes"],
+        "description": "keeps the past",
+    }
+
+
+def test_no_optimizer_is_installed(plugins, capsys) -> None:
+    """An empty table would look like a mistake."""
+    plugins.registry()
+    assert main(["optimizers"]) == 0
+    assert capsys.readouterr().out.startswith("No optimizer is installed. Optimizers are plugins:")
+
+
+@pytest.mark.usefixtures("_kept")
+def test_describe_shows_every_setting_and_an_example(capsys) -> None:
+    """Type, default and help; the class is named and not imported."""
+    assert main(["describe", "kept"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+kept: keeps the past
+
+  plugin:      megaopt-kept 1.2
+  class:       module:Kept
+  granularity: tensor
+  fp16:        not supported
+
+setting     type             default   what it does
+----------  ---------------  --------  ----------------------------
+kept_beta   float            0.5       how much of the past is kept
+kept_dtype  dtype            bfloat16  in which state is kept
+kept_sizes  tuple[int, ...]  (1, 2)    how large
+
+Example:
+
+  build_optimizer(model, "kept", kept_beta=0.9)
+"""
+    )
+
+
+@pytest.mark.usefixtures("_kept")
+def test_describe_without_own_settings(capsys) -> None:
+    """Settings that it shares are shown; an example is made up."""
+    assert main(["describe", "both"]) == 0
+    printed = capsys.readouterr().out
+    assert "both: its plugin does not describe it\n" in printed
+    assert "  class:       torch.optim.sgd:SGD\n" in printed
+    assert "  fp16:        supported\n" in printed
+    assert "kept_beta" in printed
+    assert '  build_optimizer(model, "both", lr=1e-3)\n' in printed
+
+
+@pytest.mark.usefixtures("_kept")
+def test_describe_json(capsys) -> None:
+    """The same for programs, dtypes as strings."""
+    assert main(["describe", "kept", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["settings"][1] == {
+        "name": "kept_dtype",
+        "type": "dtype",
+        "default": "bfloat16",
+        "help": "in which state is kept",
+    }
+
+
+def test_describe_without_a_name_is_about_the_core(plugins, capsys) -> None:
+    """Every core field; no plugin is needed."""
+    plugins.registry()
+    assert main(["describe", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert [setting["name"] for setting in described["settings"]] == list(CORE_FIELD_NAMES)
+    assert main(["describe"]) == 0
+    assert "use_layer_wise_distributed_optimizer" in capsys.readouterr().out

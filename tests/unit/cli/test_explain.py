@@ -1,0 +1,161 @@
+"""`megaopt explain` tells what each parameter would get, from a factory and a file, and builds nothing."""
+
+import json
+
+import pytest
+
+from megaopt_core.cli import main
+from megaopt_core.cli.assignments import parse_assignments
+
+PLUGIN = """
+@frozen
+class Settings:
+    beta: float = 0.5
+
+def matrices_only(spec, view):
+    return None if view is not None else "no matrix"
+
+@hookimpl
+def megaopt_optimizer_entries():
+    return {
+        "plain": OptimizerEntry(torch.optim.SGD, description="plain"),
+        "matrix": OptimizerEntry(
+            torch.optim.SGD, settings=Settings, setting_prefixes=("matrix",), accepts=matrices_only, fallback="plain"
+        ),
+    }
+"""
+
+MODELS = """
+import torch
+
+class Model(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.ReLU(),
+                         torch.nn.Linear(8, 3))
+        self[0].bias.requires_grad_(False)
+        assert self[0].weight.is_meta, "made on " + str(self[0].weight.device)
+
+class Namespace:
+    model = Model
+
+def chunks():
+    return [torch.nn.Linear(2, 2)]
+
+def no_model():
+    return 3
+
+def needs_values():
+    return torch.nn.Linear(2, int(torch.ones(()).item()))
+
+number = 5
+"""
+
+
+@pytest.fixture
+def folder(plugins, monkeypatch):
+    """A working directory with models, and a plugin."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(plugins.folder)
+    plugins.install("two", PLUGIN)
+    plugins.registry()
+    (plugins.folder / "explained_models.py").write_text(MODELS)
+    return plugins.folder
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_parameter_with_its_optimizer_and_reason(capsys) -> None:
+    """A model on the meta device is enough."""
+    assert main(["explain", "explained_models:Model", "--optimizer", "matrix", "--set", "lr=0.1"]) == 0
+    printed = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in printed.splitlines() if line}
+    assert lines["2.weight"][:6] == ["2.weight", "8x8", "matrix", "plain", "matrix", "megaopt-two"]
+    assert lines["2.weight"][6:9] == ["0", "0.1", "0.01"]
+    assert lines["2.bias"][4] == "plain"
+    assert "no matrix" in printed
+    assert "1 parameters do not train: 0.bias" in printed
+
+
+@pytest.mark.usefixtures("folder")
+def test_json(capsys) -> None:
+    """The configuration, the parameters, what does not train."""
+    assert main(["explain", "explained_models.py:Namespace.model", "--optimizer", "matrix", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert explained["config"]["optimizer"] == "matrix"
+    assert explained["frozen"] == ["0.bias"]
+    row = next(row for row in explained["parameters"] if row["name"] == "2.weight")
+    assert row["plugin"] == "megaopt-two 1.0"
+    assert (row["shape"], row["elements"], row["lr"], row["weight_decay"]) == ([8, 8], 64, None, 0.01)
+
+
+def test_a_run_file_with_overrides(folder, capsys) -> None:
+    """Options win over the file."""
+    (folder / "run.toml").write_text(
+        'optimizer = "plain"\nlr = 0.1\nmatrix_beta = 0.3\n\n[[overrides]]\nname = "4.weight"\nlr = 0.5\n'
+    )
+    assert (
+        main(["explain", "explained_models:Model", "--config", "run.toml", "--set", "lr=0.2", "--json"]) == 0
+    )
+    explained = json.loads(capsys.readouterr().out)
+    rates = {row["name"]: row["lr"] for row in explained["parameters"]}
+    assert (rates["2.weight"], rates["4.weight"]) == (0.2, 0.5)
+    assert explained["config"]["matrix_beta"] == 0.3
+
+
+@pytest.mark.usefixtures("folder")
+def test_chunks(capsys) -> None:
+    """A factory may return a list."""
+    assert main(["explain", "explained_models:chunks", "--optimizer", "plain"]) == 0
+    assert "weight" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("explained_models", "'explained_models': write it as module:factory or file.py:factory"),
+        ("explained_models:none", "'explained_models:none': explained_models has no 'none'"),
+        (
+            "no_such_module:f",
+            "'no_such_module:f': no_such_module cannot be imported (ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+        ("explained_models:number", "'explained_models:number' is not callable: 5"),
+        (
+            "explained_models:no_model",
+            "'explained_models:no_model' returned int; it must return a torch.nn.Module or a list of them",
+        ),
+    ],
+)
+def test_a_wrong_factory_is_explained(capsys, target, message) -> None:
+    """In one line, with exit status 2."""
+    assert main(["explain", target, "--optimizer", "plain"]) == 2
+    assert capsys.readouterr().err == f"megaopt: error: {message}\n"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_factory_that_needs_values_may_run_on_another_device(capsys) -> None:
+    """The meta device is the default, not the only one."""
+    assert main(["explain", "explained_models:needs_values", "--optimizer", "plain"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("megaopt: error: 'explained_models:needs_values' failed on device meta (")
+    assert error.endswith("; with --device cpu it may work\n")
+    assert main(["explain", "explained_models:needs_values", "--optimizer", "plain", "--device", "cpu"]) == 0
+
+
+def test_assignments_are_read_as_what_they_look_like(capsys, plugins) -> None:
+    """Numbers, switches, lists, and strings without quotes."""
+    read = parse_assignments(
+        ["a=1e-3", "b=true", "c=False", "d=None", "e=adam", "f=[1, 2]", 'g="7"', "h=x=y"]
+    )
+    assert read == {
+        "a": 1e-3,
+        "b": True,
+        "c": False,
+        "d": None,
+        "e": "adam",
+        "f": [1, 2],
+        "g": "7",
+        "h": "x=y",
+    }
+    plugins.registry()
+    assert main(["explain", "torch.nn:Identity", "--set", "lr"]) == 2
+    assert capsys.readouterr().err == "megaopt: error: --set lr: write it as NAME=VALUE\n"

@@ -1,0 +1,108 @@
+"""`megaopt`: its commands, those of plugins, and how errors are shown."""
+
+import pytest
+
+from megaopt_core.cli import main
+from megaopt_core.cli.main import CORE_COMMANDS, build_parser
+from megaopt_core.registry import reset_registry
+
+ADDS_COMMAND = """
+@hookimpl
+def megaopt_commands(commands):
+    parser = commands.add_parser("greet", help="say hello")
+    parser.add_argument("name")
+    parser.set_defaults(run=lambda args: print("hello", args.name))
+"""
+
+
+def commands_of(parser) -> list[str]:
+    """Names of a parser's commands."""
+    (action,) = [action for action in parser._actions if action.dest == "command"]
+    return list(action.choices)
+
+
+def test_the_cores_commands(plugins) -> None:
+    """The table in the documentation and the parser list the same ones."""
+    plugins.registry()
+    assert commands_of(build_parser()) == list(CORE_COMMANDS)
+
+
+def test_without_a_command_help_is_printed(plugins, capsys) -> None:
+    """Every command with a line."""
+    plugins.registry()
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"    {command} " in printed for command in CORE_COMMANDS)
+
+
+def test_plugins_add_commands(plugins, capsys) -> None:
+    """They are listed, and run like the core's."""
+    plugins.install("greeter", ADDS_COMMAND)
+    plugins.registry()
+    assert main(["greet", "you"]) == 0
+    assert capsys.readouterr().out == "hello you\n"
+    assert commands_of(build_parser()) == [*CORE_COMMANDS, "greet"]
+
+
+def test_a_plugin_that_fails_to_add_its_command_takes_no_other_down(plugins, capsys) -> None:
+    """It is named in one line; a name that is taken is such a failure."""
+    plugins.install("bad", "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('plugins')")
+    plugins.install("greeter", ADDS_COMMAND)
+    plugins.registry()
+    assert main(["greet", "you"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "hello you\n"
+    assert captured.err.startswith(
+        "megaopt: warning: plugin 'bad' (megaopt-bad 1.0) failed in hook megaopt_commands: "
+    )
+    assert captured.err.count("\n") == 1
+
+
+def test_an_error_is_one_line_and_exit_status_2(plugins, capsys) -> None:
+    """`--traceback` shows where it comes from."""
+    plugins.registry()
+    assert main(["describe", "muon"]) == 2
+    line = "megaopt: error: optimizer 'muon' comes with megaopt-muon, which is not installed: pip install megaopt-muon\n"
+    assert capsys.readouterr().err == line
+    assert main(["--traceback", "describe", "muon"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert shown.endswith(line)
+
+
+def test_an_unexpected_error_is_not_hidden(plugins) -> None:
+    """A bug in a command shows its traceback."""
+    plugins.install("greeter", ADDS_COMMAND.replace('print("hello", args.name)', "1 / 0"))
+    plugins.registry()
+    with pytest.raises(ZeroDivisionError):
+        main(["greet", "you"])
+
+
+def test_a_broken_plugin_is_one_line(plugins, capsys) -> None:
+    """And not a warning with a line of megaopt's own source."""
+    plugins.install("bad", "1 / 0")
+    plugins.registry()
+    assert main(["optimizers"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "megaopt: warning: plugin 'bad' (megaopt-bad 1.0) failed to load and is left out: "
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_a_wrong_argument_exits_as_argparse_does(plugins, capsys) -> None:
+    """Usage, then the argument."""
+    plugins.registry()
+    with pytest.raises(SystemExit) as caught:
+        main(["nonsense"])
+    assert caught.value.code == 2
+    assert "argument COMMAND: invalid choice: 'nonsense'" in capsys.readouterr().err
+
+
+def test_version(capsys) -> None:
+    """Of the distribution."""
+    reset_registry()
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("megaopt-core ")

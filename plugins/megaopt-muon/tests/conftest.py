@@ -49,7 +49,7 @@ def spectrum(kind, size):
         "linear": lambda: 1 - i / size,
         "geometric": lambda: 10 ** (-value * i / max(1, size - 1)),
         "power": lambda: (i + 1) ** -value,
-        "rank": lambda: (i < value).double(),
+        "rank": lambda: torch.where(i < value, 1.0, 0.0).double(),
         "half": lambda: torch.where(i < size // 2, 10 ** (-2 * i / size), 0.0),
         "two": lambda: torch.where(i < size // 2, 1.0, 1e-6),
         "spike": lambda: torch.where(i < 1, value, 1.0),

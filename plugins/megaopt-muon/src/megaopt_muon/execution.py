@@ -84,21 +84,28 @@ def _batched(
     shape = plans[members[0][0]].pieces[members[0][1]].shape
     rows, columns = shape[-2:]
     inner = math.prod(shape[:-2])  # matrices in one member: experts
-    dtype = ns.compute_dtype(first.dtype)
-    step = max(1, batch_limit(rows, columns, first.device) // inner)
+    limit = batch_limit(rows, columns, first.device)
+    step = max(1, limit // inner)
     with matmul_precision("high" if ns.precision == "high" else "highest"):
         for start in range(0, len(members), step):
             chunk = members[start : start + step]
+            dtype = ns.compute_dtype(first.dtype)
             batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
             for slot, (index, number) in zip(batch, chunk, strict=True):
                 normalized(plans[index].pieces[number].read(updates[index]), slot)
-            x = (
-                batch.view(rows, columns)
-                if batch.numel() == rows * columns
-                else batch.view(-1, rows, columns)
+            flat = batch.view(-1, rows, columns)
+            if limit > 1:
+                # Also a single one goes as a batch: what it becomes must not depend on how many there are.
+                result = ns.iterate(flat, tall=rows > columns)
+            elif len(flat) == 1:
+                result = ns.iterate(flat[0], tall=rows > columns)
+            else:
+                for matrix in flat:
+                    matrix.copy_(ns.iterate(matrix, tall=rows > columns))
+                result = flat
+            yield from (
+                (index, number, o) for (index, number), o in zip(chunk, result.view(batch.shape), strict=True)
             )
-            result = ns.iterate(x, tall=rows > columns).view(batch.shape)
-            yield from ((index, number, o) for (index, number), o in zip(chunk, result, strict=True))
 
 
 def merged(ns: NewtonSchulz, plan: MatrixPlan, update: torch.Tensor, mode: str) -> torch.Tensor:

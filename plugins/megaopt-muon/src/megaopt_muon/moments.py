@@ -120,8 +120,8 @@ class RowMoment(Moment):
     r"""NorMuon: one value a row, or a column of wide matrices.
 
     With :math:`\bar o` the mean of :math:`o^2` over the columns of a matrix that has at least as many rows, else over
-    its rows: :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \bar o`, update
-    :math:`o / \sqrt{\max(v, \epsilon)}`, rescaled to the Frobenius norm of :math:`o`. The matrix is the parameter's whole logical one, also when it is fused.
+    its rows: :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \bar o`, update :math:`o / \sqrt{\max(v, \epsilon)}`,
+    rescaled to the Frobenius norm of :math:`o`. The matrix is the parameter's whole logical one, also when it is fused.
 
     Source:
         Li et al., "NorMuon: Making Muon more efficient and scalable" (arXiv:2510.05491).

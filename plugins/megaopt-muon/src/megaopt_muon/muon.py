@@ -306,6 +306,6 @@ def _chunks(params: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 def _subtract(target: torch.Tensor, update: torch.Tensor, lr: float | torch.Tensor, scale: float) -> None:
     if isinstance(lr, torch.Tensor):
-        target.sub_(update * (lr * scale))
+        target.sub_(update.to(target.dtype) * (lr * scale))
     else:
         target.add_(update, alpha=-lr * scale)

@@ -11,10 +11,11 @@ from megaopt_core.catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError
 from megaopt_core.optimizers.base import MegatronOptimizer
+from megaopt_core.optimizers.check import WatchedModel
 from megaopt_core.optimizers.chained import ChainedOptimizer
 from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler, MegatronGradScaler
 from megaopt_core.optimizers.inner import build_inner
-from megaopt_core.optimizers.part import Counting
+from megaopt_core.optimizers.counting import Counting, counting_rule
 from megaopt_core.optimizers.policies import precision_policy
 from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in
 from megaopt_core.params.groups import ChildSpec
@@ -144,7 +145,9 @@ def optimizer_from_routing(
     for child in routing.children:
         children.append(_build_child(child, routing, config, model, pgs, layouts[child.strategy], scaler))
     _require_ownership(children, params)
-    return children[0] if len(children) == 1 else ChainedOptimizer(children)
+    optimizer = children[0] if len(children) == 1 else ChainedOptimizer(children)
+    optimizer.watched_model = WatchedModel(chunks, fqn)
+    return optimizer
 
 
 def _live_params(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.optimizers.check import WatchedModel
 from megaopt_core.optimizers.live_state import LiveState
 from megaopt_core.optimizers.measure import GradStats, found_inf_in, measure, stats_device
 from megaopt_core.optimizers.part import Counting, OptimizerPart
@@ -99,6 +100,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.process_groups = process_groups or ProcessGroupCollection()
         self.grad_scaler = grad_scaler
         self.grad_norms: dict[str | None, float] = {}
+        self.watched_model = WatchedModel()
         self._live_state = LiveState(parts, names)
         self._built = True
 
@@ -363,6 +365,17 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def eval(self) -> None:
         """Tell inner optimizers that have modes that evaluation begins."""
         self.train(False)
+
+    def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
+        """Return what no longer fits between this optimizer and its model, in words; empty when all is well.
+
+        Found are parameters that were tied, replaced, added, frozen or unfrozen after the build. Reports list the same.
+
+        Args:
+            model: the model, or its chunks, as it is now; None: the one that the optimizer was built for.
+        """
+        chunks = [model] if isinstance(model, torch.nn.Module) else model
+        return self.watched_model.problems(self.names, chunks)
 
     def record_changes(self, *, exact: bool = True) -> None:
         """Choose how `report(after_step=True)` finds out what a step changed, from the next step on.

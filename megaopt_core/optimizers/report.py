@@ -87,11 +87,13 @@ class OptimizerReport:
         params: one row a parameter, in model order.
         parts: one row an inner optimizer.
         unused_settings: settings that were given but belong to optimizers that are not in use.
+        problems: what no longer fits between the optimizer and its model.
     """
 
     params: Sequence[ParamRow]
     parts: Sequence[PartRow]
     unused_settings: Sequence[str] = ()
+    problems: Sequence[str] = ()
 
     def to_json(self) -> str:
         """Return the report as a JSON object."""
@@ -131,6 +133,8 @@ class OptimizerReport:
         text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
         if self.unused_settings:
             text += f"\n\nsettings of optimizers that are not in use: {', '.join(self.unused_settings)}"
+        for problem in self.problems:
+            text += f"\n\nPROBLEM: {problem}"
         return text
 
 
@@ -183,7 +187,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
             )
         )
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
-    return OptimizerReport(ordered, parts, unused_settings(optimizer))
+    return OptimizerReport(ordered, parts, unused_settings(optimizer), optimizer.check())
 
 
 def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:

@@ -41,9 +41,9 @@ def main() -> int:
         if rows != read_fixture(name):
             changed = [row for row in rows if row not in read_fixture(name)]
             problems.append(f"the fixture differs; new or changed: {changed}")
-        print(f"{name:20} {len(rows):4} parameters  {'ok' if not problems else 'DIFFERS'}")
+        print(f"{name:20} {len(rows):4} parameters  {'ok' if not problems else 'DIFFERS'}")  # noqa: T201 - a script prints
         for problem in problems:
-            print(f"    {problem}")
+            print(f"    {problem}")  # noqa: T201 - as above
         failed += bool(problems)
     return 1 if failed else 0
 

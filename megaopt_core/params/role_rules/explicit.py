@@ -63,10 +63,11 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
 
 
 def _from_others(entry: NamedParam, annotations: Mapping[str, Role | MatrixView]) -> list[Description]:
-    found: list[Description] = []
-    for name in (entry.name, *entry.aliases):
-        if name in annotations:
-            found.append((annotations[name], f"a plugin's annotation of {name!r}"))
+    found: list[Description] = [
+        (annotations[name], f"a plugin's annotation of {name!r}")
+        for name in (entry.name, *entry.aliases)
+        if name in annotations
+    ]
     for _, module, attribute in entry.owners:
         registered = registered_view(entry.name, module, attribute)
         if registered is not None:
@@ -96,16 +97,16 @@ def _words(said: Role | MatrixView) -> str:
 def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, who: str) -> RoleDecision:
     if isinstance(said, Role):
         if said is Role.MATRIX:
-            return _as_matrix(entry, found, found.view or MATRIX, who)
+            return _as_matrix(entry, found.view or MATRIX, who)
         if said is Role.ELEMENTWISE:
             return elementwise(who)
         if who.startswith("attribute is_embedding") and found.role is Role.EMBEDDING:
             return embedding(f"{who}; {found.reason}")
         return embedding(who) if said is Role.EMBEDDING else output(who)
-    return _as_matrix(entry, found, said, who)
+    return _as_matrix(entry, said, who)
 
 
-def _as_matrix(entry: NamedParam, found: RoleDecision, view: MatrixView, who: str) -> RoleDecision:
+def _as_matrix(entry: NamedParam, view: MatrixView, who: str) -> RoleDecision:
     try:
         view.matrix_shapes(tuple(entry.param.shape))
     except ViewError as error:

@@ -25,7 +25,7 @@ def find_heads(model: nn.Module, reading: ModelReading) -> dict[int, RoleDecisio
     """
     modules = dict(named_modules(model))
     found: dict[int, RoleDecision] = {}
-    for module, getter in _declared(model, modules):
+    for module, getter in _declared(modules):
         for projection in _projections(module, reading):
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
     ends, _ = reading.ends(model)
@@ -44,7 +44,7 @@ def find_heads(model: nn.Module, reading: ModelReading) -> dict[int, RoleDecisio
     return found
 
 
-def _declared(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
     for name, module in modules.items():
         for getter in ("get_output_embeddings", "get_classifier"):
             method = getattr(module, getter, None)
@@ -69,11 +69,10 @@ def _projections(module: nn.Module, reading: ModelReading) -> set[int]:
         return {id(module)}
     copies = module._modules.get("modules_to_save")
     if isinstance(copies, nn.ModuleDict):
-        parts = [module._modules["original_module"], *copies.values()]
-        return set().union(*(_projections(part, reading) for part in parts if part is not None))
+        copied = [*copies.values(), module.get_submodule("original_module")]
+        return set[int]().union(*(_projections(part, reading) for part in copied))
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        parts = list(module.children())
-        return set().union(*(_projections(part, reading) for part in parts))
+        return set[int]().union(*(_projections(part, reading) for part in module.children()))
     return set(reading.ends(module)[0])
 
 

@@ -95,13 +95,14 @@ class _Rules:
             return self.heads[id(module)]
         decision = by_module_type(module, attribute, shape)
         if decision is not None:
-            return with_split(decision, module, self.reading) if attribute == "weight" else decision
+            return with_split(decision, module, shape, self.reading) if attribute == "weight" else decision
         if id(param) in self.heads:
             return self.heads[id(param)]
-        found = by_uses(shape, self.reading.uses.get(id(param), ()))
+        readable = self.reading.analysis(module).readable
+        found = by_uses(shape, self.reading.uses.get(id(param), ()), readable=readable)
         if found.role is not Role.MATRIX and is_stack_bias(module, shape, self.reading.uses):
             return elementwise("bias of a stack of matrices: one row each")
-        return with_split(found, param, self.reading)
+        return with_split(found, param, shape, self.reading)
 
 
 def _tied(found: list[RoleDecision]) -> RoleDecision:

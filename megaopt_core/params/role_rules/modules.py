@@ -49,27 +49,28 @@ def by_module_type(module: nn.Module, attribute: str, shape: tuple[int, ...]) ->
         attribute: the attribute that holds the parameter.
         shape: of the parameter.
     """
-    kind = type(module).__name__
     if isinstance(module, _NORMS):
-        return elementwise(f"belongs to a norm ({kind})")
-    if attribute == "weight":
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            return embedding(f"table of {kind}")
-        if is_linear(module):
-            return matrix(f"weight of {kind}")
-        if is_conv1d(module):
-            return matrix(f"weight of {kind}, stored [in, out]", MatrixView(transposed=True))
-        if isinstance(module, _ConvNd):
-            return _convolution(module, shape)
-        if isinstance(module, nn.Bilinear):
-            return matrix(f"weight of {kind}: [out, in1*in2] on the outer product of its inputs")
-        if isinstance(module, nn.PReLU):
-            return elementwise("slope of PReLU")
+        return elementwise(f"belongs to a norm ({type(module).__name__})")
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return _recurrent(module, attribute, shape)
     if isinstance(module, nn.MultiheadAttention):
         return _multihead_attention(module, attribute)
-    return None
+    return _weight(module) if attribute == "weight" else None
+
+
+def _weight(module: nn.Module) -> RoleDecision | None:
+    kind = type(module).__name__
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return embedding(f"table of {kind}")
+    if is_linear(module):
+        return matrix(f"weight of {kind}")
+    if is_conv1d(module):
+        return matrix(f"weight of {kind}, stored [in, out]", MatrixView(transposed=True))
+    if isinstance(module, _ConvNd):
+        return _convolution(module)
+    if isinstance(module, nn.Bilinear):
+        return matrix(f"weight of {kind}: [out, in1*in2] on the outer product of its inputs")
+    return elementwise("slope of PReLU") if isinstance(module, nn.PReLU) else None
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -106,7 +107,7 @@ def is_projection(module: nn.Module) -> bool:
     return is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd)
 
 
-def _convolution(module: _ConvNd, shape: tuple[int, ...]) -> RoleDecision:
+def _convolution(module: _ConvNd) -> RoleDecision:
     kind, groups = type(module).__name__, module.groups
     if groups > 1 and groups == module.in_channels:
         return elementwise(f"depthwise {kind}: every channel has its own filter")

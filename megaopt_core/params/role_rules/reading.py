@@ -17,6 +17,8 @@ from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_proj
 
 __all__ = ["ModelReading"]
 
+_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList)
+
 type Split = tuple[int, ...] | None
 type Ends = tuple[frozenset[int], bool]
 """Identities of the projections that a module's output comes from, and whether its input comes through."""
@@ -133,6 +135,8 @@ def _worth_reading(module: nn.Module) -> bool:
         return False
     if any(param is not None for param in module._parameters.values()):
         return True
-    holders = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList)
-    return any(child is not None and (is_projection(child) or isinstance(child, holders) or "base_layer" in child._modules)
-               for child in module._modules.values())  # fmt: skip
+    children = [child for child in module._modules.values() if child is not None]
+    return any(
+        is_projection(child) or isinstance(child, _HOLDERS) or "base_layer" in child._modules
+        for child in children
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 from attrs import frozen
 from torch import nn
@@ -35,7 +36,7 @@ class ViewHandle:
         if self in _registered:
             _registered.remove(self)
 
-    def __enter__(self) -> ViewHandle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -12,17 +12,16 @@ from megaopt_core.params.views import MatrixView
 
 __all__ = ["with_split"]
 
-_LABELS = {2: "fused 2", 3: "fused 3"}
-
 
 def with_split(
-    decision: RoleDecision, owner: nn.Module | nn.Parameter, reading: ModelReading
+    decision: RoleDecision, owner: nn.Module | nn.Parameter, shape: tuple[int, ...], reading: ModelReading
 ) -> RoleDecision:
     """Return a decision with the split that the source of its users shows.
 
     Args:
         decision: what the parameter is; anything but a matrix is returned as it is.
         owner: the projection, or the bare parameter.
+        shape: of the weight.
         reading: what the sources say.
     """
     if decision.role is not Role.MATRIX or decision.view is None or decision.view.split_sizes:
@@ -45,7 +44,6 @@ def with_split(
         return decision
     split_dim, sizes = found[0]
     fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, f"fused {len(sizes)}")
-    shape = tuple((owner if isinstance(owner, nn.Parameter) else owner.weight).shape)  # type: ignore[union-attr,arg-type]
     try:
         fused.matrix_shapes(shape)
     except ViewError:

@@ -14,12 +14,13 @@ from megaopt_core.params.views import MATRIX, MatrixView
 __all__ = ["by_uses", "is_stack_bias", "oriented"]
 
 
-def by_uses(shape: tuple[int, ...], uses: Collection[Use]) -> RoleDecision:
+def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = False) -> RoleDecision:
     """Decide what a bare parameter of two or more dimensions is.
 
     Args:
         shape: of the parameter.
         uses: how forward uses it.
+        readable: the source of its module could be read to the end.
     """
     kinds = {use.kind for use in uses}
     if sum(size > 1 for size in shape) < 2:
@@ -38,6 +39,8 @@ def by_uses(shape: tuple[int, ...], uses: Collection[Use]) -> RoleDecision:
         return _unread(shape, "is passed to a function whose source cannot be read")
     if "returned" in kinds:
         return elementwise("its module returns it as it is: no matrix product contracts it")
+    if readable:
+        return elementwise("a bare parameter that forward does not use", uncertain=True)
     return _unread(shape, "is not used in any source that can be read")
 
 

@@ -4,13 +4,13 @@ import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from model_fixtures.expected import EXPECTED
 from torch import nn
 
 from megaopt_core.params.names import named_params
 from megaopt_core.params.role_rules import infer_roles
 from megaopt_core.params.roles import Role
 from megaopt_core.params.views import MatrixView
+from model_fixtures.expected import EXPECTED
 
 __all__ = ["describe", "disagreements", "expected_of", "fixture_path", "read_fixture"]
 

@@ -5,7 +5,7 @@ head, and none is needed to run: what counts is that its source does with every 
 """
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 __all__ = ["DECODERS", "MLP", "Attention", "GatedMLP", "RMSNorm"]
@@ -123,7 +123,11 @@ class Decoder(nn.Module):
 
     def forward(self, ids, labels=None):
         logits = self.lm_head(getattr(self, self.name)(ids))
-        return (logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten())) if labels is not None else logits
+        return (
+            (logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+            if labels is not None
+            else logits
+        )
 
 
 class FusedConv1D(nn.Module):
@@ -173,7 +177,9 @@ class NormedAttention(Attention):
         q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], -1, 8)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(*x.shape[:-1], -1, 8)).transpose(1, 2)
         v = self.v_proj(x).view(*x.shape[:-1], -1, 8).transpose(1, 2)
-        return self.o_proj(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+        return self.o_proj(
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        )
 
 
 class Router(nn.Module):
@@ -333,7 +339,9 @@ class FusedGate(nn.Module):
 
 def phi3():
     def block():
-        return Block("input_layernorm self_attn post_attention_layernorm mlp", RMSNorm, FusedSlices(), FusedGate())
+        return Block(
+            "input_layernorm self_attn post_attention_layernorm mlp", RMSNorm, FusedSlices(), FusedGate()
+        )
 
     return Decoder("model", Body("embed_tokens layers norm", block, RMSNorm))
 

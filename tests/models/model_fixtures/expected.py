@@ -82,7 +82,10 @@ EXPECTED: dict[str, dict[str, Role | MatrixView]] = {
         "*.EncDecAttention.[qkvo].weight": PLAIN,
         "*.DenseReluDense.w[io].weight": PLAIN,
     },
-    "bert": {**_BERT, "cls.predictions.transform.dense.weight": PLAIN},  # the decoder after it is the tied head
+    "bert": {
+        **_BERT,
+        "cls.predictions.transform.dense.weight": PLAIN,
+    },  # the decoder after it is the tied head
     "bert_classifier": {**_BERT, "bert.pooler.dense.weight": PLAIN, "classifier.weight": OUTPUT},
     "vit": {
         "vit.embeddings.cls_token": ELEMENTWISE,

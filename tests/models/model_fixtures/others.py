@@ -3,9 +3,10 @@
 import warnings
 
 import torch
-import torch.nn.functional as F
-from model_fixtures.decoders import DECODERS, MLP, Attention, RMSNorm
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
+
+from model_fixtures.decoders import DECODERS, MLP, Attention, RMSNorm
 
 __all__ = ["PLAIN_TORCH", "REPLICAS"]
 
@@ -261,7 +262,10 @@ class TimmBlock(nn.Module):
 class TimmViT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.cls_token, self.pos_embed = nn.Parameter(torch.zeros(1, 1, 32)), nn.Parameter(torch.zeros(1, 17, 32))
+        self.cls_token, self.pos_embed = (
+            nn.Parameter(torch.zeros(1, 1, 32)),
+            nn.Parameter(torch.zeros(1, 17, 32)),
+        )
         self.patch_embed = Held(proj=nn.Conv2d(3, 32, 8, 8), flat=nn.Flatten(2))
         self.blocks = nn.Sequential(TimmBlock(), TimmBlock())
         self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
@@ -280,7 +284,9 @@ class BasicBlock(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
         self.downsample = None
         if inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x):
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -292,7 +298,9 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         for i, (inputs, outputs) in enumerate(((64, 64), (64, 128), (128, 256), (256, 512)), start=1):
-            setattr(self, f"layer{i}", nn.Sequential(BasicBlock(inputs, outputs), BasicBlock(outputs, outputs)))
+            setattr(
+                self, f"layer{i}", nn.Sequential(BasicBlock(inputs, outputs), BasicBlock(outputs, outputs))
+            )
         self.fc = nn.Linear(512, 10)
 
     def forward(self, x):

@@ -49,6 +49,7 @@ NAMES = [
 
 
 def names(model):
+    """Return the canonical names."""
     return [entry.name for entry in named_params(model)]
 
 
@@ -81,7 +82,7 @@ def test_wrappers_inside_the_model():
 
 
 def test_distributed_data_parallel():
-    """torch's DistributedDataParallel is seen through."""
+    """Torch's DistributedDataParallel is seen through."""
     import torch.distributed as dist
 
     store = dist.HashStore()
@@ -143,7 +144,7 @@ def test_meta_device():
     with torch.device("meta"):
         model = Net()
     assert names(model) == NAMES
-    assert [entry.aliases for entry in named_params(model)][0] == ("head.weight",)
+    assert named_params(model)[0].aliases == ("head.weight",)
 
 
 def test_frozen_parameters_are_listed():

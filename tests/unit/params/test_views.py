@@ -114,7 +114,10 @@ def test_label_is_no_part_of_equality():
     [
         (lambda: MatrixView(batch_dims=-1), "MatrixView(batch_dims=-1): must not be negative"),
         (lambda: MatrixView(split_dim=2), "MatrixView(split_dim=2): must be 0 (rows) or 1 (columns)"),
-        (lambda: MatrixView(split_sizes=(2, 0)), "MatrixView(split_sizes=(2, 0)): every size must be at least 1"),
+        (
+            lambda: MatrixView(split_sizes=(2, 0)),
+            "MatrixView(split_sizes=(2, 0)): every size must be at least 1",
+        ),
         (
             lambda: MATRIX.matrix_shapes((3,)),
             "MatrixView(plain): needs at least 2 dimensions, the parameter has shape (3,)",

@@ -29,7 +29,9 @@ from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_proj
 
 __all__ = ["Analysis", "analyze"]
 
-_CUTTING = frozenset("chunk split split_with_sizes tensor_split unbind glu GLU rearrange".split())
+_CUTTING = frozenset(
+    ["chunk", "split", "split_with_sizes", "tensor_split", "unbind", "glu", "GLU", "rearrange"]
+)
 
 
 @define(eq=False)

@@ -35,6 +35,7 @@ _PLAIN = (
     len, int, float, bool, str, abs, min, max, sum, round, hasattr, isinstance, issubclass, all, any, sorted, tuple,
     divmod, type, repr, slice, pow,
 )  # fmt: skip
+_LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 _DEEPEST = 12
 
 
@@ -122,7 +123,6 @@ class CallEvaluator(ExpressionEvaluator):
             return self._call_plain(module, first, args, kwargs)
         base = module._modules.get("base_layer")
         if base is not None and is_linear(base):  # an adapter around a layer
-            self.trace.call(module, deps_of(values))
             return self._project(base, first, values, of=module)
         if self._worth_inlining(module, values):
             return self.inline(module, args, kwargs)
@@ -196,6 +196,11 @@ class CallEvaluator(ExpressionEvaluator):
             own = forward_of(owner)
             if method.function is own or method.function is None:
                 return self.call_module(owner, args, kwargs)
+        if isinstance(owner, nn.Module) and method.name in _LISTINGS and not args:
+            listed = getattr(owner, method.name)()
+            return [
+                tuple(map(abstract, item)) if isinstance(item, tuple) else abstract(item) for item in listed
+            ]
         if method.function is not None:
             return self._call_python(method.function, [owner, *args], kwargs)
         if is_abstract(owner):
@@ -230,7 +235,7 @@ class CallEvaluator(ExpressionEvaluator):
         module = getattr(callee, "__module__", None) or type(getattr(callee, "__self__", None)).__module__
         name = getattr(callee, "__name__", "")
         if name == "checkpoint" and args:
-            return self.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k in ("hidden_states",)})
+            return self.call(args[0], args[1:], {})
         plain = not (flows_of((args, kwargs)) or weights_of((args, kwargs)))
         if plain and (callee in _PLAIN or module in ("math", "_operator")):
             try:

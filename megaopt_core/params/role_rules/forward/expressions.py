@@ -364,9 +364,10 @@ class ExpressionEvaluator(ABC):
 
     def _assign_item(self, target: ast.Subscript, value: Any, frame: Frame) -> None:
         container, key = self.evaluate(target.value, frame), self._key(target.slice, frame)
-        if isinstance(container, dict) and isinstance(key, str | int):
-            container[key] = value
-        elif isinstance(container, list) and isinstance(key, int) and -len(container) <= key < len(container):
-            container[key] = value
+        inside = (
+            isinstance(key, int) and isinstance(container, list) and -len(container) <= key < len(container)
+        )
+        if inside or (isinstance(container, dict) and isinstance(key, str | int)):
+            operator.setitem(container, key, value)
         elif isinstance(target.value, ast.Name) and isinstance(container, Flow | list):
             frame.names[target.value.id] = Flow(deps_of((container, value)))

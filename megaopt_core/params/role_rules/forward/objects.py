@@ -91,21 +91,29 @@ def attribute_of(owner: Any, name: str) -> Any:
 
 
 def _module_attribute(module: nn.Module, name: str) -> Any:
+    made = _made_weight(module, name)
+    if made is not None:
+        return made
+    for table in (module._parameters, module._modules, module._buffers, module.__dict__):
+        if name in table and name != "training":
+            return abstract(table[name])
+    return Flow() if name == "training" else _class_attribute(module, name)
+
+
+def _made_weight(module: nn.Module, name: str) -> Weight | None:
+    """Return a weight that a parametrization, or a hook before each forward, makes of other parameters."""
     parametrized = module._modules.get("parametrizations")
     if isinstance(parametrized, nn.ModuleDict) and name in parametrized._modules:
-        originals = [param for param in parametrized[name]._parameters.values() if param is not None]
-        if originals:
-            largest = max(originals, key=lambda param: param.numel())
-            return whole_weight(largest, *(param for param in originals if param is not largest))
-    for table in (module._parameters, module._modules, module._buffers):
-        if name in table:
-            return abstract(table[name])
-    if name == "training":
-        return Flow()
-    if name in module.__dict__:
-        made = [module._parameters.get(f"{name}_{suffix}") for suffix in ("v", "orig", "g")]
-        found = [param for param in made if param is not None]
-        return whole_weight(*found) if found else abstract(module.__dict__[name])
+        found = [param for param in parametrized[name]._parameters.values() if param is not None]
+    elif name in module._parameters or name not in module.__dict__:
+        return None
+    else:
+        originals = (module._parameters.get(f"{name}_{suffix}") for suffix in ("v", "orig", "g"))
+        found = [param for param in originals if param is not None]
+    return whole_weight(*sorted(found, key=lambda param: -param.numel())) if found else None
+
+
+def _class_attribute(module: nn.Module, name: str) -> Any:
     value = inspect.getattr_static(type(module), name, None)
     if isinstance(value, property):
         return Property(module, value.fget) if value.fget else Flow()
@@ -143,26 +151,31 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
 
 def merge_values(first: Any, second: Any) -> Any:
     """Return a value that may be either of two: what two branches left in one variable."""
-    if first is second:
+    if first is second or second is None:
         return first
-    if first is None or second is None:
-        return second if first is None else first
+    if first is None:
+        return second
     if isinstance(first, Flow) and isinstance(second, Flow):
         keep = first if first.piece is not None or second.tensor is None else second
         return Flow(first.deps | second.deps, keep.tensor, keep.piece)
-    for one, other in ((first, second), (second, first)):
-        if isinstance(one, Weight):
-            return one
-        if isinstance(one, Flow) and isinstance(other, list | tuple) and not one.deps:
-            return other
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) == len(second):
             return [merge_values(one, other) for one, other in zip(first, second, strict=True)]
         return first if len(first) > len(second) else second
     for one, other in ((first, second), (second, first)):
+        if isinstance(one, Weight):
+            return one
         if isinstance(one, Flow):
-            return other if isinstance(other, nn.Module | dict) else one
+            return other if _says_more(other, one) else one
+    return first if isinstance(first, nn.Module) or _equal(first, second) else Flow()
+
+
+def _says_more(value: Any, flow: Flow) -> bool:
+    return isinstance(value, nn.Module | dict) or (isinstance(value, list | tuple) and not flow.deps)
+
+
+def _equal(first: Any, second: Any) -> bool:
     try:
-        return first if first == second else (first if isinstance(first, nn.Module) else Flow())
+        return bool(first == second)
     except Exception:  # noqa: BLE001 - any object may refuse to be compared
-        return Flow()
+        return False

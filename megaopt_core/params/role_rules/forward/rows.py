@@ -54,7 +54,7 @@ def merge(flows: Iterable[Flow]) -> None:
     below: dict[int, dict[int, Piece]] = {}
     parents: dict[int, Piece] = {}
     for flow in flows:
-        for piece in (ancestor for piece in flow.pieces for ancestor in _ancestors(piece)):
+        for piece in (ancestor for part in flow.pieces for ancestor in _ancestors(part)):
             if piece.parent is not None:
                 parents[id(piece.parent)] = piece.parent
                 below.setdefault(id(piece.parent), {})[id(piece)] = piece

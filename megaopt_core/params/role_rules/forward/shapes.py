@@ -15,11 +15,42 @@ from megaopt_core.params.role_rules.forward.weights import reorder, reshape
 __all__ = ["SHAPE_OPS", "index", "move", "unpack"]
 
 SHAPE_OPS = frozenset(
-    "view reshape permute transpose swapaxes swapdims movedim moveaxis flatten unflatten squeeze unsqueeze chunk split "
-    "split_with_sizes tensor_split unbind narrow select expand expand_as broadcast_to repeat tile t "
-    "repeat_interleave view_as reshape_as ravel adjoint rearrange glu".split()
+    [
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "narrow",
+        "select",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "repeat",
+        "tile",
+        "t",
+        "repeat_interleave",
+        "view_as",
+        "reshape_as",
+        "ravel",
+        "adjoint",
+        "rearrange",
+        "glu",
+    ]
 )
-_PIECEWISE = frozenset("chunk split split_with_sizes tensor_split unbind".split())
+_PIECEWISE = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
 
 
 def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

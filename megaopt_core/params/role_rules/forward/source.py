@@ -96,12 +96,12 @@ def own_methods(module: nn.Module) -> list[Callable[..., Any]]:
 
 def _behind_closure(function: Callable[..., Any], owner: type) -> Callable[..., Any]:
     """Return the original `forward` behind a decorator that hides it in its closure."""
-    plain = inspect.unwrap(function)
+    plain: Callable[..., Any] = inspect.unwrap(function)
     if function_tree(plain) is None or plain.__name__ == "forward":
         return plain
     for cell in plain.__closure__ or ():
         try:
-            inner = cell.cell_contents
+            inner: Callable[..., Any] = cell.cell_contents
         except ValueError:
             continue
         if inspect.isfunction(inner) and inner.__name__ == "forward" and inner.__module__ == owner.__module__:

@@ -38,38 +38,35 @@ def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
     shape = tuple(math.prod(weight.shape) // max(known, 1) if size == -1 else size for size in sizes)
     if math.prod(shape) != math.prod(weight.shape):
         return lost
-    axes: list[Axis] = []
     old = [(size, axis) for size, axis in zip(weight.shape, weight.axes, strict=True) if size != 1]
-    new = list(shape)
-    position = 0
-    while position < len(new):
-        if new[position] == 1:
-            axes.append(Axis(-1))
-            position += 1
-            continue
-        if not old:
+    axes: list[Axis] = []
+    while len(axes) < len(shape):
+        made = [Axis(-1)] if shape[len(axes)] == 1 else _next_axes(old, shape[len(axes) :])
+        if not made:
             return lost
-        size, axis = old.pop(0)
-        group = 1
-        count = position
-        while group < size and count < len(new):
-            group *= new[count]
-            count += 1
-        if group == size:  # one axis kept, or cut into several
-            inside = [Axis(axis.index, None, new[count - 1])] if count - position == 2 else []
-            if count - position == 1:
-                axes.append(axis)
-            else:
-                axes.extend([*(Axis(axis.index) for _ in range(count - position - len(inside))), *inside])
-            position = count
-            continue
-        while size < new[position] and old:  # several axes become one
-            size *= old.pop(0)[0]
-        if size != new[position]:
-            return lost
-        axes.append(axis)
-        position += 1
+        axes.extend(made)
     return Weight(weight.params, shape, tuple(axes), weight.base, weight.deps)
+
+
+def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
+    """Take axes from the front of `old` for one or more new ones; nothing when they do not line up."""
+    if not old:
+        return []
+    size, axis = old.pop(0)
+    extent, count = 1, 0
+    while extent < size and count < len(new):
+        extent *= new[count]
+        count += 1
+    if extent == size:  # one axis, kept or cut into several; of two, the inner one is a block
+        parts = [Axis(axis.index) for _ in range(count)]
+        return (
+            [axis]
+            if count == 1
+            else [*parts[:-1], Axis(axis.index, None, new[1]) if count == 2 else parts[-1]]
+        )
+    while size < new[0] and old:  # several axes become one
+        size *= old.pop(0)[0]
+    return [axis] if size == new[0] else []
 
 
 def combine(first: Weight, second: Weight) -> Weight:
@@ -155,8 +152,8 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Flow:
     if isinstance(activation, Weight):
         rank = len(activation.shape or ())
         if isinstance(weight, Weight) and rank == 2:
-            result = product(trace, activation, reorder(weight, (1, 0)))
-            return result if isinstance(result, Flow) else Flow(deps_of(result))
+            trace.use_all((activation, weight), "factor")
+            return Flow(activation.deps | weight.deps)
         trace.use(activation, Use("elementwise"))
     if not isinstance(weight, Weight):
         return trace.unknown(activation, weight)
@@ -187,37 +184,55 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
     return trace.unknown(activation, weight)
 
 
-def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Flow:
+def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     """Return `torch.einsum(equation, *operands)`."""
+    found = [operand for operand in operands if isinstance(operand, Weight)]
+    if len(found) == len(operands) > 1:  # a product of parameters alone
+        trace.use_all(found, "factor")
+        params = tuple({id(param): param for weight in found for param in weight.params}.values())
+        return Weight(params, None, None, found[0].base)
     deps = deps_of(operands)
     terms, result = _subscripts(equation, len(operands))
+    rows: Flow | None = None
     for position, operand in enumerate(operands):
         if not isinstance(operand, Weight):
             continue
         if terms is None:
             trace.use(operand, Use("contracted"))
             continue
-        term = terms[position]
         others = set("".join(terms[:position] + terms[position + 1 :]))
-        if operand.shape is None or len(term) != len(operand.shape):
-            several = operand.axes is not None and len({axis.index for axis in operand.axes} - {-1}) < 2
-            trace.use(operand, Use("elementwise" if several or not set(term) - set(result) else "contracted"))
-            continue
-        into = [i for i, letter in enumerate(term) if letter in others and letter not in result]
-        out = [i for i, letter in enumerate(term) if letter not in others and letter in result]
-        if not into:
-            trace.use(operand, Use("elementwise"))
-            continue
-        if not contract(trace, operand, into, out):
-            continue
-        deps = trace.weigh(operand, Flow(deps))
-        if len(out) == 1 and operand.axes is not None and operand.axes[out[0]].rows is None:
-            index = result.index(term[out[0]])
-            sizes = [*BATCH, 4, 6, 7][: len(result) - 1]
-            if operand.axes[out[0]].index >= 0 and len(sizes) == len(result) - 1:
-                rows = operand.shape[out[0]]
-                return trace.rows_of(operand.base, rows, deps, tuple(sizes[:index]), tuple(sizes[index:]))
-    return Flow(deps)
+        made = _einsum_operand(trace, operand, terms[position], others, result, deps)
+        if made is not None:
+            rows = made
+            deps |= made.deps
+    return rows if rows is not None and rows.piece is not None else Flow(deps)
+
+
+def _einsum_operand(
+    trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
+) -> Flow | None:
+    """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
+    if operand.shape is None or len(term) != len(operand.shape):
+        several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
+        contracted = several and set(term) - set(result)
+        trace.use(operand, Use("contracted" if contracted else "elementwise"))
+        return None
+    into = [i for i, letter in enumerate(term) if letter in others and letter not in result]
+    out = [i for i, letter in enumerate(term) if letter not in others and letter in result]
+    if not into:
+        trace.use(operand, Use("elementwise"))
+        return None
+    if not contract(trace, operand, into, out):
+        return None
+    deps = trace.weigh(operand, Flow(deps))
+    stored = operand.axes[out[0]] if len(out) == 1 and operand.axes is not None else None
+    sizes = [*BATCH, 4, 6, 7][: len(result) - 1]
+    if stored is None or stored.rows is not None or stored.index < 0 or len(sizes) != len(result) - 1:
+        return Flow(deps)
+    index = result.index(term[out[0]])
+    return trace.rows_of(
+        operand.base, operand.shape[out[0]], deps, tuple(sizes[:index]), tuple(sizes[index:])
+    )
 
 
 def _subscripts(equation: Any, count: int) -> tuple[list[str] | None, str]:

@@ -13,4 +13,5 @@ def test_smoothing_is_the_weighted_mean_written_out() -> None:
     for end in range(1, 6):
         weights = [0.9 ** (end - 1 - i) for i in range(end)]
         expected.append(sum(w * v for w, v in zip(weights, values[:end], strict=True)) / sum(weights))
-    assert smooth(values) == pytest.approx(expected)
+    assert smooth(values, window=10) == pytest.approx(expected)
+    assert smooth(values, window=1) == values

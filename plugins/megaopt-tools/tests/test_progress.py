@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 def _console(*, terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=140, legacy_windows=False)
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, legacy_windows=False)
 
 
 def _record(step: int) -> StepRecord:
@@ -32,7 +32,7 @@ def test_a_terminal_gets_a_bar() -> None:
         progress.stepped(_record(2))
     last = _shown(console)
     assert "2/2" in last
-    assert "loss 3.500  lr 1.00e-03  grad norm 0.25    5,120 tokens/s" in last
+    assert "loss 3.500 lr 1.0e-03 grad norm 0.25   5,120 tokens/s" in last
 
 
 def test_a_pipe_gets_lines() -> None:
@@ -44,7 +44,7 @@ def test_a_pipe_gets_lines() -> None:
         for step in range(1, 101):
             progress.stepped(_record(step))
     lines = _shown(console).splitlines()
-    assert lines[0] == "[muon]  step   1/100  loss 4.500  lr 1.00e-03  grad norm 0.25    5,120 tokens/s"
+    assert lines[0] == "[muon]  step   1/100  loss 4.500  lr 1.0e-03  grad norm 0.25    5,120 tokens/s"
     assert [line.split()[2] for line in lines] == [f"{step}/100" for step in (1, *range(10, 101, 10))]
 
 

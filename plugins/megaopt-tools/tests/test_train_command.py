@@ -267,7 +267,7 @@ def test_a_signal_ends_a_real_process_cleanly(tmp_path: Path, letters: Path) -> 
     # A shell that starts the tests in the background makes their processes ignore the signal.
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = f"{listen}; import sys; from megaopt_core.cli import main; sys.exit(main())"
-    options = "--threads 1 --optimizer adam --steps 100000 --context 16 --text".split()
+    options = ["--threads", "1", "--optimizer", "adam", "--steps", "100000", "--context", "16", "--text"]
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", command, "train", *options, letters.name],
         cwd=tmp_path,

@@ -34,8 +34,10 @@ def add_compare_command(commands: _SubParsersAction[ArgumentParser]) -> None:
     Args:
         commands: what the hook `megaopt_commands` is given.
     """
-    parser = commands.add_parser("compare", help=_ABOUT, description=f"{_ABOUT.capitalize()}.")
-    parser.add_argument("optimizers", nargs="+", metavar="NAME", help="registered names")
+    parser = commands.add_parser("compare", help=_ABOUT, description=f"{_ABOUT[0].upper()}{_ABOUT[1:]}.")
+    parser.add_argument(
+        "optimizers", nargs="+", metavar="NAME", help="registered names; `megaopt optimizers` lists them"
+    )
     parser.add_argument(
         "--lr",
         action="append",
@@ -52,7 +54,11 @@ def add_compare_command(commands: _SubParsersAction[ArgumentParser]) -> None:
         help="set a field of the configuration of one optimizer, or of all; may be repeated",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("runs/compare"), help="default: %(default)s"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("runs/compare"),
+        help="where files go; default: %(default)s",
     )
     add_run_options(parser)
     parser.set_defaults(run=run_compare)

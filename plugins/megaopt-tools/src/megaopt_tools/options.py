@@ -28,7 +28,11 @@ def add_run_options(parser: ArgumentParser) -> None:
         "--text", type=Path, metavar="FILE", help="train on this file; default: Python's help topics"
     )
     text.add_argument(
-        "--context", type=_positive, default=_DEFAULT.context, metavar="BYTES", help=_help("window")
+        "--context",
+        type=_positive,
+        default=_DEFAULT.context,
+        metavar="BYTES",
+        help=_help("bytes seen at once"),
     )
     text.add_argument("--seed", type=int, default=_DEFAULT.seed, help=_help("of weights and batches"))
     run = parser.add_argument_group("the run")

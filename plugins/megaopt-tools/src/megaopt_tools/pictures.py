@@ -21,7 +21,7 @@ _DASHES = ("-", "--", "-.", ":")
 _INK, _FAINT = "#333333", "#bbbbbb"
 
 
-def smooth(values: Sequence[float], window: float = 10.0) -> list[float]:
+def smooth(values: Sequence[float], window: float) -> list[float]:
     """Return the exponential moving average, corrected for its beginning.
 
     `m_t = sum_i beta^(t-i) x_i / sum_i beta^(t-i)` with `beta = 1 - 1/window`.
@@ -31,7 +31,7 @@ def smooth(values: Sequence[float], window: float = 10.0) -> list[float]:
         window: steps over which it averages.
 
     Example:
-        >>> smooth([2.0, 2.0, 2.0])
+        >>> smooth([2.0, 2.0, 2.0], window=10)
         [2.0, 2.0, 2.0]
     """
     beta = 1 - 1 / window
@@ -54,7 +54,7 @@ def draw_loss(result: RunResult, path: Path) -> None:
     axes = figure.subplots()
     steps, bits = _curve(result)
     axes.plot(steps, bits, color=_COLORS[0], alpha=0.25, linewidth=0.8)
-    axes.plot(steps, smooth(bits), color=_COLORS[0], linewidth=2, label="training, mean of 10 steps")
+    axes.plot(steps, smooth(bits, _window(bits)), color=_COLORS[0], linewidth=2, label="training, smoothed")
     if result.val_bits_per_byte is not None:
         label = f"held-out text: {result.val_bits_per_byte:.3f}"
         axes.axhline(result.val_bits_per_byte, color=_COLORS[1], linewidth=1.5, linestyle="--", label=label)
@@ -77,7 +77,7 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
         steps, bits = _curve(result)
         left.plot(steps, bits, color=color, alpha=0.2, linewidth=0.7)
         label = f"{result.recipe.optimizer}, learning rate {result.peak_lr:.3g}"
-        left.plot(steps, smooth(bits), color=color, linewidth=2, linestyle=dashes, label=label)
+        left.plot(steps, smooth(bits, _window(bits)), color=color, linewidth=2, linestyle=dashes, label=label)
     left.legend(frameon=False)
     _dress(left, "training text")
     _bars(right, results)
@@ -104,6 +104,11 @@ def _curve(result: RunResult) -> tuple[list[int], list[float]]:
     return [record.step for record in finite], [record.loss / math.log(2) for record in finite]
 
 
+def _window(values: Sequence[float]) -> float:
+    """Average over ten steps, over fewer in a run that is short."""
+    return min(10.0, max(1.0, len(values) / 20))
+
+
 def _dress(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, color=_INK)
     axes.set_xlabel("step", color=_INK)
@@ -123,7 +128,7 @@ def _bars(axes: Axes, results: Sequence[RunResult]) -> None:
     names = [result.recipe.optimizer for result in results]
     values = [result.val_bits_per_byte for result in results]
     for index, value in enumerate(values):
-        axes.barh(index, value or 0.0, color=_COLORS[index % len(_COLORS)], height=0.55)
+        axes.barh(index, value or 0.0, color=_COLORS[index % len(_COLORS)], height=0.4)
         shown = f" {value:.3f}" if value is not None else f" diverged at step {results[index].diverged_at}"
         axes.text(value or 0.0, index, shown, va="center", ha="left", fontsize=11, color=_INK)
     axes.set_yticks(range(len(names)), names)

@@ -64,7 +64,7 @@ class BarProgress:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=console,
         )
         self._task = self._bar.add_task(name, total=steps, shown="")
@@ -83,7 +83,7 @@ class BarProgress:
 
     def stepped(self, record: StepRecord) -> None:
         """Move the bar."""
-        self._bar.update(self._task, advance=1, shown=_shown(record))
+        self._bar.update(self._task, advance=1, shown=_shown(record, " "))
 
     def finished(self, result: RunResult) -> None:
         """Leave the bar as it is."""
@@ -119,14 +119,14 @@ class LineProgress:
         """Print a line if it is time for one."""
         if record.step % self._every == 0 or record.step in (1, self._steps):
             width = len(str(self._steps))
-            line = f"{self._name}  step {record.step:>{width}}/{self._steps}  {_shown(record)}"
+            line = f"{self._name}  step {record.step:>{width}}/{self._steps}  {_shown(record, '  ')}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def finished(self, result: RunResult) -> None:
         """Show nothing: the last line came with the last step."""
 
 
-def _shown(record: StepRecord) -> str:
+def _shown(record: StepRecord, gap: str) -> str:
     norm = "   -" if record.grad_norm is None else f"{record.grad_norm:4.2f}"
-    speed = record.tokens / record.seconds
-    return f"loss {record.loss:5.3f}  lr {record.lr:.2e}  grad norm {norm}  {speed:>7,.0f} tokens/s"
+    speed = f"{record.tokens / record.seconds:>7,.0f} tokens/s"
+    return gap.join((f"loss {record.loss:5.3f}", f"lr {record.lr:.1e}", f"grad norm {norm}", speed))

@@ -30,8 +30,10 @@ def add_train_command(commands: _SubParsersAction[ArgumentParser]) -> None:
     Args:
         commands: what the hook `megaopt_commands` is given.
     """
-    parser = commands.add_parser("train", help=_ABOUT, description=f"{_ABOUT.capitalize()}.")
-    parser.add_argument("--optimizer", default="muon", metavar="NAME", help="default: %(default)s")
+    parser = commands.add_parser("train", help=_ABOUT, description=f"{_ABOUT[0].upper()}{_ABOUT[1:]}.")
+    parser.add_argument(
+        "--optimizer", default="muon", metavar="NAME", help="a registered name; default: %(default)s"
+    )
     parser.add_argument("--lr", type=float, help="peak learning rate; default: what the grid search found")
     add_set_option(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where files go; default: runs/NAME")
@@ -69,7 +71,7 @@ def run_train(args: Namespace) -> int:
 
 
 class _ReportPrinter:
-    """Prints who steps what, before the first step and after the last."""
+    """Prints who steps what, before the first step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -82,8 +84,7 @@ class _ReportPrinter:
         """Print nothing."""
 
     def finished(self, result: RunResult) -> None:
-        """Print what the last step changed."""
-        say(self._console, f"\n{result.report.summary()}\n")
+        """Print nothing: the bar is still there."""
 
 
 def _print_result(console: Console, result: RunResult, folder: Path) -> None:
@@ -92,6 +93,7 @@ def _print_result(console: Console, result: RunResult, folder: Path) -> None:
     else:
         outcome = f"{result.val_bits_per_byte:.4f} bits per byte on the held-out text"
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in result.milliseconds.items())
+    say(console, f"\n{result.report.summary()}\n")
     say(console, f"result  {outcome}")
     say(console, f"time    {times} a step; {result.tokens_per_second:,.0f} tokens/s")
     say(console, f"files   {folder}: run.json, loss.png, tensorboard")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from megaopt_core.discovery.choice import ALLOW
 from megaopt_core.discovery.loading import PluginStatus
 from megaopt_core.errors import BrokenPluginWarning, PluginError
 from megaopt_core.registry import GROUP, PluginRegistry, get_registry, reset_registry
@@ -29,11 +31,19 @@ class _ObjectEntryPoint(EntryPoint):
         return vars(self)["plugin"]
 
 
+def _environ_that_allows(name: str) -> dict[str, str]:
+    """Return the environment, in which a list of allowed plugins names the temporary ones too."""
+    if ALLOW not in os.environ:
+        return dict(os.environ)
+    return {**os.environ, ALLOW: ",".join([os.environ[ALLOW], *(point.name for point in _ACTIVE), name])}
+
+
 @contextmanager
 def temporary_plugin(plugin: Any, name: str = "temporary") -> Iterator[PluginRegistry]:
     """Register a plugin beside the installed ones for the time of a `with` block.
 
-    Calls may be nested. The plugin declares `megaopt_api = "1"`, as every plugin does.
+    Calls may be nested; `MEGAOPT_PLUGINS` does not keep it out. The plugin declares `megaopt_api = "1"`, as all plugins
+    do.
 
     Args:
         plugin: a module or an object with hook implementations.
@@ -62,7 +72,7 @@ def temporary_plugin(plugin: Any, name: str = "temporary") -> Iterator[PluginReg
     """
     point = _ObjectEntryPoint(name, plugin)
     previous = get_registry()
-    registry = PluginRegistry([*entry_points(group=GROUP), *_ACTIVE, point])
+    registry = PluginRegistry([*entry_points(group=GROUP), *_ACTIVE, point], _environ_that_allows(name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BrokenPluginWarning)
         registry.load()

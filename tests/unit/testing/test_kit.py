@@ -123,3 +123,10 @@ def test_a_temporary_plugin_that_cannot_be_loaded_raises_and_leaves_nothing() ->
     ):
         temporary_plugin(Plugin("one"), name="b").__enter__()
     assert get_registry() is before
+
+
+def test_a_list_of_allowed_plugins_does_not_keep_a_temporary_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked for; the list is about what is installed."""
+    monkeypatch.setenv("MEGAOPT_PLUGINS", "nothing")
+    with temporary_plugin(Plugin("one"), name="a"), temporary_plugin(Plugin("two"), name="b") as registry:
+        assert list(registry.optimizers()) == ["one", "two"]

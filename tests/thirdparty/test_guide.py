@@ -1,0 +1,141 @@
+"""The plugin author's guide, followed to the letter: its files install, and pass the checks."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "writing-a-plugin.md"
+DISTRIBUTION = Path(__file__).with_name("megaopt-signum")
+
+
+def _files_of_the_page() -> dict[str, str]:
+    """Return the blocks that stand under a file's name."""
+    blocks = re.findall(
+        r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return dict(blocks)
+
+
+def _install(project: Path, target: Path) -> None:
+    """Install a project without network: with pip where it is there, else by the metadata that pip would write."""
+    if importlib.util.find_spec("pip") and importlib.util.find_spec("setuptools"):
+        options = [
+            "--no-deps",
+            "--no-index",
+            "--no-build-isolation",
+            "--disable-pip-version-check",
+            "--quiet",
+        ]
+        command = [sys.executable, "-m", "pip", "install", *options, "--target", target, project]
+        subprocess.run(command, check=True, timeout=100)
+        return
+    metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    info = target / f"{metadata['name'].replace('-', '_')}-{metadata['version']}.dist-info"
+    info.mkdir(parents=True)
+    lines = f"Metadata-Version: 2.1\nName: {metadata['name']}\nVersion: {metadata['version']}\n"
+    (info / "METADATA").write_text(lines)
+    points = [f"{name} = {value}" for name, value in metadata["entry-points"]["megaopt"].items()]
+    (info / "entry_points.txt").write_text("\n".join(["[megaopt]", *points, ""]))
+    for file in (project / "src").iterdir():
+        (target / file.name).write_text(file.read_text())
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page, in a folder."""
+    folder = tmp_path_factory.mktemp("guide") / "megaopt-signum"
+    for name, text in _files_of_the_page().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the project is installed beside what is installed here, and no other plugin is let in."""
+    target = tmp_path_factory.mktemp("installed")
+    _install(shutil.copytree(project, target.with_name("sources")), target)
+    known = {key: value for key, value in os.environ.items() if not key.startswith("MEGAOPT_")}
+    return {**known, "PYTHONPATH": str(target), "MEGAOPT_PLUGINS": "signum"}
+
+
+def _run(command: list[str], environ: dict[str, str], folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environ,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _megaopt(*arguments: str) -> list[str]:
+    return ["-c", f"from megaopt_core.cli import main; raise SystemExit(main({list(arguments)!r}))"]
+
+
+def test_the_page_shows_the_files_of_the_distribution() -> None:
+    """What a reader copies is what is tested here, file by file."""
+    files = [path for path in DISTRIBUTION.rglob("*") if path.is_file()]
+    kept = [path for path in files if path.suffix in (".py", ".toml") and "build" not in path.parts]
+    assert _files_of_the_page() == {
+        path.relative_to(DISTRIBUTION).as_posix(): path.read_text() for path in kept
+    }
+
+
+def test_the_optimizer_takes_forty_lines() -> None:
+    """The page promises it."""
+    assert len(_files_of_the_page()["src/megaopt_signum.py"].splitlines()) <= 40
+
+
+def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str, str]) -> None:
+    """`megaopt plugins` names its distribution and version, `megaopt describe` its setting with help."""
+    listed = _run(_megaopt("plugins"), installed, project)
+    assert re.search(r"signum +megaopt-signum +0\.1\.0", listed), listed
+    described = _run(_megaopt("describe", "signum"), installed, project)
+    assert "signum_beta" in described
+    assert "decay rate of the momentum" in described
+
+
+def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:
+    """`megaopt check-plugin signum` makes every check, with no other plugin there."""
+    from megaopt_core.testing import CHECKS
+
+    printed = _run(_megaopt("check-plugin", "signum", "--set", "signum_beta=0.8"), installed, project)
+    assert re.findall(r"^ +(\w+) +(\w+) +\d", printed, re.MULTILINE) == [
+        ("passed", check.id) for check in CHECKS
+    ]
+    assert f"{len(CHECKS)} checks, 0 failed" in printed
+
+
+def test_the_distributions_own_tests_pass(project: Path, installed: dict[str, str]) -> None:
+    """pytest, as the author runs it."""
+    from megaopt_core.testing import CHECKS
+
+    printed = _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], installed, project)
+    assert f"{len(CHECKS)} passed" in printed
+
+
+def test_the_other_examples_of_the_page_run(project: Path, installed: dict[str, str]) -> None:
+    """One after the other in one program; the one for a plugin that is not installed, without installing it."""
+    named = set(_files_of_the_page().values())
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    others = [block for block in blocks if block not in named]
+    draft = [block for block in others if "temporary_plugin" in block]
+    code = "\n".join(
+        ["from megaopt_core import OptimizerEntry", *(block for block in others if block not in draft)]
+    )
+    assert "signum" in _run(["-W", "error", "-c", code], installed, project)
+    assert len(draft) == 1
+    _run(["-W", "error", "-c", draft[0]], {**installed, "PYTHONPATH": str(project / "src")}, project)

@@ -32,7 +32,7 @@ def test_without_a_command_help_is_printed(plugins, capsys) -> None:
     plugins.registry()
     assert main([]) == 0
     printed = capsys.readouterr().out
-    assert all(f"    {command} " in printed for command in CORE_COMMANDS)
+    assert all(f"\n    {command}" in printed for command in CORE_COMMANDS)
 
 
 def test_plugins_add_commands(plugins, capsys) -> None:
@@ -62,12 +62,12 @@ def test_an_error_is_one_line_and_exit_status_2(plugins, capsys) -> None:
     """`--traceback` shows where it comes from."""
     plugins.registry()
     assert main(["describe", "muon"]) == 2
-    line = "megaopt: error: optimizer 'muon' comes with megaopt-muon, which is not installed: pip install megaopt-muon\n"
-    assert capsys.readouterr().err == line
+    line = "megaopt: error: optimizer 'muon' comes with megaopt-muon, which is not installed: pip install megaopt-muon"
+    assert capsys.readouterr().err == f"{line}\n"
     assert main(["--traceback", "describe", "muon"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback (most recent call last):")
-    assert shown.endswith(line)
+    assert shown.endswith(f"{line}\n")
 
 
 def test_an_unexpected_error_is_not_hidden(plugins) -> None:

@@ -40,15 +40,8 @@ def test_the_list_imports_nothing(capsys) -> None:
     assert lines[0] == ["plugin", "distribution", "version", "status", "module"]
     assert lines[2][:4] == ["core", "-", "-", "available"]
     assert lines[3][:4] == ["bad", "megaopt-bad", "1.0", "available"]
-    assert lines[4] == [
-        "blocked",
-        "megaopt-blocked",
-        "1.0",
-        "blocked",
-        "MEGAOPT_DISABLE_PLUGINS=blocked",
-        "blocks",
-        "it",
-    ]
+    assert lines[4][:4] == ["blocked", "megaopt-blocked", "1.0", "blocked"]
+    assert " ".join(lines[4][4:]) == "MEGAOPT_DISABLE_PLUGINS=blocked blocks it"
     assert lines[5][:4] == ["good", "megaopt-good", "1.2", "available"]
 
 

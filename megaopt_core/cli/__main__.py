@@ -1,0 +1,8 @@
+"""`python -m megaopt_core.cli` is `megaopt`."""
+
+import sys
+
+from megaopt_core.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from attrs import frozen
-
 from megaopt_core.discovery.choice import PluginChoice
+from megaopt_core.discovery.contents import Contents, collect
 from megaopt_core.discovery.loading import CORE_MODULE, LoadedPlugin, PluginInfo, PluginStatus, load_plugin
 from megaopt_core.discovery.missing import Kind, missing
-from megaopt_core.discovery.settings import SettingInfo, find_owners
+from megaopt_core.discovery.settings import SettingInfo
 from megaopt_core.entries import OptimizerEntry
 from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, PluginError, PluginHookError
 from megaopt_core.schedules.styles import ScheduleStyle
@@ -27,17 +26,6 @@ GROUP = "megaopt"
 
 CORE_PLUGIN = EntryPoint(name="core", value=CORE_MODULE, group=GROUP)
 """The core's own plugin, which is there even where the core runs without being installed."""
-
-
-@frozen
-class _Contents:
-    """What all plugins together offer."""
-
-    plugins: tuple[LoadedPlugin, ...]
-    optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]]
-    strategies: Mapping[str, tuple[ShardingStrategy, PluginInfo]]
-    schedules: Mapping[str, tuple[ScheduleStyle, PluginInfo]]
-    settings: Mapping[str, SettingInfo]
 
 
 class PluginRegistry:
@@ -67,7 +55,7 @@ class PluginRegistry:
         self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
         self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
         self._plugins: tuple[LoadedPlugin, ...] = ()
-        self._contents: _Contents | None = None
+        self._contents: Contents | None = None
         self._conflict: DuplicateNameError | None = None
         self._loading = False
         self._lock = threading.RLock()
@@ -213,7 +201,7 @@ class PluginRegistry:
                 failed.append(error)
         return failed
 
-    def _loaded(self) -> _Contents:
+    def _loaded(self) -> Contents:
         with self._lock:
             if self._contents is None and self._conflict is None:
                 self._load_all()
@@ -242,7 +230,7 @@ class PluginRegistry:
                     self._infos[index] = result
             self._plugins = tuple(plugins)
             try:
-                self._contents = _collect(self._plugins)
+                self._contents = collect(self._plugins)
             except DuplicateNameError as error:
                 self._conflict = error
         finally:
@@ -266,41 +254,6 @@ def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
     others = [point for point in points if point.value != CORE_MODULE]
     others.sort(key=lambda point: (point.name, point.dist.name if point.dist else "", point.value))
     return [*(core[:1] or [CORE_PLUGIN]), *others]
-
-
-def _collect(plugins: tuple[LoadedPlugin, ...]) -> _Contents:
-    by_name: dict[str, PluginInfo] = {}
-    for plugin in plugins:
-        name = plugin.info.name
-        _refuse_second(f"plugin name {name!r}", name, by_name.get(name), plugin.info)
-        by_name[name] = plugin.info
-    optimizers: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
-    strategies: dict[str, tuple[ShardingStrategy, PluginInfo]] = {}
-    schedules: dict[str, tuple[ScheduleStyle, PluginInfo]] = {}
-    for plugin in plugins:
-        _add("optimizer", optimizers, plugin.optimizers, plugin.info)
-        _add("sharding strategy", strategies, plugin.strategies, plugin.info)
-        _add("schedule", schedules, plugin.schedules, plugin.info)
-    return _Contents(plugins, optimizers, strategies, schedules, find_owners(optimizers))
-
-
-def _add[T](
-    what: str, table: dict[str, tuple[T, PluginInfo]], offered: Mapping[str, T], info: PluginInfo
-) -> None:
-    for name, value in offered.items():
-        _refuse_second(f"{what} {name!r}", name, table[name][1] if name in table else None, info)
-        table[name] = value, info
-
-
-def _refuse_second(what: str, name: str, first: PluginInfo | None, second: PluginInfo) -> None:
-    if first is None:
-        return
-    raise DuplicateNameError(
-        f"{what} is given by {first} and by {second}; uninstall one of them, or block it: "
-        f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
-        name=name,
-        owners=(first.source, second.source),
-    )
 
 
 def _serves(style: ScheduleStyle, kind: Literal["lr", "wd"]) -> bool:

@@ -68,7 +68,7 @@ def _optimizers(name: str) -> list[str]:
     registry = get_registry()
     registry.load()
     for plugin in registry.loaded_plugins():
-        if name in (plugin.info.name, plugin.info.distribution):
+        if plugin.info.goes_by(name):
             if not plugin.optimizers:
                 raise PluginError(f"{plugin.info} offers no optimizer: there is nothing to check")
             return list(plugin.optimizers)

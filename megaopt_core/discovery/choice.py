@@ -53,10 +53,9 @@ class PluginChoice:
         """
         if info.is_core:
             return info
-        names = {info.name, _normal(info.distribution or info.name)}
-        if names & set(self.disabled):
+        if any(info.goes_by(name) for name in self.disabled):
             return _blocked(info, f"{DISABLE}={','.join(self.disabled)} blocks it")
-        if self.allowed is not None and not names & set(self.allowed):
+        if self.allowed is not None and not any(info.goes_by(name) for name in self.allowed):
             return _blocked(info, f"{ALLOW}={','.join(self.allowed)} leaves it out")
         return info
 
@@ -67,7 +66,3 @@ def _blocked(info: PluginInfo, why: str) -> PluginInfo:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _normal(distribution: str) -> str:
-    return distribution.lower().replace("_", "-")

@@ -79,6 +79,14 @@ class PluginInfo:
             return cls(point.name, point.value)
         return cls(point.name, point.value, dist.name, dist.version)
 
+    def goes_by(self, name: str) -> bool:
+        """Return whether a name means this plugin: its own or its distribution's, which may be spelt with `_` for `-`.
+
+        Args:
+            name: a name that a person wrote.
+        """
+        return _normal(name) in {_normal(self.name), _normal(self.distribution or self.name)}
+
     @property
     def is_core(self) -> bool:
         """True for the core's own plugin, which cannot be left out."""
@@ -91,6 +99,10 @@ class PluginInfo:
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} ({self.source})"
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 @frozen(eq=False)

@@ -41,11 +41,9 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
     if distribution is not None:
         absent = absent_plugin(what, name, distribution, plugins)
         return absent or _outdated(what, name, known, distribution, plugins)
-    if any(info.name == name for info in plugins):
-        distribution = next(info.distribution for info in plugins if info.name == name)
-        absent = absent_plugin(what, name, distribution or "", plugins)
-        if absent is not None:
-            return absent
+    for info in plugins:
+        if info.goes_by(name) and (left_out := _left_out(what, name, info)):
+            return left_out
     guess = did_you_mean(name, [*known, *_CATALOGUES[kind]])
     listed = ", ".join(sorted(known)) or "none"
     text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
@@ -66,19 +64,23 @@ def absent_plugin(
         distribution: what brings it.
         plugins: every installed plugin.
     """
-    found = [info for info in plugins if info.distribution == distribution]
-    if not found:
-        return PluginNotInstalledError(
-            f"{what} comes with {distribution}, which is not installed: pip install {distribution}",
-            name=name,
-            distribution=distribution,
-        )
-    info = found[0]
+    for info in plugins:
+        if info.distribution and info.goes_by(distribution):
+            return _left_out(what, name, info)
+    return PluginNotInstalledError(
+        f"{what} comes with {distribution}, which is not installed: pip install {distribution}",
+        name=name,
+        distribution=distribution,
+    )
+
+
+def _left_out(what: str, name: str, info: PluginInfo) -> PluginError | None:
+    """Return the error for what an installed plugin would offer; None if the plugin is not left out."""
     if info.status is PluginStatus.BLOCKED:
         return PluginNotInstalledError(
             f"{what} comes with {info}, which is installed, but {info.error}",
             name=name,
-            distribution=distribution,
+            distribution=info.distribution,
         )
     if info.status is PluginStatus.BROKEN:
         return BrokenPluginError(
@@ -91,7 +93,7 @@ def absent_plugin(
 def _outdated(
     what: str, name: str, known: Sequence[str], distribution: str, plugins: Iterable[PluginInfo]
 ) -> UnknownNameError:
-    (info,) = [info for info in plugins if info.distribution == distribution][:1]
+    info = next(info for info in plugins if info.goes_by(distribution))
     return UnknownNameError(
         f"{what} should come with {distribution}, but version {info.version} does not offer it: "
         f"pip install --upgrade {distribution}",

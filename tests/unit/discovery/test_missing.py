@@ -1,5 +1,7 @@
 """What is said when something is asked for that no loaded plugin offers."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from megaopt_core.errors import (
@@ -10,6 +12,7 @@ from megaopt_core.errors import (
     PluginNotInstalledError,
     UnknownNameError,
 )
+from megaopt_core.registry import PluginRegistry
 
 OFFERS_PLAIN = """
 @hookimpl
@@ -98,3 +101,16 @@ def test_plugin_errors_are_of_one_family() -> None:
         PluginHookError,
     )
     assert all(issubclass(error, PluginError) for error in family)
+
+
+def test_an_entry_point_without_a_distribution_is_named_by_its_module() -> None:
+    """Whoever makes a registry by hand gets the same words."""
+    point = EntryPoint(name="mine", value="mine.plugin", group="megaopt")
+    registry = PluginRegistry([point], {"MEGAOPT_DISABLE_PLUGINS": "mine"})
+    with pytest.raises(PluginNotInstalledError) as caught:
+        registry.optimizer("mine")
+    assert str(caught.value) == (
+        "optimizer 'mine' comes with plugin 'mine' (mine.plugin), which is installed, but "
+        "MEGAOPT_DISABLE_PLUGINS=mine blocks it"
+    )
+    assert caught.value.distribution is None

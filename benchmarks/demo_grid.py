@@ -1,28 +1,27 @@
 """Finds the learning rates that `megaopt train` and `megaopt compare` begin with.
 
-For each optimizer the learning rates 0.001, 0.002, 0.004, 0.008 and 0.016 are tried on one seed, and further ones by
-factors of two while the best lies at an end. The best one then runs on other seeds, which chose nothing. Everything
+For each optimizer the learning rates 0.001, 0.002, 0.004, 0.008 and 0.016 are tried on the first seed, and further ones
+by factors of two while the best lies at an end. The best one and its two neighbours then run on two more seeds, and the
+mean of the three decides. The winner runs once more on the seed of the commands, which has chosen nothing. Everything
 else is what the commands do. Results go into `results/demo_grid.json` beside this file, the winners into the package:
 
-    python benchmarks/demo_grid.py
+    python benchmarks/demo_grid.py --threads 1
 
-About fifteen runs of half a minute to a minute and a half each.
+About 25 runs of half a minute to a minute and a half each; `--resume` keeps those that are in the results already.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import torch
 from megaopt_tools.recipe import Recipe
 from megaopt_tools.records import versions
-from megaopt_tools.text import Text, builtin_text
+from megaopt_tools.text import builtin_text
 from megaopt_tools.training import Run
 
 HERE = Path(__file__).parent
@@ -36,79 +35,92 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "muon": {"adam_beta2": 0.95, "muon_extra_scale_factor": 0.2, "muon_fp32_matmul_prec": "highest"},
 }
 GRID = (0.001, 0.002, 0.004, 0.008, 0.016)
-GRID_SEED = 1
-OTHER_SEEDS = (0, 2, 3)
+SEEDS = (1, 2, 3)
+UNSEEN_SEED = Recipe("").seed
+WORST = 8.0  # bits per byte of a uniform guess; stands for a run that diverged
 
 
-def run(optimizer: str, lr: float, seed: int, steps: int, text: Text) -> float:
-    """Return held-out bits per byte; infinity for a run that diverged."""
-    recipe = Recipe(optimizer, lr=lr, settings=CANDIDATES[optimizer], steps=steps, seed=seed)
-    value = Run(recipe, text).train().val_bits_per_byte
-    shown = "diverged" if value is None else f"{value:.4f}"
-    print(f"{optimizer:10}  lr {lr:<8g}  seed {seed}  {shown}", flush=True)
-    return math.inf if value is None else value
+class Grid:
+    """Runs that were made, each once, and written down at once.
 
+    Args:
+        steps: of every run.
+        known: what an earlier call wrote down.
+    """
 
-def search(optimizer: str, steps: int, text: Text) -> dict[float, float]:
-    """Return bits per byte by learning rate; the best is not at an end."""
-    found = {lr: run(optimizer, lr, GRID_SEED, steps, text) for lr in GRID}
-    for lr in beyond(found):
-        found[lr] = run(optimizer, lr, GRID_SEED, steps, text)
-    return dict(sorted(found.items()))
+    def __init__(self, steps: int, known: list[dict[str, Any]]) -> None:
+        self.steps = steps
+        self.text = builtin_text()
+        self.runs = {(run["optimizer"], run["lr"], run["seed"]): run["val_bits_per_byte"] for run in known}
 
+    def bits(self, optimizer: str, lr: float, seed: int) -> float:
+        """Return held-out bits per byte of a run."""
+        key = optimizer, lr, seed
+        if key not in self.runs:
+            recipe = Recipe(optimizer, lr=lr, settings=CANDIDATES[optimizer], steps=self.steps, seed=seed)
+            value = Run(recipe, self.text).train().val_bits_per_byte
+            self.runs[key] = None if value is None else round(value, 4)
+            self.write(best={})
+        value = self.runs[key]
+        print(
+            f"{optimizer:10}  lr {lr:<8g}  seed {seed}  {'diverged' if value is None else value}", flush=True
+        )
+        return WORST if value is None else value
 
-def beyond(found: dict[float, float]) -> Iterator[float]:
-    """Yield the next learning rate outside as long as the best one is at an end."""
-    while True:
-        best = min(found, key=lambda lr: found[lr])
-        if best == min(found):
-            yield best / 2
-        elif best == max(found):
-            yield best * 2
-        else:
-            return
+    def search(self, optimizer: str) -> dict[str, Any]:
+        """Return the best learning rate, with what it reaches."""
+        first = {lr: self.bits(optimizer, lr, SEEDS[0]) for lr in GRID}
+        best = min(first, key=first.__getitem__)
+        while best in (min(first), max(first)):
+            beyond = best / 2 if best == min(first) else best * 2
+            first[beyond] = self.bits(optimizer, beyond, SEEDS[0])
+            best = min(first, key=first.__getitem__)
+        means = {
+            lr: mean(self.bits(optimizer, lr, seed) for seed in SEEDS) for lr in (best / 2, best, best * 2)
+        }
+        best = min(means, key=means.__getitem__)
+        return {
+            "lr": best,
+            "mean_by_lr": {f"{lr:g}": round(value, 4) for lr, value in means.items()},
+            "unseen_seed": self.bits(optimizer, best, UNSEEN_SEED),
+        }
+
+    def write(self, best: dict[str, Any]) -> None:
+        """Write the results."""
+        write(
+            RESULTS,
+            {
+                "steps": self.steps,
+                "settings": CANDIDATES,
+                "text_sha256": self.text.sha256,
+                "versions": versions(),
+                "best": best,
+                "runs": [
+                    {"optimizer": optimizer, "lr": lr, "seed": seed, "val_bits_per_byte": value}
+                    for (optimizer, lr, seed), value in sorted(self.runs.items())
+                ],
+            },
+        )
 
 
 def main() -> None:
     """Run the grid and write both files."""
+    assert __doc__
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=Recipe("").steps)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--resume", action="store_true", help="keep the runs that are in the results already")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    text = builtin_text()
-    tables, winners = {}, {}
-    for optimizer, settings in CANDIDATES.items():
-        grid = search(optimizer, args.steps, text)
-        best = min(grid, key=lambda lr: grid[lr])
-        others = [run(optimizer, best, seed, args.steps, text) for seed in OTHER_SEEDS]
-        tables[optimizer] = {
-            "settings": settings,
-            "grid": [{"lr": lr, "val_bits_per_byte": finite(bits)} for lr, bits in grid.items()],
-            "best_lr": best,
-            "other_seeds": dict(zip(OTHER_SEEDS, map(finite, others), strict=True)),
-            "other_seeds_mean": finite(mean(others)),
-            "other_seeds_stdev": stdev(others) if all(map(math.isfinite, others)) else None,
-        }
-        winners[optimizer] = {"lr": best, "settings": settings}
-    record = {
-        "steps": args.steps,
-        "grid_seed": GRID_SEED,
-        "text_sha256": text.sha256,
-        "threads": args.threads,
-        "versions": versions(),
-        "optimizers": tables,
-    }
-    write(RESULTS, record)
+    grid = Grid(args.steps, json.loads(RESULTS.read_text())["runs"] if args.resume else [])
+    best = {optimizer: grid.search(optimizer) for optimizer in CANDIDATES}
+    grid.write(best)
+    winners = {name: {"lr": best[name]["lr"], "settings": settings} for name, settings in CANDIDATES.items()}
     write(PACKAGED, {"source": RESULTS.relative_to(HERE.parent).as_posix(), "optimizers": winners})
-    print(f"\n{'optimizer':10}  {'best lr':>8}  bits per byte, mean of seeds {OTHER_SEEDS}")
-    for optimizer, table in tables.items():
-        print(f"{optimizer:10}  {table['best_lr']:>8g}  {table['other_seeds_mean']}")
-
-
-def finite(value: float) -> float | None:
-    """Return a number that JSON can hold."""
-    return value if math.isfinite(value) else None
+    print(f"\n{'optimizer':10}  {'best lr':>8}  {'mean of seeds':>14}  {'unseen seed':>12}")
+    for optimizer, found in best.items():
+        lr = found["lr"]
+        print(f"{optimizer:10}  {lr:>8g}  {found['mean_by_lr'][f'{lr:g}']:>14}  {found['unseen_seed']:>12}")
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from megaopt_tools.text import VOCABULARY
 
-__all__ = ["GPT", "Shape", "build_model"]
+__all__ = ["DEFAULT_SHAPE", "GPT", "Shape", "build_model"]
 
 
 @frozen
@@ -29,6 +29,10 @@ class Shape:
     layers: int = 4
     heads: int = 4
     expansion: int = 352
+
+
+DEFAULT_SHAPE = Shape()
+"""0.87 million parameters: small enough for two cores, large enough that optimizers differ."""
 
 
 class Attention(nn.Module):
@@ -122,7 +126,7 @@ class GPT(nn.Module):
         torch.Size([2, 5, 256])
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape = DEFAULT_SHAPE) -> None:
         super().__init__()
         self.head_width = shape.width // shape.heads
         self.embedding = nn.Embedding(VOCABULARY, shape.width)

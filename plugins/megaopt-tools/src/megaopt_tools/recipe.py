@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from megaopt_tools.model import Shape
+from megaopt_tools.model import DEFAULT_SHAPE, Shape
 
 __all__ = ["Recipe", "Tuned", "tuned"]
 
@@ -64,7 +64,7 @@ class Recipe:
     schedule: str = "cosine"
     warmup: int = field()
     seed: int = 0
-    shape: Shape = field(factory=Shape)
+    shape: Shape = DEFAULT_SHAPE
 
     @warmup.default
     def _tenth(self) -> int:

@@ -5,17 +5,38 @@ import json
 import pytest
 
 from megaopt_core.cli import main
-from megaopt_core.testing import CHECKS
+from megaopt_core.errors import ConformanceError
+from megaopt_core.testing import CHECKS, BoundCheck, Check, suite
 
 PLUGIN = """
-class Frozen(torch.optim.SGD):
-    def step(self, closure=None):
-        return None
-
 @hookimpl
 def megaopt_optimizer_entries():
-    return {"adagrad": OptimizerEntry(torch.optim.Adagrad), "idle": OptimizerEntry(Frozen)}
+    return {"adagrad": OptimizerEntry(torch.optim.Adagrad), "other": OptimizerEntry(torch.optim.Adagrad)}
 """
+
+
+def holds(optimizer: str, **settings: object) -> None:
+    """Holds for every optimizer."""
+
+
+def adagrad_only(optimizer: str, **settings: object) -> None:
+    """Does not hold for others."""
+    if optimizer != "adagrad":
+        raise ConformanceError(f"it is no adagrad, with lr={settings['lr']}", optimizer=optimizer)
+
+
+def crashes(optimizer: str, **settings: object) -> None:
+    """Meets something unexpected in others."""
+    if optimizer != "adagrad":
+        raise RuntimeError("no such kernel")
+
+
+SHORT = (
+    Check("first", "the first holds", holds),
+    Check("second", "the second holds", adagrad_only),
+    Check("third", "the third can be made", holds, lambda entry: "it has no settings"),
+    Check("fourth", "the fourth does not crash", crashes),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,23 +46,60 @@ def _two(plugins) -> None:
     plugins.registry()
 
 
-def test_a_good_optimizer_passes(capsys) -> None:
-    """One line a check, and exit status 0."""
-    assert main(["check-plugin", "adagrad", "--set", "lr=0.1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "adagrad (megaopt-two 1.0)"
-    results = [line.split() for line in lines if line.startswith(("  passed", "  skipped", "  failed"))]
-    assert [words[1] for words in results] == [check.id for check in CHECKS]
-    assert {words[0] for words in results} == {"passed", "skipped"}
-    assert lines[-1] == f"{len(CHECKS)} checks, 0 failed"
+@pytest.fixture
+def _short(monkeypatch) -> None:
+    def bound(optimizer: str, settings: dict[str, object]) -> list[BoundCheck]:
+        return [BoundCheck(check, optimizer, settings) for check in SHORT]
+
+    monkeypatch.setattr(suite, "bound_checks", bound)
 
 
+@pytest.mark.usefixtures("_short")
+def test_one_line_a_check(capsys) -> None:
+    """With the reason below, where there is one; nothing failed, so exit status 0."""
+    assert main(["check-plugin", "adagrad"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+adagrad (megaopt-two 1.0)
+  passed  first                        0.0 s  the first holds
+  passed  second                       0.0 s  the second holds
+  skipped third                        0.0 s  the third can be made
+          it has no settings
+  passed  fourth                       0.0 s  the fourth does not crash
+
+4 checks, 0 failed
+"""
+    )
+
+
+@pytest.mark.usefixtures("_short")
 def test_a_plugins_name_means_all_of_its_optimizers(capsys) -> None:
-    """A failed check is exit status 1, and does not stop the others."""
-    assert main(["check-plugin", "two", "--json"]) == 1
+    """A failed check stops no other; exit status 1, and a traceback for what is no answer of the kit."""
+    assert main(["check-plugin", "two", "--set", "lr=0.5"]) == 1
+    printed = capsys.readouterr().out
+    assert "  failed  second                       0.0 s  the second holds\n" in printed
+    assert "          'other': it is no adagrad, with lr=0.5\n" in printed
+    assert "          RuntimeError: no such kernel\n          Traceback (most recent call last):\n" in printed
+    assert printed.endswith("\n\n8 checks, 2 failed\n")
+
+
+@pytest.mark.usefixtures("_short")
+def test_json(capsys) -> None:
+    """The same for programs."""
+    assert main(["check-plugin", "megaopt-two", "--set", "lr=0.5", "--json"]) == 1
     results = json.loads(capsys.readouterr().out)
-    assert [result["optimizer"] for result in results] == ["adagrad"] * len(CHECKS) + ["idle"] * len(CHECKS)
-    assert {result["optimizer"] for result in results if result["status"] == "failed"} == {"idle"}
+    assert [(result["optimizer"], result["id"]) for result in results if result["status"] == "failed"] == [
+        ("other", "second"),
+        ("other", "fourth"),
+    ]
+
+
+def test_the_whole_kit_runs(capsys) -> None:
+    """Every check of it, on an optimizer of torch's own."""
+    main(["check-plugin", "adagrad", "--set", "lr=0.1", "--json"])
+    results = json.loads(capsys.readouterr().out)
+    assert [result["id"] for result in results] == [check.id for check in CHECKS]
 
 
 def test_there_is_nothing_to_check(capsys) -> None:

@@ -1,7 +1,7 @@
 """What users can name is documented: hooks, fields of entries and configurations, commands, checks."""
 
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, _SubParsersAction
 from pathlib import Path
 from types import ModuleType
 
@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from megaopt_core import OptimizerEntry, get_registry, hookspecs
-from megaopt_core.cli.main import CORE_COMMANDS
+from megaopt_core.cli.main import CORE_COMMANDS, build_parser
 from megaopt_core.config import core_field_info
 from megaopt_core.testing import CHECKS, temporary_plugin
 
@@ -100,7 +100,10 @@ def test_every_setting_of_the_installed_plugins_has_help() -> None:
     assert [name for name, info in get_registry().setting_owners().items() if not info.help] == []
 
 
-def test_every_command_of_the_core_is_in_the_documentation() -> None:
-    """A page shows `megaopt NAME`."""
-    pages = _every_page()
-    assert [name for name in CORE_COMMANDS if not re.search(rf"megaopt {name}\b", pages)] == []
+def test_every_command_is_in_the_documentation() -> None:
+    """A page, or the README of the plugin that brings it, shows `megaopt NAME`."""
+    readmes = [path.read_text() for path in DOCS.parent.glob("plugins/*/README.md")]
+    pages = "\n".join([_every_page(), *readmes])
+    (commands,) = [action for action in build_parser()._actions if isinstance(action, _SubParsersAction)]
+    assert set(commands.choices) >= set(CORE_COMMANDS)
+    assert [name for name in commands.choices if not re.search(rf"megaopt {name}\b", pages)] == []

@@ -17,7 +17,7 @@ from megaopt_muon.muon import TensorParallelMuon
 __all__ = ["TensorParallelAdaptiveMuon"]
 
 
-class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):
+class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ignore[misc] # `step` returns what torch's does
     r"""Muon with a second moment of the orthogonalized update, which evens out its elements, rows or matrices.
 
     For the orthogonalized and unscaled update :math:`o = \mathrm{NS}(u)`, with :math:`u` and the weight decay of
@@ -174,16 +174,3 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):
             self.pre_weight_update_fn_inplace(param, change)
             param.sub_(change.mul_(group["lr"]))
             self.post_weight_update_fn_inplace(param)
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
-
-        Args:
-            closure: evaluates the loss again; called once, with gradients enabled.
-
-        Returns:
-            What the closure returned, else None.
-        """
-        return TensorParallelMuon.step(self, closure)

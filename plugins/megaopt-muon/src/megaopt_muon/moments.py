@@ -129,7 +129,7 @@ class RowMoment(Moment):
 
     @override
     def state_shape(self, plan: MatrixPlan) -> tuple[int, ...]:
-        batch, rows, columns = plan.view.logical_shape(plan.shape)
+        batch, rows, columns = plan.logical_shape
         return (*batch, rows, 1) if self._mean_dim(plan) == 1 else (*batch, 1, columns)
 
     @override
@@ -172,7 +172,7 @@ class MatrixMoment(Moment):
 
     @override
     def state_shape(self, plan: MatrixPlan) -> tuple[int, ...]:
-        batch, _, _ = plan.view.logical_shape(plan.shape)
+        batch, _, _ = plan.logical_shape
         return (*batch, 1, 1) if batch else (1,)
 
     @override
@@ -208,7 +208,7 @@ MOMENTS: Mapping[str, Moment] = MappingProxyType(
 
 def _logical_lengths(plan: MatrixPlan) -> tuple[int, int]:
     """Return rows and columns of the whole logical matrix."""
-    _, rows, columns = plan.view.logical_shape(plan.shape)
+    _, rows, columns = plan.logical_shape
     if plan.cut is None:
         return rows, columns
     ranks = plan.cut.group.size()

@@ -56,6 +56,11 @@ class MatrixPlan:
     cut: Cut | None = None
     gather_first: bool = False
 
+    @property
+    def logical_shape(self) -> tuple[tuple[int, ...], int, int]:
+        """Batch dimensions, rows and columns of this rank's part, as if it were not split into pieces."""
+        return evolve(self.view, split_sizes=()).logical_shape(self.shape)
+
 
 def is_expert(param: torch.Tensor) -> bool:
     """Return whether a parameter belongs to an expert.

@@ -1,0 +1,139 @@
+"""One rank of the tensor-parallel tests: compares this rank's part with what one process computes.
+
+Run as `python tensor_parallel_worker.py RANK WORLD STORE OUT`; writes `{case: largest difference}` to OUT.
+"""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
+from megaopt_muon.muon import TensorParallelMuon
+from torch import nn
+
+from megaopt_core.params.roles import Role
+from megaopt_core.params.specs import ParamInfo
+from megaopt_core.params.views import MatrixView
+
+PLAIN = MatrixView()
+QKV = MatrixView(split_sizes=(4, 2, 2), label="qkv")  # 8 rows in each of 4 query groups
+GATE_UP = MatrixView(split_sizes=(16, 16), label="gate_up")
+EXPERTS = MatrixView(batch_dims=1)
+CONV1D = MatrixView(transposed=True)
+CASES = {
+    "wide": (PLAIN, (16, 40), (0, 1)),
+    "tall": (PLAIN, (40, 16), (0, 1)),
+    "square": (PLAIN, (24, 24), (0, 1)),
+    "qkv": (QKV, (32, 24), (0, 1)),
+    "gate_up cut through": (GATE_UP, (32, 24), (0,)),
+    "gate_up along columns": (GATE_UP, (32, 24), (1,)),
+    "conv1d": (CONV1D, (24, 16), (0, 1)),
+    "experts": (EXPERTS, (4, 16, 24), (0, 1, 2)),
+}
+
+
+def part(tensor, rank, world, dim):
+    """Return this rank's part of a whole tensor."""
+    return tensor.chunk(world, dim)[rank].clone()
+
+
+def run(cls, param, info, grads, cut, **kwargs):
+    """Step through gradients and return the parameter."""
+    param = nn.Parameter(param.clone())
+    param.param_info = info
+    optimizer = cls([param], lr=0.05, weight_decay=0.1, split_qkv=True, fp32_matmul_prec="highest", **kwargs)
+    for grad in grads:
+        param.grad = cut(grad)
+        optimizer.step()
+    return param.detach()
+
+
+def compare(rank, world, groups, *, cls, view, shape, dim, expert, **kwargs):
+    """Return the largest difference between this rank's part and the same part of the single-process result."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(shape, generator=generator)
+    grads = [torch.randn(shape, generator=generator) for _ in range(2)]
+    mode = kwargs.pop("tp_mode")
+    exact = run(cls, whole, ParamInfo("w", Role.MATRIX, view), grads, lambda grad: grad, **kwargs)
+    info = ParamInfo("w", Role.MATRIX, view, is_expert=expert, partition_dim=dim)
+    cut = lambda grad: part(grad, rank, world, dim)  # noqa: E731
+    own = run(cls, cut(whole), info, grads, cut, pg_collection=groups, tp_mode=mode, **kwargs)
+    return (own - part(exact, rank, world, dim)).abs().max().item()
+
+
+def blockwise(rank, world, groups, view, shape, dim):
+    """Return the difference between blockwise and a single process that sees the shard as the matrix."""
+    generator = torch.Generator().manual_seed(0)
+    shard = part(torch.randn(shape, generator=generator), rank, world, dim)
+    grads = [part(torch.randn(shape, generator=generator), rank, world, dim) for _ in range(2)]
+    info = ParamInfo("w", Role.MATRIX, view, partition_dim=dim)
+    same = lambda grad: grad  # noqa: E731
+    exact = run(TensorParallelMuon, shard, ParamInfo("w", Role.MATRIX, view), grads, same)
+    own = run(TensorParallelMuon, shard, info, grads, same, pg_collection=groups, tp_mode="blockwise")
+    return (own - exact).abs().max().item()
+
+
+def special(rank, world, groups):
+    """Return the cases of zero, NaN and of attributes in place of param_info."""
+    results = {}
+    for mode in ("duplicated", "distributed"):
+        param = nn.Parameter(part(torch.ones(16, 24), rank, world, 0))
+        param.partition_dim = 0
+        optimizer = TensorParallelMuon([param], weight_decay=0.0, pg_collection=groups, tp_mode=mode)
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+        results[f"zero {mode}"] = (param - 1).abs().max().item()
+        clean, dirty = nn.Parameter(torch.ones_like(param)), nn.Parameter(torch.ones_like(param))
+        clean.partition_dim = dirty.partition_dim = 0
+        optimizer = TensorParallelMuon([dirty, clean], weight_decay=0.0, pg_collection=groups, tp_mode=mode)
+        dirty.grad, clean.grad = torch.ones_like(param), torch.ones_like(param)
+        if rank == 0:
+            dirty.grad[0, 0] = float("nan")
+        optimizer.step()
+        results[f"nan {mode}"] = float(not dirty.isnan().all() or not clean.isfinite().all())
+    return results
+
+
+def main(rank, world, store, out):
+    """Run every case and write the results."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    group = dist.group.WORLD
+    groups = SimpleNamespace(tp=group, expt_tp=group)
+    results = special(rank, world, groups)
+    for (name, (view, shape, dims)), mode in itertools.product(CASES.items(), ("duplicated", "distributed")):
+        for dim in dims:
+            case = {"view": view, "shape": shape, "dim": dim, "expert": name == "experts", "tp_mode": mode}
+            key = f"{mode} {name} dim {dim}"
+            results[key] = compare(rank, world, groups, cls=TensorParallelMuon, **case)
+            for method in ("adamuon", "normuon", "namo") if name in {"wide", "qkv", "experts"} else ():
+                # eps: dividing tiny elements by themselves would blow up the last bit of the orthogonalization
+                adaptive = {"cls": TensorParallelAdaptiveMuon, "moment2_method": method, "eps": 1e-2}
+                results[f"{key} {method}"] = compare(rank, world, groups, **adaptive, **case)
+    for name in ("wide", "tall", "qkv"):
+        for dim in (0, 1):
+            view, shape, _ = CASES[name]
+            results[f"blockwise {name} dim {dim}"] = blockwise(rank, world, groups, view, shape, dim)
+    only_experts = {
+        "cls": TensorParallelMuon,
+        "view": EXPERTS,
+        "shape": (4, 16, 24),
+        "dim": 1,
+        "expert": True,
+    }
+    results["experts use their own group"] = compare(
+        rank, world, SimpleNamespace(expt_tp=group), tp_mode="duplicated", **only_experts
+    )
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    wide = {"cls": TensorParallelMuon, "view": PLAIN, "shape": (16, 40), "dim": 1, "expert": False}
+    results["device mesh"] = compare(rank, world, mesh, tp_mode="distributed", **wide)
+    Path(out).write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

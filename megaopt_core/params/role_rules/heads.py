@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from megaopt_core.params.names import named_modules
 from megaopt_core.params.role_rules.decisions import output
 from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
 from megaopt_core.params.role_rules.reading import ModelReading
@@ -16,14 +15,16 @@ from megaopt_core.params.roles import RoleDecision
 __all__ = ["find_heads"]
 
 
-def find_heads(model: nn.Module, reading: ModelReading) -> dict[int, RoleDecision]:
+def find_heads(
+    model: nn.Module, modules: dict[str, nn.Module], reading: ModelReading
+) -> dict[int, RoleDecision]:
     """Return the decisions for output heads, by identity of the projection (or of a weight used by hand).
 
     Args:
         model: the model, unwrapped.
+        modules: its modules by canonical name.
         reading: what its sources say.
     """
-    modules = dict(named_modules(model))
     found: dict[int, RoleDecision] = {}
     for module, getter in _declared(modules):
         for projection in _projections(module, reading):

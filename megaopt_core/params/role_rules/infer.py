@@ -69,8 +69,8 @@ class _Rules:
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(named_modules(model))
-        self.reading = ModelReading(model)
-        self.heads = find_heads(model, self.reading)
+        self.reading = ModelReading(self.modules)
+        self.heads = find_heads(model, self.modules, self.reading)
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         shape = tuple(entry.param.shape)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from megaopt_core.params.names import named_modules
 from megaopt_core.params.role_rules.forward.analysis import Analysis
 from megaopt_core.params.role_rules.forward.source import forward_of
 from megaopt_core.params.role_rules.forward.templates import Templates
@@ -28,19 +27,18 @@ class ModelReading:
     """What the sources of a model say, read once.
 
     Args:
-        model: the model.
+        modules: every module of the model, by canonical name.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.uses: dict[int, set[Use]] = {}
         self.splits: dict[int, Split] = {}
         self.cuts: dict[tuple[int, int], Split] = {}
         self._analyses: dict[int, Analysis] = {}
         self._ends: dict[int, Ends] = {}
         self._templates = Templates()
-        self._keep: list[nn.Module] = [model]
         seen: set[int] = set()
-        for _, module in named_modules(model):
+        for module in modules.values():
             if id(module) not in seen and _worth_reading(module):
                 self._add(self.analysis(module))
             seen.add(id(module))
@@ -129,9 +127,16 @@ class ModelReading:
                 self.cuts[axis] = split
 
 
+_own_source: dict[type, bool] = {}
+
+
 def _worth_reading(module: nn.Module) -> bool:
     """True for modules that own bare parameters or projections, and are not torch's own."""
-    if forward_of(module) is None or type(module).__module__.startswith(("torch.nn.modules", "torch.ao")):
+    kind = type(module)
+    if kind not in _own_source:
+        torchs = kind.__module__.startswith(("torch.nn.modules", "torch.ao"))
+        _own_source[kind] = not torchs and forward_of(module) is not None
+    if not _own_source[kind]:
         return False
     if any(param is not None for param in module._parameters.values()):
         return True

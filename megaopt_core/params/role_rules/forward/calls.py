@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params.role_rules.forward import ops
-from megaopt_core.params.role_rules.forward.expressions import Closure, ExpressionEvaluator, Frame
+from megaopt_core.params.role_rules.forward.builtin_calls import BuiltinEvaluator
+from megaopt_core.params.role_rules.forward.expressions import Closure, Frame
 from megaopt_core.params.role_rules.forward.objects import (
     Bound,
     Choice,
     abstract,
     is_abstract,
-    items_of,
     merge_values,
 )
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree
@@ -39,7 +39,7 @@ _LISTINGS = ("children", "named_children", "modules", "named_modules", "paramete
 _DEEPEST = 12
 
 
-class CallEvaluator(ExpressionEvaluator):
+class CallEvaluator(BuiltinEvaluator):
     """Evaluates calls; the bodies of functions are left to the subclass."""
 
     depth = 0
@@ -257,13 +257,6 @@ class CallEvaluator(ExpressionEvaluator):
         self.trace.use_all(weights_of((args, kwargs)), "passed")
         return self.trace.unknown(callee, args, kwargs)
 
-    def _container(self, kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if kind is dict:
-            return {**(args[0] if args and isinstance(args[0], dict) else {}), **kwargs}
-        if args and isinstance(args[0], Flow):
-            return args[0]
-        return list(items_of(self.trace, args[0])) if args else []
-
     def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.depth > _DEEPEST or function_tree(function) is None:
             return self._call_unread(None, args, kwargs)
@@ -319,52 +312,6 @@ class CallEvaluator(ExpressionEvaluator):
                 break
         function = next((vars(kind)[name] for kind in classes if name in vars(kind)), None)
         return _SuperMethod(owner, function, name) if inspect.isfunction(function) else Flow()
-
-    def _builtin_enumerate(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        items = items_of(self.trace, args[0]) if args else []
-        start = args[1] if len(args) > 1 else kwargs.get("start", 0)
-        numbered = not is_abstract(args[0]) and isinstance(start, int)
-        return [(start + i if numbered else Flow(), item) for i, item in enumerate(items)]
-
-    def _builtin_zip(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        columns = [items_of(self.trace, arg) for arg in args]
-        sure = [len(column) for arg, column in zip(args, columns, strict=True) if not is_abstract(arg)]
-        length = min(sure) if sure else 2
-        return [
-            tuple(column[i] if i < len(column) else self.trace.unknown(column) for column in columns)
-            for i in range(length)
-        ]
-
-    def _builtin_reversed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return list(reversed(items_of(self.trace, args[0]))) if args else []
-
-    def _builtin_map(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        columns = [items_of(self.trace, arg) for arg in args[1:]]
-        if len(args) == 2 and isinstance(args[1], Flow):
-            return self.call(args[0], [args[1]], {})
-        return [self.call(args[0], items, {}) for items in zip(*columns, strict=False)]
-
-    def _builtin_range(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return range(*args) if args and all(isinstance(arg, int) for arg in args) else Flow()
-
-    def _builtin_getattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if len(args) < 2 or not isinstance(args[1], str):
-            return Flow()
-        if len(args) > 2 and not is_abstract(args[0]) and not hasattr(args[0], args[1]):
-            return args[2]
-        return self.read(args[0], args[1])
-
-    def _builtin_tuple(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._container(tuple, args, kwargs)
-
-    def _builtin_list(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._container(list, args, kwargs)
-
-    def _builtin_sum(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self.trace.unknown(*args)
-
-    def _builtin_hasattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return Flow() if is_abstract(args[0]) or is_abstract(args[1]) else hasattr(args[0], args[1])
 
 
 class _SuperMethod(Bound):

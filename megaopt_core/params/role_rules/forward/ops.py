@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from megaopt_core.params.role_rules.forward import shapes, weights
+from megaopt_core.params.role_rules.forward.op_names import CUTS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
 from megaopt_core.params.role_rules.forward.rows import merge
 from megaopt_core.params.role_rules.forward.trace import Trace
 from megaopt_core.params.role_rules.forward.values import (
@@ -22,140 +23,6 @@ from megaopt_core.params.role_rules.forward.values import (
 
 __all__ = ["arithmetic", "operation"]
 
-_KEEPS_SHAPE = frozenset(
-    [
-        "relu",
-        "gelu",
-        "silu",
-        "mish",
-        "elu",
-        "selu",
-        "celu",
-        "leaky_relu",
-        "relu6",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "sigmoid",
-        "logsigmoid",
-        "tanh",
-        "softplus",
-        "softmax",
-        "log_softmax",
-        "softmin",
-        "dropout",
-        "alpha_dropout",
-        "feature_dropout",
-        "clamp",
-        "clip",
-        "clamp_",
-        "clamp_min",
-        "clamp_max",
-        "exp",
-        "exp_",
-        "log",
-        "log1p",
-        "expm1",
-        "neg",
-        "abs",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "reciprocal",
-        "sin",
-        "cos",
-        "erf",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "to",
-        "type",
-        "type_as",
-        "contiguous",
-        "clone",
-        "masked_fill",
-        "masked_fill_",
-        "normalize",
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "nan_to_num",
-        "requires_grad_",
-        "cuda",
-        "cpu",
-        "relu_",
-        "sigmoid_",
-        "tanh_",
-        "silu_",
-        "alias",
-        "view_as_real",
-        "roll",
-        "flip",
-        "tril",
-        "triu",
-        "sign",
-        "round",
-        "round_",
-        "softsign",
-        "pow",
-        "masked_softmax",
-        "renorm",
-        "fill_",
-        "cumsum",
-        "identity",
-        "positive",
-    ]
-)
-_CUTS = frozenset(
-    [
-        "argmax",
-        "argmin",
-        "argsort",
-        "multinomial",
-        "detach",
-        "detach_",
-        "item",
-        "tolist",
-        "long",
-        "int",
-        "bool",
-        "numpy",
-        "nonzero",
-        "eq",
-        "ne",
-        "ge",
-        "gt",
-        "le",
-        "lt",
-        "greater",
-        "isnan",
-        "isinf",
-        "isfinite",
-        "any",
-        "all",
-        "searchsorted",
-        "bucketize",
-        "bincount",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "new_zeros",
-        "new_ones",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "new_empty",
-        "new_full",
-        "bernoulli",
-        "one_hot",
-        "sort_indices",
-    ]
-)
-_JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"])
-_SUMS = frozenset(["add", "add_", "sub", "sub_", "subtract", "rsub", "addcmul", "lerp", "__add__", "__sub__"])
-_PRODUCTS = frozenset(["mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"])
-
 
 def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return the result of a function of torch, or of a method of a tensor (its first argument).
@@ -166,18 +33,18 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         args: positional arguments.
         kwargs: keyword arguments.
     """
-    if name in _CUTS:
+    if name in CUTS:
         return _cut(trace, name, args, kwargs)
     special = _SPECIAL.get(name)
     if special is not None:
         return special(trace, args, kwargs)
     if name in shapes.SHAPE_OPS and args:
         return shapes.move(trace, name, args, kwargs)
-    if name in _JOINS:
+    if name in JOINS:
         return _join(trace, args, kwargs)
-    if (name in _SUMS or name in _PRODUCTS) and len(args) > 1:
-        return arithmetic(trace, "+" if name in _SUMS else "*", args[0], args[1])
-    if name in _KEEPS_SHAPE and args:
+    if (name in SUMS or name in PRODUCTS) and len(args) > 1:
+        return arithmetic(trace, "+" if name in SUMS else "*", args[0], args[1])
+    if name in KEEPS_SHAPE and args:
         return _keep(trace, args, kwargs)
     return _anything(trace, args, kwargs)
 

@@ -9,7 +9,8 @@ import torch
 
 from megaopt_core.params.role_rules.forward.rows import relabel
 from megaopt_core.params.role_rules.forward.trace import Trace
-from megaopt_core.params.role_rules.forward.values import Axis, Flow, Use, Weight, deps_of
+from megaopt_core.params.role_rules.forward.values import Flow, Weight
+from megaopt_core.params.role_rules.forward.weight_parts import cut_weight, index_weight, taken, widened
 from megaopt_core.params.role_rules.forward.weights import reorder, reshape
 
 __all__ = ["SHAPE_OPS", "index", "move", "unpack"]
@@ -136,60 +137,18 @@ def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], k
             return reorder(weight, [size - 2 for size in _run(name, stand_in, _plain(args), kwargs).shape])
         if name in ("expand", "repeat", "broadcast_to", "tile"):
             sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-            return _widened(weight, len(sizes))
+            return widened(weight, len(sizes))
         if name in _PIECEWISE:
-            return _cut_weight(trace, name, weight, args, kwargs)
+            return cut_weight(trace, name, weight, args, kwargs)
     except Exception:  # noqa: BLE001 - sizes that are not known; the axes are lost
         return lost
     return lost if name == "rearrange" else weight
 
 
-def _widened(weight: Weight, rank: int) -> Weight:
-    if weight.shape is None or weight.axes is None:
-        return weight
-    added = max(rank - len(weight.shape), 0)
-    return Weight(
-        weight.params,
-        (1,) * added + weight.shape,
-        (Axis(-1),) * added + weight.axes,
-        weight.base,
-        weight.deps,
-    )
-
-
-def _cut_weight(
-    trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]
-) -> list[Any]:
-    keywords = {**kwargs}
-    dim = keywords.pop("dim", args[1] if name != "unbind" and len(args) > 1 else (args[0] if args else 0))
-    shape: tuple[int, ...] = weight.shape or ()
-    dim %= len(shape)
-    if name == "unbind":
-        return [_taken(weight, dim, None) for _ in range(shape[dim])]
-    positions = torch.arange(shape[dim], device="cpu")
-    first = args[0] if args else next(iter(keywords.values()))
-    return [_taken(weight, dim, tuple(part.tolist()), trace) for part in _run(name, positions, [first], {})]
-
-
-def _taken(weight: Weight, dim: int, rows: tuple[int, ...] | None, trace: Trace | None = None) -> Weight:
-    """Return a weight without one axis (`rows` None), or with part of it."""
-    shape, axes = list(weight.shape or ()), list(weight.axes or ())
-    if rows is None:
-        del shape[dim], axes[dim]
-    else:
-        stored = axes[dim]
-        shape[dim] = len(rows)
-        whole = stored.index >= 0 and stored.rows is None and stored.block is None
-        if whole and trace is not None and weight.base.shape[stored.index] == (weight.shape or ())[dim]:
-            trace.cut(weight.base, stored.index, rows)
-        axes[dim] = Axis(stored.index, rows, stored.block)
-    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
-
-
 def index(trace: Trace, value: Any, key: Any) -> Any:
     """Return `value[key]`."""
     if isinstance(value, Weight):
-        return _index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
+        return index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
     if not isinstance(value, Flow):
         return trace.unknown(value, key)
     if value.tensor is None or isinstance(key, str):
@@ -212,57 +171,6 @@ def _closed(item: Any) -> Any:
         parts = [None if isinstance(part, Flow) else part for part in (item.start, item.stop, item.step)]
         return slice(*parts)
     return item
-
-
-def _index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
-    if weight.shape is None or weight.axes is None:
-        return weight
-    if Ellipsis in [key for key in keys if not isinstance(key, Flow | Weight)]:
-        position = next(i for i, key in enumerate(keys) if key is Ellipsis)
-        named = sum(1 for key in keys if key is not None and key is not Ellipsis)
-        keys[position : position + 1] = [slice(None)] * (len(weight.shape) - named)
-    result, dim = weight, 0
-    for key in keys:
-        shape = result.shape or ()
-        if key is None:
-            result = _inserted(result, dim)
-            dim += 1
-        elif dim >= len(shape):
-            break
-        elif isinstance(key, slice):
-            result, dim = _slice(trace, result, dim, key), dim + 1
-        elif isinstance(key, int):
-            trace.use(weight, Use("looked_up"))
-            result = _taken(result, dim, None)
-        else:
-            trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 else "looked_up"))
-            result = _taken(result, dim, None)
-    if any(isinstance(key, Flow | Weight) for key in keys):
-        left = {axis.index for axis in result.axes or ()} - {-1}
-        if len(left) < 2 and deps_of(keys):
-            return Flow(deps_of(keys) | result.deps)  # rows of a table: an activation from here on
-        result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))
-    return result
-
-
-def _slice(trace: Trace, weight: Weight, dim: int, key: slice) -> Weight:
-    if key == slice(None):
-        return weight
-    if any(isinstance(part, Flow) for part in (key.start, key.stop, key.step)):
-        trace.use(weight, Use("sliced"))
-        return weight
-    try:
-        rows = tuple(range((weight.shape or ())[dim])[key])
-    except TypeError:
-        return weight
-    return weight if len(rows) == (weight.shape or ())[dim] else _taken(weight, dim, rows, trace)
-
-
-def _inserted(weight: Weight, dim: int) -> Weight:
-    shape, axes = list(weight.shape or ()), list(weight.axes or ())
-    shape.insert(dim, 1)
-    axes.insert(dim, Axis(-1))
-    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
 
 
 def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> list[Any]:
@@ -296,5 +204,5 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
         parts: Callable[..., Any] = value.tensor.unbind
         return [relabel(part, value) for part in parts(0)]
     if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:
-        return [_taken(value, 0, None) for _ in range(count)]
+        return [taken(value, 0, None) for _ in range(count)]
     return [trace.unknown(value)] * count

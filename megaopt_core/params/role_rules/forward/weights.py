@@ -189,8 +189,7 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     found = [operand for operand in operands if isinstance(operand, Weight)]
     if len(found) == len(operands) > 1:  # a product of parameters alone
         trace.use_all(found, "factor")
-        params = tuple({id(param): param for weight in found for param in weight.params}.values())
-        return Weight(params, None, None, found[0].base)
+        return Flow(trace.weigh(found[0], *found[1:]))
     deps = deps_of(operands)
     terms, result = _subscripts(equation, len(operands))
     rows: Flow | None = None

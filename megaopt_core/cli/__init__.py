@@ -1,5 +1,5 @@
 """The command `megaopt`: one module for each of its commands."""
 
-from megaopt_core.cli.main import main
+from megaopt_core.cli.program import main
 
 __all__ = ["main"]

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from megaopt_core import OptimizerEntry, get_registry, hookspecs
-from megaopt_core.cli.main import CORE_COMMANDS, build_parser
+from megaopt_core.cli.program import CORE_COMMANDS, build_parser
 from megaopt_core.config import core_field_info
 from megaopt_core.testing import CHECKS, temporary_plugin
 

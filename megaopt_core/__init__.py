@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megaopt_core.build import build_optimizer, get_megatron_optimizer
     from megaopt_core.config import OptimizerConfig
+    from megaopt_core.distributed.config import DistributedDataParallelConfig
+    from megaopt_core.distributed.data_parallel import DistributedDataParallel
+    from megaopt_core.distributed.planning import plan_full_param_layout
     from megaopt_core.entries import OptimizerEntry
     from megaopt_core.errors import MegaoptError
     from megaopt_core.hookspecs import hookimpl
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ChainedOptimizer",
     "ConstantGradScaler",
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
     "DynamicGradScaler",
     "FP32Optimizer",
     "Float16OptimizerWithFloat16Params",
@@ -79,6 +84,7 @@ __all__ = [
     "get_standard_config_overrides",
     "hookimpl",
     "param_group_override_to_tuple",
+    "plan_full_param_layout",
     "route",
     "scaled_learning_rate",
 ]
@@ -86,6 +92,8 @@ __all__ = [
 _HOME = {
     "ChainedOptimizer": "optimizers.chained",
     "ConstantGradScaler": "optimizers.grad_scaler",
+    "DistributedDataParallel": "distributed.data_parallel",
+    "DistributedDataParallelConfig": "distributed.config",
     "DynamicGradScaler": "optimizers.grad_scaler",
     "FP32Optimizer": "optimizers.wrappers",
     "Float16OptimizerWithFloat16Params": "optimizers.wrappers",
@@ -117,6 +125,7 @@ _HOME = {
     "get_standard_config_overrides": "params.standard",
     "hookimpl": "hookspecs",
     "param_group_override_to_tuple": "params.overrides",
+    "plan_full_param_layout": "distributed.planning",
     "route": "params.routing",
     "scaled_learning_rate": "params.standard",
 }

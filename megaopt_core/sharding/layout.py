@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import Factory, frozen
 
 from megaopt_core.params.specs import Shard
 
-__all__ = ["BufferKey", "FullParamLayout", "GradReduction", "LayoutOptions", "PerBufferParamLayout", "PieceSpec", "World"]
+if TYPE_CHECKING:
+    from megaopt_core.params.routing import Routing
+
+__all__ = [
+    "BufferKey",
+    "FullParamLayout",
+    "GradReduction",
+    "LayoutOptions",
+    "PerBufferParamLayout",
+    "PieceSpec",
+    "World",
+]
 
 
 @frozen
@@ -21,12 +33,14 @@ class BufferKey:
         grad_dtype: of the gradients.
         is_expert: reduced over the expert data-parallel group.
         is_managed_by_layer_wise: laid out so that no parameter crosses a shard.
+        chunk: index of the model chunk; 0 in the layout of a single chunk.
     """
 
     param_dtype: torch.dtype
     grad_dtype: torch.dtype
     is_expert: bool = False
     is_managed_by_layer_wise: bool = False
+    chunk: int = 0
 
 
 @frozen
@@ -48,12 +62,23 @@ class PerBufferParamLayout:
         """Elements of the buffer, padding included."""
         return self.bucket_ends[-1] if self.bucket_ends else 0
 
+    @property
+    def buckets(self) -> tuple[tuple[int, int], ...]:
+        """`[start, stop)` of every bucket."""
+        return tuple(zip((0, *self.bucket_ends), self.bucket_ends, strict=False))
+
 
 @frozen
 class FullParamLayout:
-    """The layouts of all buffers of one model chunk."""
+    """The layouts of all buffers of one model chunk.
+
+    Args:
+        buffers: one layout a buffer; names are the chunk's own canonical ones.
+        routing: the routing that the layout was made for, None where it holds for any.
+    """
 
     buffers: Mapping[BufferKey, PerBufferParamLayout]
+    routing: Routing | None = None
 
 
 @frozen
@@ -65,7 +90,12 @@ class GradReduction:
 
 @frozen
 class World:
-    """Sizes of the groups that parameters are sharded over."""
+    """Sizes of the groups that parameters are sharded over.
+
+    Args:
+        data_parallel_size: ranks that share dense parameters out; with several instances of the optimizer, those of one.
+        expert_data_parallel_size: the same for expert parameters.
+    """
 
     data_parallel_size: int = 1
     expert_data_parallel_size: int = 1
@@ -78,10 +108,14 @@ class LayoutOptions:
     Args:
         bucket_size: approximate elements per bucket; None: one bucket.
         pad_buckets: pad bucket ends to a multiple of 2**16 elements for high bus bandwidth.
+        buffers: the buffers that the model is wrapped in, by global names; None: gradients come one by one.
+        chunk_of: name to the index of its model chunk; absent names are in chunk 0.
     """
 
     bucket_size: int | None = None
     pad_buckets: bool = False
+    buffers: Mapping[BufferKey, PerBufferParamLayout] | None = None
+    chunk_of: Mapping[str, int] = Factory(dict)
 
 
 @frozen

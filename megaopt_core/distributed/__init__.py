@@ -1,0 +1,1 @@
+"""Data parallelism: contiguous buffers, buckets, and collectives that overlap with computation."""

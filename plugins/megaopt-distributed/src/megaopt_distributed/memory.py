@@ -1,0 +1,218 @@
+"""The flat memory that pieces are slices of: a wrapped model's buffers, or our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import define, evolve, field
+
+from megaopt_core import ProcessGroupCollection
+from megaopt_core.distributed.bucket import Bucket, Reduction
+from megaopt_core.distributed.collectives import communicator
+from megaopt_core.distributed.flat import move_into
+from megaopt_core.sharding.base import LiveModel, Piece, finish_grad_sync, gradient_of
+from megaopt_core.sharding.layout import BufferKey, PieceSpec
+from megaopt_distributed.layout import FlatLayout
+
+__all__ = ["Memory", "memory_of"]
+
+
+class Memory(Protocol):
+    """Flat memory of a model, shared by all of its optimizers."""
+
+    def piece(self, spec: PieceSpec) -> Piece:
+        """Return a live piece.
+
+        Args:
+            spec: the piece as pure data.
+        """
+
+    def grad(self, piece: Piece) -> torch.Tensor | None:
+        """Return a piece's gradient, None when its parameter has none.
+
+        Args:
+            piece: a live piece.
+        """
+
+    def finish_grad_sync(self) -> None:
+        """Return when gradients are reduced."""
+
+    def stepped(self, groups: Sequence[int]) -> None:
+        """Begin to gather every bucket that is complete now.
+
+        Args:
+            groups: the groups that were stepped.
+        """
+
+    def finish_param_sync(self) -> None:
+        """Return when parameters may be read, or when the forward pass will wait for them."""
+
+
+@define(eq=False)
+class _Gathering:
+    """Gathers each bucket once a step: when all groups with parameters in it have been stepped."""
+
+    _buckets: list[tuple[Bucket, frozenset[int]]]
+    _missing: list[set[int]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._missing = [set(groups) for _, groups in self._buckets]
+
+    def stepped(self, groups: Sequence[int]) -> None:
+        # Backwards: the forward pass begins with what lies in the last bucket.
+        for index in reversed(range(len(self._buckets))):
+            bucket, wanted = self._buckets[index]
+            if self._missing[index].isdisjoint(groups):
+                continue
+            self._missing[index].difference_update(groups)
+            if not self._missing[index]:
+                bucket.start_param_sync()
+                self._missing[index] = set(wanted)
+
+    def finish(self) -> None:
+        for bucket, _ in reversed(self._buckets):
+            bucket.finish_param_sync()
+
+
+@define(eq=False)
+class OwnMemory:
+    """Parameters moved into flat memory of our own; gradients stay where the engine puts them, already reduced."""
+
+    layout: FlatLayout
+    model: LiveModel
+    pgs: ProcessGroupCollection
+    _data: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
+    _gathering: _Gathering = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        buckets = []
+        for key, buffer in self.layout.buffers.items():
+            params = {name: self.model.params[name] for name in buffer.param_ranges}
+            data = move_into(buffer, params)
+            self._data[key] = data
+            comm = communicator(self.pgs.shard_group(is_expert=key.is_expert), data.device)
+            reduction = Reduction(comm, communicator(None, data.device), scatter=False, average=False, factor=1.0)
+            for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
+                buckets.append((Bucket({}, reduction, param_data=data[start:stop]), frozenset(groups)))
+        self._gathering = _Gathering(buckets)
+
+    def piece(self, spec: PieceSpec) -> Piece:
+        """Return a slice of one parameter.
+
+        Args:
+            spec: the piece as pure data.
+        """
+        return _piece(spec, self._data, self.model)
+
+    def grad(self, piece: Piece) -> torch.Tensor | None:
+        """Return the slice of the parameter's gradient; None when there is none, and the piece is left alone.
+
+        Args:
+            piece: a live piece.
+        """
+        grad = gradient_of(piece.model_params[0])
+        _, shard = piece.spec.members[0]
+        return None if grad is None else grad.reshape(-1)[shard.start : shard.stop]
+
+    def finish_grad_sync(self) -> None:
+        """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward."""
+        finish_grad_sync(self.model.chunks)
+
+    def stepped(self, groups: Sequence[int]) -> None:
+        """Begin to gather every bucket that is complete now.
+
+        Args:
+            groups: the groups that were stepped.
+        """
+        self._gathering.stepped(groups)
+
+    def finish_param_sync(self) -> None:
+        """Wait for everything that is being gathered."""
+        self._gathering.finish()
+
+
+@define(eq=False)
+class BufferMemory:
+    """The buffers of a wrapped model: gradients are reduce-scattered into them."""
+
+    layout: FlatLayout
+    model: LiveModel
+    _params: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
+    _grads: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
+    _gathering: _Gathering = field(init=False)
+    _overlap: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        buckets = []
+        for key in self.layout.buffers:
+            wrapper: Any = self.model.chunks[key.chunk]
+            buffer = wrapper.param_and_grad_buffers[evolve(key, chunk=0)]
+            self._params[key], self._grads[key] = buffer.param_data, buffer.grad_data
+            self._overlap = wrapper.ddp_config.overlap_param_gather
+            for bucket, groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
+                buckets.append((bucket, frozenset(groups)))
+        self._gathering = _Gathering(buckets)
+
+    def piece(self, spec: PieceSpec) -> Piece:
+        """Return a run of parameters.
+
+        Args:
+            spec: the piece as pure data.
+        """
+        return _piece(spec, self._params, self.model)
+
+    def grad(self, piece: Piece) -> torch.Tensor | None:
+        """Return the run's range of the gradient buffer.
+
+        Args:
+            piece: a live piece.
+        """
+        if piece.spec.buffer is None:
+            return None
+        key, start, stop = piece.spec.buffer
+        return self._grads[key][start:stop]
+
+    def finish_grad_sync(self) -> None:
+        """Wait for the buckets that are being reduced; reduce those that are not."""
+        self._gathering.finish()
+        finish_grad_sync(self.model.chunks)
+
+    def stepped(self, groups: Sequence[int]) -> None:
+        """Begin to gather every bucket that is complete now.
+
+        Args:
+            groups: the groups that were stepped.
+        """
+        self._gathering.stepped(groups)
+
+    def finish_param_sync(self) -> None:
+        """Wait, unless the wrapper's forward hooks will."""
+        if not self._overlap:
+            self._gathering.finish()
+
+
+def _piece(spec: PieceSpec, data: dict[BufferKey, torch.Tensor], model: LiveModel) -> Piece:
+    if spec.buffer is None:
+        raise ValueError("a flat piece lies in a buffer")
+    key, start, stop = spec.buffer
+    params = tuple(model.params[shard.name] for _, shard in spec.members)
+    return Piece(spec, torch.nn.Parameter(data[key][start:stop]), params)
+
+
+def memory_of(layout: FlatLayout, model: LiveModel, pgs: ProcessGroupCollection) -> Memory:
+    """Return the flat memory of a model, the same for all of its optimizers.
+
+    Args:
+        layout: the layout of all of them.
+        model: the live model.
+        pgs: the process groups.
+    """
+
+    def make() -> Memory:
+        return BufferMemory(layout, model) if layout.fused else OwnMemory(layout, model, pgs)
+
+    make_memory: Callable[[], Memory] = make
+    memory: Memory = model.shared(layout, make_memory)
+    return memory

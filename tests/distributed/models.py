@@ -1,0 +1,51 @@
+"""Small models with awkward sizes, and ways to train them."""
+
+import torch
+from torch import nn
+
+PRIMES = (13, 29, 7)
+
+
+class Awkward(nn.Module):
+    """Prime sizes, a scalar, a frozen layer and a tied head."""
+
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(31, 13)
+        self.up = nn.Linear(13, 29)
+        self.norm = nn.LayerNorm(29)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Linear(29, 29)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.down = nn.Linear(29, 13, bias=False)
+        self.head = nn.Linear(13, 31, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits of every token."""
+        hidden = self.embedding(tokens)
+        inner = self.frozen(self.norm(torch.relu(self.up(hidden)))) * self.gain
+        return self.head(hidden + self.down(inner))
+
+
+def awkward(*, seed: int = 0, tied: bool = True, dtype: torch.dtype = torch.float32) -> Awkward:
+    """Return the same model on every rank."""
+    torch.manual_seed(seed)
+    return Awkward(tied=tied).to(dtype)
+
+
+def batch(step: int, rank: int, count: int = 8) -> torch.Tensor:
+    """Return tokens that are different in every step and on every rank."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(0, 31, (4, count), generator=generator)
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Return a loss in which every trainable parameter takes part."""
+    return nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+
+
+def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of all parameters by canonical name."""
+    return {name.removeprefix("module."): param.detach().clone() for name, param in model.named_parameters()}

@@ -15,6 +15,8 @@ from megaopt_core.testing.trial import MICRO_BATCHES, Trial, some
 
 __all__ = ["check_gradient_accumulation", "check_non_finite_gradients"]
 
+type _Params = dict[str, torch.Tensor]
+
 _POISONED = "blocks.0.up.weight"
 
 
@@ -67,27 +69,9 @@ def check_non_finite_gradients(optimizer: str, **settings: Any) -> None:
 
 
 def _steps_in_fp32(trial: Trial) -> None:
-    results = []
-    for poison in (None, _POISONED):
-        model = trial.model()
-        torch.manual_seed(0)
-        built = trial.build(model, clip_grad=0.0)
-        trial.step_given(model, built, 0)
-        before = params_of(built)
-        try:
-            result = trial.step_given(model, built, 1, poison=poison)
-        except (ArithmeticError, ValueError, RuntimeError) as error:
-            if isinstance(error, MegaoptError) or poison is None:
-                raise
-            trial.fail(
-                f"an infinite gradient in fp32 raises {type(error).__name__}: {error}. Step, as torch.optim "
-                "does: whether "
-                "such a step is skipped is decided before the optimizer is asked"
-            )
-        if not result.update_successful:
-            trial.fail("an infinite gradient in fp32: update_successful is False, where torch.optim steps")
-        results.append((before, params_of(built)))
-    (before, clean), (_, poisoned) = results
+    before, clean = _second_step(trial, None, clip_grad=0.0)
+    _, poisoned = _second_step(trial, _POISONED, clip_grad=0.0)
+    _second_step(trial, _POISONED, clip_grad=1.0)
     if get_registry().optimizer(trial.optimizer).granularity is Granularity.GROUP:
         return  # one gradient may reach every parameter of its group
     left_out = [
@@ -99,10 +83,30 @@ def _steps_in_fp32(trial: Trial) -> None:
     ]
     if left_out:
         trial.fail(
-            f"an infinite gradient of {_POISONED!r} changes the step of {some(left_out)}, whose gradients "
-            "are finite. In fp32 "
-            "the step is made as torch.optim makes it; do not skip it yourself"
+            f"an infinite gradient of {_POISONED!r} changes the step of {some(left_out)}, whose gradients are "
+            "finite. In fp32 the step is made as torch.optim makes it; do not skip it yourself"
         )
+
+
+def _second_step(trial: Trial, poison: str | None, *, clip_grad: float) -> tuple[_Params, _Params]:
+    """Return the parameters before and after a second step in fp32."""
+    model = trial.model()
+    torch.manual_seed(0)
+    built = trial.build(model, clip_grad=clip_grad)
+    trial.step_given(model, built, 0)
+    before = params_of(built)
+    try:
+        result = trial.step_given(model, built, 1, poison=poison)
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        if isinstance(error, MegaoptError) or poison is None:
+            raise
+        trial.fail(
+            f"an infinite gradient in fp32 raises {type(error).__name__}: {error}. Step, as torch.optim does: "
+            "whether such a step is skipped is decided before the optimizer is asked"
+        )
+    if not result.update_successful:
+        trial.fail("an infinite gradient in fp32: update_successful is False, where torch.optim steps")
+    return before, params_of(built)
 
 
 def _skips_in_bf16(trial: Trial) -> None:

@@ -58,7 +58,10 @@ def _axes(
     view: MatrixView, owner: nn.Module | nn.Parameter, reading: ModelReading
 ) -> list[tuple[int, tuple[int, ...] | None]]:
     """Return what is known about the outputs and the inputs of a matrix: `(split_dim, split)`."""
-    found = [(0, reading.splits.get(id(owner), ()))]
+    split = reading.splits.get(id(owner), ())
+    if isinstance(owner, nn.Module) and not split:  # its weight may be used by hand, too
+        split = reading.splits.get(id(owner._parameters.get("weight")), split)
+    found = [(0, split)]
     if isinstance(owner, nn.Parameter):
         for axis in range(view.batch_dims, owner.dim()):
             split = reading.cuts.get((id(owner), axis), ())

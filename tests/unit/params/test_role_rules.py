@@ -371,3 +371,21 @@ def test_inside_a_device_context():
     """A default device changes nothing about the rules."""
     with torch.device("meta"):
         assert infer_roles(inside(nn.Linear(4, 8)))["0.weight"].view == PLAIN
+
+
+class ByHand(nn.Module):
+    """Uses the weight of its child without calling the child."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12, bias=False)
+
+    def forward(self, x):
+        q, k, v = F.linear(input=x, weight=self.qkv.weight).chunk(3, dim=-1)
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+def test_a_childs_weight_used_by_hand():
+    """A fused layer is fused, too, when its weight is used without calling it."""
+    decision = infer_roles(inside(ByHand(), 4))["0.qkv.weight"]
+    assert decision.view == MatrixView(split_sizes=(4, 4, 4))

@@ -113,7 +113,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
         params = tuple({id(param): param for param in (*left.params, *right.params)}.values())
         return Weight(params, (left.shape[0], right.shape[1]), (Axis(0), Axis(1)), left.base)
     if isinstance(left, Flow) and left.one_hot and isinstance(right, Weight):
-        trace.use(right, Use("indexed"))
+        trace.use(right, Use("indexed" if left.deps else "looked_up"))
         return Flow(left.deps)
     if isinstance(right, Weight):
         rank = len(right.shape or ())
@@ -147,7 +147,7 @@ def _rows(trace: Trace, activation: Any, weight: Weight, axis: int) -> Flow:
 def linear(trace: Trace, activation: Any, weight: Any) -> Flow:
     """Return `F.linear(activation, weight)`."""
     if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
-        trace.use(weight, Use("indexed"))
+        trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
         return Flow(activation.deps)
     if isinstance(activation, Weight):
         rank = len(activation.shape or ())

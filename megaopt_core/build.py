@@ -9,15 +9,17 @@ import torch
 
 from megaopt_core.catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, OwnershipError
+from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
 from megaopt_core.optimizers.base import MegatronOptimizer
-from megaopt_core.optimizers.check import WatchedModel
 from megaopt_core.optimizers.chained import ChainedOptimizer
+from megaopt_core.optimizers.check import WatchedModel
+from megaopt_core.optimizers.config_dump import dump_config
+from megaopt_core.optimizers.counting import Counting, counting_rule
 from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler, MegatronGradScaler
 from megaopt_core.optimizers.inner import build_inner
-from megaopt_core.optimizers.counting import Counting, counting_rule
-from megaopt_core.optimizers.policies import precision_policy
-from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in
+from megaopt_core.optimizers.policies import precision_policy, require_possible
+from megaopt_core.optimizers.twins import Twins
+from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.params.groups import ChildSpec
 from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.names import named_params
@@ -25,8 +27,8 @@ from megaopt_core.params.overrides import ParamGroupOverride
 from megaopt_core.params.routing import ParamRoute, Routing, route
 from megaopt_core.params.specs import ParamInfo
 from megaopt_core.registry import get_registry
-from megaopt_core.sharding.base import LiveModel, Piece
-from megaopt_core.sharding.layout import LayoutOptions, World
+from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
+from megaopt_core.sharding.wrapped import groups_of_wrapped, strategy_layouts, wrapped_buffers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from megaopt_core.params.routing import NameMap
 
 __all__ = ["build_optimizer", "get_megatron_optimizer", "optimizer_from_routing"]
+
+_STRATEGY_SETTINGS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
 
 
 def build_optimizer(
@@ -110,6 +114,8 @@ def get_megatron_optimizer(
         if wrapped_for is not None:
             wrapped_for.require_same(routing)
     optimizer = optimizer_from_routing(routing, config, chunks, pgs, fqn=fqn)
+    if config.config_logger_dir:
+        dump_config(config, config.config_logger_dir)
     if dump_param_to_param_group_map is not None:
         from megaopt_core.checkpoint.group_map import dump_group_map
 
@@ -137,13 +143,17 @@ def optimizer_from_routing(
     Raises:
         OwnershipError: a trainable parameter is owned by no optimizer, or by more than one.
     """
-    params = _live_params(chunks, fqn, routing)
+    params, twins = _live_params(chunks, fqn, routing)
     model = LiveModel(chunks, params)
+    _require_honoured(config, routing)
     scaler = _grad_scaler(config)
-    layouts = _layouts(routing, pgs)
-    children = []
-    for child in routing.children:
-        children.append(_build_child(child, routing, config, model, pgs, layouts[child.strategy], scaler))
+    pgs = groups_of_wrapped(chunks, pgs)
+    layouts = strategy_layouts(routing, pgs, wrapped_buffers(chunks, fqn))
+    _require_shardable(routing, params)
+    children = [
+        _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler)
+        for child in routing.children
+    ]
     _require_ownership(children, params)
     optimizer = children[0] if len(children) == 1 else ChainedOptimizer(children)
     optimizer.watched_model = WatchedModel(chunks, fqn)
@@ -152,13 +162,16 @@ def optimizer_from_routing(
 
 def _live_params(
     chunks: Sequence[torch.nn.Module], fqn: NameMap | None, routing: Routing
-) -> dict[str, torch.nn.Parameter]:
-    params = {}
+) -> tuple[dict[str, torch.nn.Parameter], dict[str, tuple[torch.nn.Parameter, ...]]]:
+    """Return every routed parameter by name, and the twins of those that have any."""
+    params, twins = {}, {}
     for index, chunk in enumerate(chunks):
         for named in named_params(chunk):
             name = fqn(index, named.name) if fqn else named.name
             if name in routing.params:
                 params[name] = named.param
+                if named.twins:
+                    twins[name] = named.twins
     meta = [name for name, param in params.items() if param.is_meta]
     if meta:
         raise ConfigurationError(
@@ -167,16 +180,16 @@ def _live_params(
             setting="model_chunks",
             value=meta,
         )
-    return params
+    return params, twins
 
 
-def _layouts(routing: Routing, pgs: ProcessGroupCollection) -> dict[str, Any]:
-    world = World(pgs.data_parallel_size, pgs.expert_data_parallel_size)
-    layouts = {}
-    for strategy in dict.fromkeys(child.strategy for child in routing.children):
-        specs = [entry.spec for entry in routing.params.values() if entry.strategy == strategy]
-        layouts[strategy] = get_registry().strategy(strategy).layout(specs, world, LayoutOptions())
-    return layouts
+def _require_shardable(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> None:
+    registry = get_registry()
+    for name, param in params.items():
+        entry = routing.params[name]
+        reason = registry.strategy(entry.strategy).refuse(param, entry.spec)
+        if reason is not None:
+            raise ShardingError(f"sharding={entry.strategy!r} cannot take {name!r}: {reason}")
 
 
 def _build_child(
@@ -184,8 +197,9 @@ def _build_child(
     routing: Routing,
     config: OptimizerConfig,
     model: LiveModel,
+    twins: Mapping[str, tuple[torch.nn.Parameter, ...]],
     pgs: ProcessGroupCollection,
-    layout: Any,
+    layout: ParamLayout,
     scaler: MegatronGradScaler | None,
 ) -> MegatronOptimizer:
     entry = get_registry().optimizer(child.optimizer)
@@ -195,7 +209,8 @@ def _build_child(
             setting="fp16",
             value=True,
         )
-    sharded = get_registry().strategy(child.strategy).attach(layout, model, pgs, child.groups)
+    strategy = get_registry().strategy(child.strategy)
+    sharded = strategy.attach(layout, model, pgs, child.groups, is_expert=child.is_expert)
     precision = precision_policy(config, entry, child.optimizer)
     stepped = precision.attach(sharded.pieces)
     for piece, tensor in zip(sharded.pieces, stepped, strict=True):
@@ -223,6 +238,8 @@ def _build_child(
         process_groups=pgs,
         grad_scaler=scaler,
         counting=_counting(routing, pgs),
+        norm_groups=routing.grad_norm_groups,
+        twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
     )
 
@@ -239,17 +256,38 @@ def _tag(tensor: torch.Tensor, piece: Piece, entry: ParamRoute) -> None:
 
 
 def _counting(routing: Routing, pgs: ProcessGroupCollection) -> dict[str, Counting]:
-    rules = {}
-    for name, entry in routing.params.items():
-        tp = (pgs.expt_tp or pgs.tp) if entry.spec.is_expert else pgs.tp
-        counted = not entry.shared and (entry.tensor_parallel or rank_in(tp) == 0)
-        if not counted or entry.grad_norm_group:
-            rules[name] = Counting(counted, entry.grad_norm_group)
-    return rules
+    return {
+        name: counting_rule(
+            pgs,
+            shared=entry.shared,
+            tensor_parallel=entry.tensor_parallel,
+            is_expert=entry.spec.is_expert,
+            norm_group=entry.grad_norm_group,
+        )
+        for name, entry in routing.params.items()
+    }
+
+
+def _require_honoured(config: OptimizerConfig, routing: Routing) -> None:
+    """Raise if a setting is on that nothing in use acts on."""
+    registry = get_registry()
+    require_possible(
+        config, {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children}
+    )
+    used = sorted({child.strategy for child in routing.children})
+    for setting in _STRATEGY_SETTINGS:
+        honoured = any(setting in getattr(registry.strategy(name), "honours", ()) for name in used)
+        if getattr(config, setting) and not honoured:
+            raise UnsupportedSettingError(
+                f"{setting}=True: has no effect with the sharding strategy {', '.join(map(repr, used))}, which gathers "
+                "no parameters; leave it out, or choose a strategy that overlaps",
+                setting=setting,
+                value=True,
+            )
 
 
 def _grad_scaler(config: OptimizerConfig) -> MegatronGradScaler | None:
-    if config.loss_scale is not None and (config.fp16 or config.bf16):
+    if config.loss_scale is not None:
         return ConstantGradScaler(config.loss_scale)
     if not config.fp16:
         return None

@@ -1,23 +1,21 @@
-"""The one step pipeline: every optimizer of megaopt steps through it, single or chained, sharded or not."""
+"""`MegatronOptimizer`: an inner optimizer, a precision policy and sharded parameters, put together."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers.check import WatchedModel
-from megaopt_core.optimizers.live_state import LiveState
-from megaopt_core.optimizers.measure import GradStats, found_inf_in, measure, stats_device
-from megaopt_core.optimizers.part import Counting, OptimizerPart
+from megaopt_core.optimizers.counting import Counting
+from megaopt_core.optimizers.part import OptimizerPart
+from megaopt_core.optimizers.pipeline import StepPipeline
 from megaopt_core.optimizers.precision import PrecisionPolicy
 from megaopt_core.optimizers.report import OptimizerReport, build_report
-from megaopt_core.optimizers.result import StepResult
-from megaopt_core.optimizers.stages import stage
 from megaopt_core.optimizers.state_dict import export_state_dict, import_state_dict
+from megaopt_core.optimizers.twins import Twins
 from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.sharding.base import ShardedParams
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MegatronOptimizer"]
 
 
-class MegatronOptimizer(torch.optim.Optimizer):
+class MegatronOptimizer(StepPipeline):
     """An inner optimizer, a precision policy and sharded parameters, stepped by one pipeline.
 
     It is a `torch.optim.Optimizer`: `param_groups` holds the model's parameters in dictionaries that are made once and
@@ -47,10 +45,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
         process_groups: the process groups.
         grad_scaler: the loss scaler; None: gradients are not scaled.
         counting: parameter name to how it enters norms.
+        norm_groups: names of the separate gradient norms, the same on every rank.
+        twins: other parameter objects that share a parameter's memory.
         routing: the routing that this was built for; None for an optimizer that was wrapped by hand.
     """
-
-    parts: list[OptimizerPart]
 
     def __init__(
         self,
@@ -65,264 +63,29 @@ class MegatronOptimizer(torch.optim.Optimizer):
         process_groups: ProcessGroupCollection | None = None,
         grad_scaler: MegatronGradScaler | None = None,
         counting: Mapping[str, Counting] | None = None,
+        norm_groups: Sequence[str] = (),
+        twins: Twins | None = None,
         routing: Routing | None = None,
     ) -> None:
         groups = list(param_groups)
         part = OptimizerPart(inner, precision, sharded_params, stepped, groups, config, counting or {})
-        self._setup(
+        super().__init__(
             [part],
             config=config,
             param_groups=groups,
             names=names,
             process_groups=process_groups,
             grad_scaler=grad_scaler,
-            routing=routing,
+            norm_groups=norm_groups,
+            twins=twins or Twins(),
         )
-
-    def _setup(
-        self,
-        parts: list[OptimizerPart],
-        *,
-        config: OptimizerConfig,
-        param_groups: list[dict[str, Any]],
-        names: Mapping[torch.nn.Parameter, str],
-        process_groups: ProcessGroupCollection | None,
-        grad_scaler: MegatronGradScaler | None,
-        routing: Routing | None,
-    ) -> None:
-        self._built = False
-        super().__init__([{"params": []}], dict(parts[0].inner.defaults) if parts else {})
-        self.parts = parts
-        self.config = config
         self.routing = routing
-        self.param_groups = param_groups
-        self.names = names
-        self.process_groups = process_groups or ProcessGroupCollection()
-        self.grad_scaler = grad_scaler
-        self.grad_norms: dict[str | None, float] = {}
         self.watched_model = WatchedModel()
-        self._live_state = LiveState(parts, names)
-        self._built = True
-
-    # What torch's own base class would do with attributes that are ours.
-
-    @property
-    def state(self) -> Any:
-        """Live state keyed by model parameter: what the inner optimizers hold, under the parameters that users know."""
-        return self._live_state if self.__dict__.get("_built") else self.__dict__.setdefault("_torch_state", defaultdict(dict))
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        if self.__dict__.get("_built"):
-            raise UnsupportedOperationError("optimizer.state cannot be replaced; change its entries, or load a state dict")
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise: groups, sharding and state are decided when the optimizer is built.
-
-        Args:
-            param_group: what would be added.
-
-        Raises:
-            UnsupportedOperationError: always, once the optimizer is built.
-        """
-        if self.__dict__.get("_built"):
-            raise UnsupportedOperationError(
-                "add_param_group is not possible after the optimizer is built: routing, sharding and state are fixed "
-                "then. Build a new optimizer from the extended model and load the old one's state_dict with strict=False"
-            )
-        super().add_param_group(param_group)
-
-    def __getstate__(self) -> NoReturn:
-        raise UnsupportedOperationError("an optimizer cannot be pickled or copied; save its state_dict() instead")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self.__getstate__()
-
-    # The pipeline.
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:
         """The optimizers that this one consists of: itself, unless it is a chain."""
         return (self,)
-
-    @property
-    def is_mixed_precision(self) -> bool:
-        """True when non-finite gradients skip the step."""
-        return any(part.precision.is_mixed for part in self.parts)
-
-    def step(self, closure: Callable[[], Any] | None = None) -> StepResult:  # type: ignore[override]
-        """Step every parameter once.
-
-        Args:
-            closure: computes loss and gradients; called once, before gradients are collected.
-
-        Returns:
-            `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
-            `(False, None, None)`, and nothing has changed.
-        """
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        with torch.no_grad():
-            mixed = self.is_mixed_precision
-            found = self._collect_and_unscale()
-            stats = self._measure_and_clip(found, check_finite=mixed and found is None)
-            if mixed and self._skip(stats.found_inf):
-                return StepResult(False, None, None)
-            successful = self.step_with_ready_grads()
-        nothing = 0.0 if mixed else None
-        norm = stats.norms.get(None, nothing)
-        return StepResult(successful, norm, stats.zeros if self.config.log_num_zeros_in_grad else (0 if mixed else None))
-
-    def _collect_and_unscale(self) -> torch.Tensor | None:
-        for part in self.parts:
-            part.collect_grads()
-        if self.grad_scaler is None:
-            return None
-        with stage(self.config, "optimizer-unscale-and-check-inf"):
-            grads = [grad for part in self.parts for grad in part.all_grads()]
-            return found_inf_in(grads, self.grad_scaler.inv_scale, stats_device(self.parts))
-
-    def _measure_and_clip(self, found: torch.Tensor | None, *, check_finite: bool) -> GradStats:
-        with stage(self.config, "optimizer-clip-main-grad"):
-            stats = measure(
-                self.parts,
-                self.process_groups,
-                self.norm_groups,
-                norms=self.config.clip_grad > 0.0,
-                zeros=self.config.log_num_zeros_in_grad,
-                found_inf=found,
-                check_finite=check_finite,
-            )
-            if not stats.found_inf:
-                self._clip_with(stats.norms, self.config.clip_grad)
-        return stats
-
-    def _clip_with(self, norms: Mapping[str | None, float], clip_grad: float) -> None:
-        self.grad_norms = dict(norms)
-        coefficients = {}
-        for group, norm in norms.items():
-            coefficient = clip_grad / (norm + 1.0e-6)
-            if coefficient < 1.0:
-                coefficients[group] = coefficient
-        for part in self.parts:
-            part.scale_later(coefficients)
-
-    def _skip(self, found_inf: bool) -> bool:
-        if self.grad_scaler is not None:
-            self.grad_scaler.update(found_inf)
-        if found_inf:
-            for part in self.parts:
-                part.discard_grads()
-        return found_inf
-
-    @torch.no_grad()
-    def prepare_grads(self) -> bool:
-        """Collect, unscale and check gradients: the first half of :meth:`step`.
-
-        Returns:
-            Whether a gradient is not finite on some rank (always False in fp32); then this step must be given up.
-        """
-        found = self._collect_and_unscale()
-        if not self.is_mixed_precision:
-            return False
-        stats = measure(
-            self.parts,
-            self.process_groups,
-            self.norm_groups,
-            norms=False,
-            zeros=False,
-            found_inf=found,
-            check_finite=found is None,
-        )
-        return self._skip(stats.found_inf)
-
-    @torch.no_grad()
-    def step_with_ready_grads(self) -> bool:
-        """Step with the gradients that :meth:`prepare_grads` collected, write back, synchronise parameters.
-
-        Returns:
-            True.
-        """
-        for part in self.parts:
-            part.step()
-        with stage(self.config, "params-all-gather"):
-            for part in self.parts:
-                part.sharded.start_param_sync()
-            for part in self.parts:
-                part.sharded.finish_param_sync()
-        return True
-
-    # Norms and counts, for trainers that drive the stages themselves.
-
-    @property
-    def norm_groups(self) -> tuple[str, ...]:
-        """Names of the separate gradient norms, the same on every rank."""
-        return () if self.routing is None else self.routing.grad_norm_groups
-
-    @torch.no_grad()
-    def get_grad_norm(self) -> float:
-        """Return the L2 norm of the collected gradients over all ranks that hold a part of the model."""
-        stats = measure(self.parts, self.process_groups, self.norm_groups, norms=True, zeros=False)
-        self.grad_norms = dict(stats.norms)
-        return stats.norms[None]
-
-    @torch.no_grad()
-    def clip_grad_norm(self, clip_grad: float) -> float:
-        """Clip the collected gradients; the factor is applied by the next `step_with_ready_grads`.
-
-        Args:
-            clip_grad: the largest norm that is left as it is.
-
-        Returns:
-            The norm before clipping.
-        """
-        norm = self.get_grad_norm()
-        self._clip_with(self.grad_norms, clip_grad)
-        return norm
-
-    @torch.no_grad()
-    def count_zeros(self) -> int:
-        """Return how many elements of the collected gradients are zero, duplicates not counted."""
-        stats = measure(self.parts, self.process_groups, self.norm_groups, norms=False, zeros=True)
-        return stats.zeros or 0
-
-    def has_grad_norm_group(self, grad_norm_group: str) -> bool:
-        """Return whether any rank has parameters of a separate norm.
-
-        Args:
-            grad_norm_group: the name that parameters carry as `grad_norm_group`.
-        """
-        return grad_norm_group in self.norm_groups
-
-    def get_parameters(self) -> list[torch.nn.Parameter]:
-        """Return every model parameter that this optimizer steps on this rank."""
-        return [param for group in self.param_groups for param in group["params"]]
-
-    def get_main_params(self) -> list[torch.Tensor]:
-        """Return the tensors that the inner optimizers step."""
-        return [tensor for part in self.parts for tensor in part.stepped]
-
-    def get_grads_for_grad_norm(self) -> list[torch.Tensor]:
-        """Return the collected gradients that enter the main norm on this rank."""
-        return [grad for part in self.parts for group, grad in part.counted_grads() if group is None]
-
-    # Loss scale.
-
-    def get_loss_scale(self) -> torch.Tensor:
-        """Return the loss scale, an fp32 tensor of one element on the parameters' device; 1 where nothing scales."""
-        scale = torch.ones(1) if self.grad_scaler is None else self.grad_scaler.scale
-        return scale.to(stats_device(self.parts))
-
-    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss times the loss scale; call `backward` on the result.
-
-        Args:
-            loss: the unscaled loss.
-        """
-        return loss if self.grad_scaler is None else loss * self.get_loss_scale().to(loss.device)[0]
-
-    # Housekeeping.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear `grad`, and `main_grad` where there is one.
@@ -330,20 +93,20 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Args:
             set_to_none: drop `grad` instead of filling it with zeros; buffers (`main_grad`) are always filled.
         """
-        buffers, grads = [], []
-        for param in self.get_parameters():
+        filled = []
+        for param in (*self.get_parameters(), *self.twins):
             main_grad = getattr(param, "main_grad", None)
             if main_grad is not None:
-                buffers.append(main_grad)
+                filled.append(main_grad)
             if param.grad is not None:
                 if set_to_none:
                     param.grad = None
                 else:
                     param.grad = param.grad.detach()
-                    grads.append(param.grad)
+                    filled.append(param.grad)
         with torch.no_grad():
-            if buffers or grads:
-                torch._foreach_zero_([*buffers, *grads])
+            if filled:
+                torch._foreach_zero_(filled)
 
     def reload_model_params(self) -> None:
         """Take the model's present values over into main parameters, after weights were loaded into the model."""
@@ -356,15 +119,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Args:
             mode: False means evaluation.
         """
-        for part in self.parts:
-            switch = getattr(part.inner, "train" if mode else "eval", None)
-            if switch is not None:
-                switch()
-                part.precision.write_back()
+        self.switch_mode("train" if mode else "eval")
 
     def eval(self) -> None:
         """Tell inner optimizers that have modes that evaluation begins."""
-        self.train(False)
+        self.switch_mode("eval")
 
     def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer and its model, in words; empty when all is well.
@@ -388,7 +147,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             part.changes.exact = exact
 
     def report(self, *, after_step: bool = False) -> OptimizerReport:
-        """Return the proof of what this optimizer is: every parameter with its optimizer, plugin, group, lr, wd, reason.
+        """Return every parameter with its optimizer, plugin, group, lr, wd and reason: the proof of what this is.
 
         Args:
             after_step: add how many parameters each optimizer changed in the last step.
@@ -413,7 +172,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Load what :meth:`state_dict` returned: by name where both have names, else by position.
 
-        Values are copied into the tensors that exist; a state dict that does not fit changes nothing.
+        Values are copied into the tensors that exist; a state dict that does not fit changes nothing. How torch
+        computes (`fused`, `foreach`, `capturable`) stays as this optimizer was built.
 
         Args:
             state_dict: the state; it is not changed.

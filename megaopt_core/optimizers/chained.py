@@ -6,24 +6,44 @@ from collections.abc import Sequence
 
 import torch
 
+from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError
 from megaopt_core.optimizers.base import MegatronOptimizer
+from megaopt_core.optimizers.grad_scaler import MegatronGradScaler
+from megaopt_core.optimizers.pipeline import StepPipeline
+from megaopt_core.optimizers.twins import Twins
 
 __all__ = ["ChainedOptimizer"]
+
+_ONE_FOR_ALL = ("clip_grad", "log_num_zeros_in_grad", "fp16", "bf16")
 
 
 class ChainedOptimizer(MegatronOptimizer):
     """Steps several optimizers as one: one found-inf flag, one norm, one clip, one set of groups.
 
-    The groups are the children's own dictionaries, so that a scheduler on the chain is a scheduler on the children. What
-    class a child is makes no difference.
+    The groups are the children's own dictionaries, so that a scheduler on the chain is a scheduler on the children.
+    What class a child is makes no difference. The children share one loss scaler from then on, the first one's.
 
     Args:
         chained_optimizers: at least one optimizer; every rank has the same list, in the same order.
 
     Raises:
-        ConfigurationError: the list is empty.
+        ConfigurationError: the list is empty, or the children disagree about precision, loss scale or clipping.
         OwnershipError: two children step one parameter.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core import ChainedOptimizer, FP32Optimizer, OptimizerConfig
+        >>> body, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+        >>> config = OptimizerConfig(lr=0.1)
+        >>> chain = ChainedOptimizer(
+        ...     [
+        ...         FP32Optimizer(torch.optim.SGD(body.parameters(), lr=0.1), config),
+        ...         FP32Optimizer(torch.optim.Adam(head.parameters(), lr=0.01), config),
+        ...     ]
+        ... )
+        >>> [group["lr"] for group in chain.param_groups]
+        [0.1, 0.01]
     """
 
     def __init__(self, chained_optimizers: Sequence[MegatronOptimizer]) -> None:
@@ -36,16 +56,26 @@ class ChainedOptimizer(MegatronOptimizer):
             if twice:
                 raise OwnershipError(f"two chained optimizers step {', '.join(twice)}", names=twice)
             names.update(child.names)
+        if len(set(names.values())) < len(names):  # wrapped by hand, each counting from zero
+            names = {
+                param: f"optimizer{index}.{name}"
+                for index, child in enumerate(children)
+                for param, name in child.names.items()
+            }
         self.chained_optimizers = list(children)
-        self._setup(
+        StepPipeline.__init__(
+            self,
             [part for child in children for part in child.parts],
-            config=children[0].config,
+            config=_common_config(children),
             param_groups=[group for child in children for group in child.param_groups],
             names=names,
             process_groups=children[0].process_groups,
-            grad_scaler=children[0].grad_scaler,
-            routing=children[0].routing,
+            grad_scaler=_common_scaler(children),
+            norm_groups=sorted({group for child in children for group in child.norm_groups}),
+            twins=Twins({param: twins for child in children for param, twins in child.twins.of.items()}),
         )
+        self.routing = children[0].routing
+        self.watched_model = children[0].watched_model
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:
@@ -59,4 +89,39 @@ class ChainedOptimizer(MegatronOptimizer):
         Returns:
             True when every child has stepped.
         """
-        return all([child.step_with_ready_grads() for child in self.chained_optimizers])
+        results = [child.step_with_ready_grads() for child in self.chained_optimizers]
+        return all(results)
+
+
+def _common_config(children: Sequence[MegatronOptimizer]) -> OptimizerConfig:
+    config = children[0].config
+    for child in children[1:]:
+        for name in _ONE_FOR_ALL:
+            mine, other = getattr(config, name), getattr(child.config, name)
+            if mine != other:
+                raise ConfigurationError(
+                    f"chained optimizers step as one, but one has {name}={mine!r} and another {name}={other!r}",
+                    setting=name,
+                    value=other,
+                )
+    return config
+
+
+def _common_scaler(children: Sequence[MegatronOptimizer]) -> MegatronGradScaler | None:
+    first = children[0].grad_scaler
+    for child in children[1:]:
+        mine, other = _scale(first), _scale(child.grad_scaler)
+        if mine != other:
+            raise ConfigurationError(
+                f"chained optimizers share one loss, but one scales it by {mine or 'nothing'} and another by "
+                f"{other or 'nothing'}",
+                setting="grad_scaler",
+                value=child.grad_scaler,
+            )
+    for child in children:
+        child.grad_scaler = first
+    return first
+
+
+def _scale(scaler: MegatronGradScaler | None) -> float | None:
+    return None if scaler is None else float(scaler.scale)

@@ -94,7 +94,9 @@ class ChangeRecord:
             return [_bit_sum(tensors) for tensors in watched]
         return self._sampler.read(watched)
 
-    def after(self, watched: Sequence[Sequence[torch.Tensor]], before: list[tuple[int, ...]] | _Values) -> None:
+    def after(
+        self, watched: Sequence[Sequence[torch.Tensor]], before: list[tuple[int, ...]] | _Values
+    ) -> None:
         """Record what the step left behind.
 
         Args:
@@ -102,17 +104,25 @@ class ChangeRecord:
             before: what :meth:`before` returned.
         """
         if isinstance(before, dict):
-            self.method, self._samples = f"{SAMPLE} values of each compared", (before, self._sampler.read(watched))
+            self.method, self._samples = (
+                f"{SAMPLE} values of each compared",
+                (before, self._sampler.read(watched)),
+            )
             self._changed = [False] * len(watched)
         else:
             self.method, self._samples = "all values compared", None
             self._changed = [old != _bit_sum(tensors) for old, tensors in zip(before, watched, strict=True)]
         self._first = False
 
+    def skipped(self) -> None:
+        """Record that a step was given up: it has changed nothing."""
+        self._samples, self._changed = None, []
+        self.method = "step skipped"
+
     @property
     def has_step(self) -> bool:
-        """True once a step was recorded."""
-        return not self._first
+        """True once a step was recorded, made or skipped."""
+        return not self._first or self.method == "step skipped"
 
     @property
     def changed(self) -> list[bool]:

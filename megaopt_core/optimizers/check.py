@@ -54,7 +54,11 @@ class WatchedModel:
                 owned = {twin: names[twin] for twin in (entry.param, *entry.twins) if twin in names}
                 seen.update(owned)
                 found += _problems_of(entry.param, name, aliases, owned, names)
-        found += [f"{name!r} is stepped, but no longer in the model" for param, name in names.items() if param not in seen]
+        found += [
+            f"{name!r} is stepped, but no longer in the model"
+            for param, name in names.items()
+            if param not in seen
+        ]
         return tuple(found)
 
 
@@ -67,12 +71,20 @@ def _problems_of(
 ) -> list[str]:
     found = []
     if len(owned) > 1:
-        found.append(f"{' and '.join(map(repr, owned.values()))} share one memory now and would be stepped twice")
-    replaced = [alias for alias in (name, *aliases) if alias in set(names.values()) and alias not in owned.values()]
+        found.append(
+            f"{' and '.join(map(repr, owned.values()))} share one memory now and would be stepped twice"
+        )
+    replaced = [
+        alias for alias in (name, *aliases) if alias in set(names.values()) and alias not in owned.values()
+    ]
     if replaced and owned:
-        found.append(f"{', '.join(map(repr, replaced))} was tied to {next(iter(owned.values()))!r} after the build")
+        found.append(
+            f"{', '.join(map(repr, replaced))} was tied to {next(iter(owned.values()))!r} after the build"
+        )
     if param.requires_grad and not owned:
-        found.append(f"{name!r} trains, but nothing steps it: it was added, replaced or unfrozen after the build")
+        found.append(
+            f"{name!r} trains, but nothing steps it: it was added, replaced or unfrozen after the build"
+        )
     if not param.requires_grad and owned:
         found.append(f"{name!r} was frozen after the build; without a gradient it is left alone")
     return found

@@ -176,11 +176,17 @@ class DynamicGradScaler(MegatronGradScaler):
             state_dict: what `state_dict` returned.
 
         Raises:
-            StateDictError: a key is missing.
+            StateDictError: a key is missing, or a value is no number; nothing has been changed.
         """
         missing = [key for key in self.state_dict() if key not in state_dict]
         if missing:
             raise StateDictError(f"the gradient scaler's state lacks {missing}", names=missing)
-        self._scale = torch.as_tensor(state_dict["scale"], dtype=torch.float32).reshape(1).cpu().clone()
-        self._growth_tracker = int(state_dict["growth_tracker"])
-        self._hysteresis_tracker = int(state_dict["hysteresis_tracker"])
+        try:
+            scale = (
+                torch.as_tensor(state_dict["scale"], dtype=torch.float32).detach().cpu().reshape(1).clone()
+            )
+            trackers = int(state_dict["growth_tracker"]), int(state_dict["hysteresis_tracker"])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise StateDictError(f"the gradient scaler's state cannot be read: {error}") from error
+        self._scale = scale
+        self._growth_tracker, self._hysteresis_tracker = trackers

@@ -1,69 +1,115 @@
-"""Gradient norms and zero counts: accurate at size, one host read a step."""
+"""Sums over gradients: squares and zeros, accurate at size, without a host synchronisation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["count_zeros", "scale_gradients", "sum_of_squares"]
+from megaopt_core.errors import GradientError
+
+__all__ = ["count_zeros", "scale_gradients", "sum_of_squares", "wide_dtype"]
 
 _ROW = 4096
 
 
-def _square_sums(grad: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares in float64, from partial sums over rows of at most 4096 elements in fp32."""
-    if grad.numel() <= _ROW or grad.dtype == torch.float64:
-        return torch.linalg.vector_norm(grad, dtype=_norm_dtype(grad)).double().square()
-    flat = grad.reshape(-1)
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest floating dtype of a device: float64 but for MPS, which has none.
+
+    Args:
+        device: where sums are to be kept.
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _flat(grad: torch.Tensor) -> torch.Tensor:
+    """Return the elements as one dimension, in the order of memory where that saves a copy."""
+    if grad.is_sparse:
+        raise GradientError(
+            f"a sparse gradient of shape {tuple(grad.shape)} has no norm and no zeros here: set clip_grad=0.0 and "
+            "log_num_zeros_in_grad=False, or build the embedding with sparse=False"
+        )
+    real = torch.view_as_real(grad) if grad.is_complex() else grad
+    if real.is_contiguous():
+        return real.view(-1)
+    order = sorted(range(real.dim()), key=real.stride, reverse=True)
+    return real.permute(order).reshape(-1)
+
+
+def _accumulation_dtype(*grads: torch.Tensor) -> torch.dtype:
+    return torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+
+
+def _squares_by_rows(flat: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """Return the sum of squares from partial sums over rows of at most 4096 elements."""
+    dtype = _accumulation_dtype(flat)
     whole = flat.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=_norm_dtype(grad))
-    total = torch.linalg.vector_norm(rows.double()).square()
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    total: torch.Tensor = rows.to(wide).square().sum()
     if whole < flat.numel():
-        total = total + torch.linalg.vector_norm(flat[whole:], dtype=_norm_dtype(grad)).double().square()
+        total = total + torch.linalg.vector_norm(flat[whole:], dtype=dtype).to(wide).square()
     return total
 
 
-def _norm_dtype(grad: torch.Tensor) -> torch.dtype:
-    return grad.dtype if grad.dtype == torch.float64 else torch.float32
+def sum_of_squares(
+    grads: Iterable[torch.Tensor], device: torch.device, *, exact_range: bool = False
+) -> torch.Tensor:
+    """Return the sum of the squares of all elements as a scalar of the widest dtype on `device`.
 
-
-def sum_of_squares(grads: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the sum of the squares of all elements as a float64 scalar on `device`.
-
-    A single fp32 reduction over many millions of elements loses digits; rows of 4096 elements are reduced in fp32 (or
-    wider), the row norms in float64.
-
-    Args:
-        grads: any number of tensors, of any shapes and floating dtypes.
-        device: where the result lives.
-    """
-    if not grads:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    small = [grad for grad in grads if grad.numel() <= _ROW and grad.dtype != torch.float64]
-    parts: list[torch.Tensor] = []
-    if small:
-        norms = torch._foreach_norm([grad.float() for grad in small])
-        parts.append(torch.stack([norm.to(device) for norm in norms]).double().square().sum())
-    parts.extend(
-        _square_sums(grad).to(device) for grad in grads if grad.numel() > _ROW or grad.dtype == torch.float64
-    )
-    return torch.stack(parts).sum()
-
-
-def count_zeros(grads: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return how many elements are exactly zero, as a float64 scalar on `device` (exact below 2**53).
+    A single fp32 reduction over many millions of elements loses digits: 1.3 % at 124 million on a CPU. Here rows of
+    4096 elements are reduced in fp32 (or wider) and their sums are added in float64. Accelerators, whose norm kernels
+    add in chunks anyway, reduce all tensors with one kernel.
 
     Args:
-        grads: any number of tensors.
+        grads: any number of tensors, of any shapes, strides and floating or complex dtypes.
         device: where the result lives.
+        exact_range: square in float64, so that finite gradients above 1.8e19 do not overflow.
+
+    Raises:
+        GradientError: a gradient is sparse.
     """
-    if not grads:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack([(grad.numel() - torch.count_nonzero(grad)).to(device) for grad in grads]).double().sum()
+    wide = wide_dtype(device)
+    together: dict[torch.device, list[torch.Tensor]] = {}
+    sums: list[torch.Tensor] = []
+    for grad in grads:
+        if exact_range:
+            sums.append(_flat(grad).to(wide_dtype(grad.device)).square().sum().to(device))
+        elif grad.numel() > _ROW and grad.is_cpu:
+            sums.append(_squares_by_rows(_flat(grad), wide))
+        else:
+            plain = not (grad.is_sparse or grad.is_complex())
+            together.setdefault(grad.device, []).append(grad if plain else _flat(grad))
+    sums = [total.to(device) for total in sums]
+    for where, some in together.items():
+        norms = torch._foreach_norm(some, 2, _accumulation_dtype(*some))
+        sums.append(torch.stack(list(norms)).to(wide_dtype(where)).square().sum().to(device, wide))
+    if not sums:
+        return torch.zeros((), dtype=wide, device=device)
+    total: torch.Tensor = torch.stack(sums).sum()
+    return total
 
 
-def scale_gradients(grads: Sequence[torch.Tensor], factor: float | torch.Tensor) -> None:
+def count_zeros(grads: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return how many elements are exactly zero, as a scalar of the widest dtype on `device` (exact below 2**53).
+
+    Args:
+        grads: any number of tensors; both parts of a complex zero are zero.
+        device: where the result lives.
+
+    Raises:
+        GradientError: a gradient is sparse.
+    """
+    wide = wide_dtype(device)
+    counts = []
+    for grad in grads:
+        flat = grad.reshape(-1) if grad.is_complex() else _flat(grad)
+        counts.append((flat.numel() - torch.count_nonzero(flat)).to(device))
+    if not counts:
+        return torch.zeros((), dtype=wide, device=device)
+    return torch.stack(counts).sum().to(wide)
+
+
+def scale_gradients(grads: Sequence[torch.Tensor], factor: float) -> None:
     """Multiply gradients in place.
 
     Args:

@@ -1,9 +1,9 @@
-"""Building the inner torch optimizer of one child and making its state."""
+"""Building the inner torch optimizer of one child, and running it on what a precision policy lends it."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +11,35 @@ import torch
 from megaopt_core.constructor import constructor_kwargs
 from megaopt_core.entries import OptimizerEntry
 from megaopt_core.errors import PluginError
+from megaopt_core.optimizers.hooks import global_hooks_suspended
+from megaopt_core.optimizers.init_state import init_state_by_step
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.optimizers.precision import PrecisionPolicy
     from megaopt_core.parallel.groups import ProcessGroupCollection
 
-__all__ = ["build_inner", "init_state_by_step"]
+__all__ = ["build_inner", "init_inner_state", "run_inner"]
+
+
+def run_inner(
+    precision: PrecisionPolicy,
+    inner: torch.optim.Optimizer,
+    action: Callable[[], Any],
+    *,
+    store_all: bool = False,
+) -> None:
+    """Call something on the inner optimizer while its tensors have their memory: once for each batch of them.
+
+    Args:
+        precision: lends the memory.
+        inner: the inner optimizer.
+        action: what to call: its `step`, its `eval`, or what makes its state.
+        store_all: values may change without a gradient.
+    """
+    with global_hooks_suspended(), closing(precision.batches(inner, store_all=store_all)) as batches:
+        for _ in batches:
+            action()
 
 
 def build_inner(
@@ -41,7 +63,7 @@ def build_inner(
         precision: gives the tensors their memory while state is made.
 
     Raises:
-        PluginError: the class refuses its arguments.
+        PluginError: the class refuses its arguments, or its step needs a closure.
     """
     optimizer_cls = entry.load_class()
     kwargs = constructor_kwargs(entry, config, chunks, pgs, settings)
@@ -49,55 +71,29 @@ def build_inner(
         inner = optimizer_cls([dict(group) for group in groups], **kwargs)
     except TypeError as error:
         raise PluginError(f"{optimizer_cls.__name__} does not take {sorted(kwargs)}: {error}") from error
-    for _ in precision.batches(inner):
-        if entry.init_state_fn is not None:
-            entry.init_state_fn(inner, config)
-        else:
-            init_state_by_step(inner)
+    init_inner_state(inner, precision, entry.init_state_fn, config)
     return inner
 
 
-@torch.no_grad()
-def init_state_by_step(inner: torch.optim.Optimizer) -> None:
-    """Make an optimizer's state by a step on zero gradients, then undo everything the step did to values.
-
-    Learning rate and weight decay are zero during the step; parameters, gradients, groups and the random state are put
-    back, step counts are set to zero, and so are state tensors that came out non-finite.
+def init_inner_state(
+    inner: torch.optim.Optimizer,
+    precision: PrecisionPolicy,
+    init_state_fn: Callable[[torch.optim.Optimizer, OptimizerConfig | None], None] | None,
+    config: OptimizerConfig,
+) -> None:
+    """Make an inner optimizer's state before its first step.
 
     Args:
-        inner: an optimizer that has not stepped yet.
+        inner: the inner optimizer.
+        precision: gives the tensors their memory.
+        init_state_fn: what makes the state; None: a step on zero gradients does, after which values are put back.
+        config: the run's configuration.
+
+    Raises:
+        PluginError: there is no `init_state_fn` and the optimizer's step needs a closure.
     """
-    params = [param for group in inner.param_groups for param in group["params"]]
-    if not params:
-        return
-    grads = [param.grad for param in params]
-    values = [param.detach().clone() for param in params]
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in inner.param_groups]
-    kept = copy.deepcopy(settings)
-    try:
-        for group in inner.param_groups:
-            for key in ("lr", "weight_decay"):
-                if key in group:
-                    group[key] = torch.zeros_like(group[key]) if isinstance(group[key], torch.Tensor) else 0.0
-        for param in params:
-            param.grad = torch.zeros_like(param)
-        with torch.random.fork_rng(devices=[]):
-            inner.step()
-    finally:
-        for param, grad, value in zip(params, grads, values, strict=True):
-            param.grad = grad
-            param.copy_(value)
-        for group, saved in zip(inner.param_groups, kept, strict=True):
-            for key in [key for key in group if key != "params" and key not in saved]:
-                del group[key]
-            group.update(saved)
-    _reset(inner)
-
-
-def _reset(inner: torch.optim.Optimizer) -> None:
-    for state in inner.state.values():
-        for key, value in state.items():
-            if key == "step":
-                state[key] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
-            elif isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                state[key] = torch.zeros_like(value)
+    if init_state_fn is not None:
+        make = init_state_fn
+        run_inner(precision, inner, lambda: make(inner, config))
+    else:
+        run_inner(precision, inner, lambda: init_state_by_step(inner))

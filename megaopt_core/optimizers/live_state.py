@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from megaopt_core.errors import ShardingError
 from megaopt_core.optimizers.part import OptimizerPart
+from megaopt_core.optimizers.precision import MAIN_PARAM
+from megaopt_core.params.specs import Shard
 
 __all__ = ["LiveState", "ParamState"]
 
@@ -15,59 +18,130 @@ __all__ = ["LiveState", "ParamState"]
 class ParamState(MutableMapping[str, Any]):
     """The live state of one parameter: the inner optimizer's, and what the precision policy keeps.
 
+    Of a piece with several members, state tensors of the piece's shape show the member's elements: a view in the
+    parameter's shape where the piece holds all of it, else flat. State that the policy stores with a scale (fp16 and
+    fp8 moments) and main values that it splits are computed when they are read; assign them to change them.
+
     Args:
         part: the part that steps the parameter.
         index: position of its piece.
+        member: `(offset, shard)` inside the piece; None: the piece is the parameter.
     """
 
-    def __init__(self, part: OptimizerPart, index: int) -> None:
+    def __init__(self, part: OptimizerPart, index: int, member: tuple[int, Shard] | None = None) -> None:
         self._part = part
         self._index = index
-        self._inner: MutableMapping[str, Any] = part.inner.state[part.stepped[index]]
-        self._extra = part.precision.extra_state(index)
+        self._member = member
 
-    def __getitem__(self, key: str) -> Any:
-        return self._extra[key] if key in self._extra else self._inner[key]
+    @property
+    def _inner(self) -> MutableMapping[str, Any]:
+        state: MutableMapping[str, Any] = self._part.inner.state[self._part.stepped[self._index]]
+        return state
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key in self._extra:
+    def _whole(self, key: str) -> Any:
+        if key in self._part.precision.extra_keys(self._index):
+            return self._part.precision.extra_state(self._index)[key]
+        return self._part.precision.read_state(self._index, key, self._inner)
+
+    def _store(self, key: str, value: Any) -> None:
+        if key == MAIN_PARAM or key in self._part.precision.extra_keys(self._index):
             self._part.precision.set_extra_state(self._index, key, value)
         else:
-            self._inner[key] = value
+            self._part.precision.write_state(self._index, key, self._inner, value)
+
+    def _is_cut(self, value: Any) -> bool:
+        if self._member is None or not isinstance(value, torch.Tensor):
+            return False
+        return value.shape == self._part.stepped[self._index].shape and value.dim() > 0
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._whole(key)
+        if self._member is None or not self._is_cut(value):
+            return value
+        offset, shard = self._member
+        elements = value.detach().view(-1)[offset : offset + shard.numel]
+        sizes = shard.box[1]
+        return elements.view(sizes) if shard.numel == torch.Size(sizes).numel() else elements
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        whole = self._whole(key) if key in self else self._new_whole(value)
+        if self._member is None or not self._is_cut(whole) or not isinstance(value, torch.Tensor):
+            self._store(key, value)
+            return
+        offset, shard = self._member
+        with torch.no_grad():
+            changed = whole.detach().clone()
+            changed.view(-1)[offset : offset + shard.numel].copy_(value.reshape(-1))
+        self._store(key, changed)
+
+    def take_model(self, param: torch.Tensor) -> None:
+        """Start the main value again from the model's, where there is one.
+
+        Args:
+            param: the model's parameter.
+        """
+        if MAIN_PARAM in self:
+            elements = param.detach().float()
+            if self._member is not None:
+                shard = self._member[1]
+                elements = elements.reshape(-1)[shard.start : shard.stop]
+            self[MAIN_PARAM] = elements
+
+    def _new_whole(self, value: Any) -> Any:
+        """Return zeros of the piece's shape for state that the inner optimizer has not made yet."""
+        if self._member is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return None
+        fits = value.numel() == self._member[1].numel
+        stepped = self._part.stepped[self._index]
+        return torch.zeros(stepped.shape, dtype=value.dtype, device=stepped.device) if fits else None
 
     def __delitem__(self, key: str) -> None:
         del self._inner[key]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._inner
-        yield from self._extra
+        yield from (key for key in self._inner if not self._part.precision.is_code(key))
+        yield from self._part.precision.extra_keys(self._index)
+
+    def __contains__(self, key: object) -> bool:
+        return any(key == mine for mine in self)
 
     def __len__(self) -> int:
-        return len(self._inner) + len(self._extra)
+        return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
 
-class LiveState(Mapping[torch.nn.Parameter, ParamState]):
-    """State keyed by model parameter.
+class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
+    """State keyed by model parameter; parameters of which another rank steps everything have an empty one.
 
     Args:
         parts: the optimizer's parts.
         names: model parameter to canonical name.
+
+    Raises:
+        ShardingError: two pieces of this rank hold parts of one parameter.
     """
 
     def __init__(self, parts: Sequence[OptimizerPart], names: Mapping[torch.nn.Parameter, str]) -> None:
         self._names = names
-        self._where: dict[torch.nn.Parameter, tuple[OptimizerPart, int]] = {}
+        self._where: dict[torch.nn.Parameter, ParamState] = {}
         for part in parts:
             for index, piece in enumerate(part.pieces):
-                for param in piece.model_params:
-                    self._where[param] = (part, index)
+                members = piece.spec.members
+                is_param = len(members) == 1 and piece.param.shape == piece.model_params[0].shape
+                for param, member in zip(piece.model_params, members, strict=True):
+                    if param in self._where:
+                        raise ShardingError(f"two pieces of one rank hold parts of {names[param]!r}")
+                    self._where[param] = ParamState(part, index, None if is_param else member)
 
-    def __getitem__(self, param: torch.nn.Parameter) -> ParamState:
-        part, index = self._where[param]
-        return ParamState(part, index)
+    def __getitem__(self, param: torch.nn.Parameter) -> MutableMapping[str, Any]:
+        found = self._where.get(param)
+        if found is not None:
+            return found
+        if param in self._names:
+            return {}
+        raise KeyError(param)
 
     def __iter__(self) -> Iterator[torch.nn.Parameter]:
         return iter(self._where)

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from megaopt_core.optimizers.grad_stats import count_zeros, sum_of_squares
+from megaopt_core.optimizers.grad_stats import count_zeros, sum_of_squares, wide_dtype
 from megaopt_core.optimizers.part import OptimizerPart
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
 
-__all__ = ["GradStats", "found_inf_in", "measure", "stats_device"]
+__all__ = ["Asked", "GradStats", "found_inf_in", "measure", "stats_device", "zeros_of"]
 
 
 @frozen
@@ -31,6 +31,23 @@ class GradStats:
     zeros: int | None
 
 
+@frozen
+class Asked:
+    """What a step wants to know; equal on every rank.
+
+    Args:
+        norms: compute norms.
+        zeros: count zeros.
+        finite: find out whether gradients are finite; the sums of squares say so.
+        norm_groups: names of the separate norms.
+    """
+
+    norms: bool = False
+    zeros: bool = False
+    finite: bool = False
+    norm_groups: tuple[str, ...] = ()
+
+
 def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
     """Return the device that statistics are gathered on: the parameters', or what the backend needs.
 
@@ -45,18 +62,12 @@ def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
     return torch.device("cpu")
 
 
-def _reduce_max(flag: torch.Tensor, pgs: ProcessGroupCollection) -> None:
-    for group in (pgs.mp, pgs.dense_dp):
-        if size_of(group) > 1:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
-
-
-def found_inf_in(grads: Sequence[torch.Tensor], inv_scale: torch.Tensor, device: torch.device) -> torch.Tensor:
+def found_inf_in(grads: Sequence[torch.Tensor], inv_scale: float, device: torch.device) -> torch.Tensor:
     """Multiply gradients by `inv_scale` in place and return a flag that is above 0 when one is not finite.
 
     Args:
         grads: gradients, of any devices and dtypes.
-        inv_scale: one element, fp32.
+        inv_scale: what they are multiplied by.
         device: where the flag lives.
     """
     flag = torch.zeros(1, dtype=torch.float32, device=device)
@@ -65,59 +76,13 @@ def found_inf_in(grads: Sequence[torch.Tensor], inv_scale: torch.Tensor, device:
         by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
     for (where, _), some in by_kind.items():
         local = torch.zeros(1, dtype=torch.float32, device=where)
-        torch._amp_foreach_non_finite_check_and_unscale_(some, local, inv_scale.to(where))
+        factor = torch.full((1,), inv_scale, dtype=torch.float32, device=where)
+        torch._amp_foreach_non_finite_check_and_unscale_(some, local, factor)
         flag = torch.maximum(flag, local.to(device))
     return flag
 
 
-def measure(
-    parts: Sequence[OptimizerPart],
-    pgs: ProcessGroupCollection,
-    norm_groups: Sequence[str],
-    *,
-    norms: bool,
-    zeros: bool,
-    found_inf: torch.Tensor | None = None,
-    check_finite: bool = False,
-) -> GradStats:
-    """Return norms, zeros and the found-inf flag over all parts and ranks.
-
-    Every rank must call it, with the same arguments; ranks without parameters too.
-
-    Args:
-        parts: the optimizer's parts.
-        pgs: the process groups.
-        norm_groups: names of the separate norms, the same on every rank.
-        norms: compute norms.
-        zeros: count zeros.
-        found_inf: a flag that unscaling has already made on this rank.
-        check_finite: derive the flag from the norm.
-    """
-    if not (norms or zeros or check_finite) and found_inf is None:
-        return GradStats(found_inf=False, norms={}, zeros=None)
-    device = stats_device(parts)
-    keys: list[str | None] = [None, *norm_groups]
-    totals: torch.Tensor | None = None
-    if norms or zeros or check_finite:
-        totals = torch.zeros(len(keys) + 1, dtype=torch.float64, device=device)
-        for group, members in _by_stats_group(parts).items():
-            sums = _local_sums(members, keys, device, norms=norms or check_finite, zeros=zeros)
-            if size_of(group) > 1:
-                dist.all_reduce(sums, group=group)
-            totals += sums
-    flag = torch.zeros(1, dtype=torch.float32, device=device) if found_inf is None else found_inf.to(device)
-    if check_finite and totals is not None:
-        flag = torch.maximum(flag, (~torch.isfinite(totals[:-1].sum())).float().reshape(1))
-    if found_inf is not None or check_finite:
-        _reduce_max(flag, pgs)
-    host = torch.cat([flag.double(), totals if totals is not None else flag.new_zeros(0).double()]).tolist()
-    found = host[0] > 0
-    squares = host[1 : 1 + len(keys)] if norms else []
-    return GradStats(
-        found_inf=found,
-        norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
-        zeros=int(host[-1]) if zeros and not found else None,
-    )
+type _PerGroup = dict[dist.ProcessGroup | None, torch.Tensor]
 
 
 def _by_stats_group(parts: Sequence[OptimizerPart]) -> dict[dist.ProcessGroup | None, list[OptimizerPart]]:
@@ -127,15 +92,104 @@ def _by_stats_group(parts: Sequence[OptimizerPart]) -> dict[dist.ProcessGroup | 
     return grouped
 
 
+def zeros_of(parts: Sequence[OptimizerPart]) -> _PerGroup:
+    """Return this rank's zero counts, per group that they will be added over.
+
+    Args:
+        parts: the optimizer's parts.
+    """
+    device = stats_device(parts)
+    return {
+        group: count_zeros((grad for part in members for _, grad in part.counted_grads()), device)
+        for group, members in _by_stats_group(parts).items()
+    }
+
+
+def measure(
+    parts: Sequence[OptimizerPart],
+    pgs: ProcessGroupCollection,
+    asked: Asked,
+    *,
+    found_inf: torch.Tensor | None = None,
+    zeros: _PerGroup | None = None,
+) -> GradStats:
+    """Return norms, zeros and the found-inf flag over all parts and ranks.
+
+    Every rank must call it, asking for the same; ranks without parameters too.
+
+    Args:
+        parts: the optimizer's parts.
+        pgs: the process groups.
+        asked: what is wanted.
+        found_inf: a flag that unscaling has already made on this rank.
+        zeros: what :func:`zeros_of` returned; None: counted here if asked for.
+    """
+    if not (asked.norms or asked.zeros or asked.finite) and found_inf is None:
+        return GradStats(found_inf=False, norms={}, zeros=None)
+    if asked.zeros and zeros is None:
+        zeros = zeros_of(parts)
+    stats = _measure(parts, pgs, asked, found_inf, zeros, exact_range=False)
+    overflown = asked.finite and stats.found_inf
+    if overflown and found_inf is None:
+        # Squares may overflow where gradients do not. This happens in steps that would be skipped only.
+        stats = _measure(parts, pgs, asked, found_inf, zeros, exact_range=True)
+    return stats
+
+
+def _measure(
+    parts: Sequence[OptimizerPart],
+    pgs: ProcessGroupCollection,
+    asked: Asked,
+    found_inf: torch.Tensor | None,
+    zeros: _PerGroup | None,
+    *,
+    exact_range: bool,
+) -> GradStats:
+    device = stats_device(parts)
+    keys: list[str | None] = [None, *asked.norm_groups]
+    totals = torch.zeros(len(keys) + 1, dtype=wide_dtype(device), device=device)
+    if asked.norms or asked.finite or asked.zeros:
+        for group, members in _by_stats_group(parts).items():
+            sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
+            if zeros is not None:
+                sums[-1] = zeros[group]
+            if size_of(group) > 1:
+                dist.all_reduce(sums, group=group)
+            totals += sums
+    flag = torch.zeros(1, dtype=torch.float32, device=device) if found_inf is None else found_inf.to(device)
+    if asked.finite and found_inf is None:
+        flag = (~torch.isfinite(totals[:-1].sum())).float().reshape(1)
+    if asked.finite or found_inf is not None:
+        _reduce_max(flag, pgs)
+    host = torch.cat([flag.to(totals.dtype), totals]).tolist()
+    found = host[0] > 0
+    squares = host[1:-1] if asked.norms else []
+    return GradStats(
+        found_inf=found,
+        norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
+        zeros=int(host[-1]) if asked.zeros and not found else None,
+    )
+
+
 def _local_sums(
-    parts: Sequence[OptimizerPart], keys: Sequence[str | None], device: torch.device, *, norms: bool, zeros: bool
+    parts: Sequence[OptimizerPart],
+    keys: Sequence[str | None],
+    device: torch.device,
+    asked: Asked,
+    *,
+    exact_range: bool,
 ) -> torch.Tensor:
+    """Return one sum of squares for each key, and a place for the zeros."""
     grads: dict[str | None, list[torch.Tensor]] = {key: [] for key in keys}
-    for part in parts:
-        for group, grad in part.counted_grads():
-            grads[group].append(grad)
-    blank = torch.zeros((), dtype=torch.float64, device=device)
-    sums = [sum_of_squares(grads[key], device) if norms else blank for key in keys]
-    everything = [grad for some in grads.values() for grad in some]
-    sums.append(count_zeros(everything, device) if zeros else blank)
-    return torch.stack(sums)
+    if asked.norms or asked.finite:
+        for part in parts:
+            for group, grad in part.counted_grads():
+                grads[group].append(grad)
+    sums = [sum_of_squares(grads[key], device, exact_range=exact_range) for key in keys]
+    return torch.stack([*sums, sums[0].new_zeros(())])
+
+
+def _reduce_max(flag: torch.Tensor, pgs: ProcessGroupCollection) -> None:
+    for group in (pgs.mp, pgs.dense_dp):
+        if size_of(group) > 1:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 
 from megaopt_core.optimizers.changes import ChangeRecord
+from megaopt_core.optimizers.counting import COUNTED, Counting
+from megaopt_core.optimizers.grad_stats import scale_gradients
+from megaopt_core.optimizers.inner import run_inner
 from megaopt_core.optimizers.precision import PrecisionPolicy
 from megaopt_core.optimizers.stages import stage
 from megaopt_core.sharding.base import Piece, ShardedParams
@@ -16,25 +20,12 @@ from megaopt_core.sharding.base import Piece, ShardedParams
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
 
-__all__ = ["Counting", "OptimizerPart"]
+__all__ = ["OptimizerPart"]
 
 _NOT_COPIED = ("params", "param_names")
 
-
-@frozen
-class Counting:
-    """How one parameter enters norms and counts.
-
-    Args:
-        counted: False for a duplicate that another rank counts.
-        norm_group: name of the norm that it enters; None: the main one.
-    """
-
-    counted: bool = True
-    norm_group: str | None = None
-
-
-_MAIN = Counting()
+type _Span = tuple[Counting, slice | None]
+"""How a range of a piece's elements is counted; None: all of them."""
 
 
 @define(eq=False)
@@ -59,7 +50,23 @@ class OptimizerPart:
     config: OptimizerConfig
     counting: Mapping[str, Counting] = field(factory=dict)
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
+    _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._spans = [self._spans_of(piece) for piece in self.pieces]
+
+    def _spans_of(self, piece: Piece) -> list[_Span]:
+        """Return the ranges of a piece that one rule holds for; padding between members is in none."""
+        members = piece.spec.members
+        rules = [self.counting.get(shard.name, COUNTED) for _, shard in members]
+        no_padding = sum(shard.numel for _, shard in members) == piece.param.numel()
+        if no_padding and len(set(rules)) == 1:
+            return [(rules[0], None)]
+        return [
+            (rule, slice(offset, offset + shard.numel))
+            for (offset, shard), rule in zip(members, rules, strict=True)
+        ]
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -75,28 +82,26 @@ class OptimizerPart:
 
     def discard_grads(self) -> None:
         """Give up this step's gradients without stepping."""
+        self._pending.clear()
         self.precision.discard_grads()
+        self.changes.skipped()
 
     def all_grads(self) -> list[torch.Tensor]:
         """Return the gradient of every stepped tensor that has one."""
         grads = (self.precision.grad(index) for index in range(len(self.pieces)))
         return [grad for grad in grads if grad is not None]
 
-    def counted_grads(self) -> Iterator[tuple[str | None, torch.Tensor]]:
-        """Yield `(norm group, gradient)` of everything that this rank counts."""
-        for index, piece in enumerate(self.pieces):
+    def _grad_spans(self) -> Iterator[tuple[Counting, torch.Tensor]]:
+        for index, spans in enumerate(self._spans):
             grad = self.precision.grad(index)
             if grad is None:
                 continue
-            rules = [self.counting.get(shard.name, _MAIN) for _, shard in piece.spec.members]
-            if all(rule == rules[0] for rule in rules):
-                if rules and rules[0].counted:
-                    yield rules[0].norm_group, grad
-                continue
-            flat = grad.reshape(-1)
-            for (offset, shard), rule in zip(piece.spec.members, rules, strict=True):
-                if rule.counted:
-                    yield rule.norm_group, flat[offset : offset + shard.numel]
+            for rule, span in spans:
+                yield rule, grad if span is None else grad.view(-1)[span]
+
+    def counted_grads(self) -> Iterator[tuple[str | None, torch.Tensor]]:
+        """Yield `(norm group, gradient)` of everything that this rank counts."""
+        return ((rule.norm_group, grad) for rule, grad in self._grad_spans() if rule.counted)
 
     def scale_later(self, coefficients: Mapping[str | None, float]) -> None:
         """Remember clip coefficients; the inner step takes them over where it can.
@@ -108,41 +113,70 @@ class OptimizerPart:
 
     def step(self) -> None:
         """Step the inner optimizer with the collected gradients and write its result back."""
-        self._copy_settings_inward()
         watched = self.precision.watched()
         before = self.changes.before(watched)
+        self._copy_settings_inward()
         with stage(self.config, "optimizer-inner-step"), self._scaled_grads():
-            for _ in self.precision.batches(self.inner):
-                self.inner.step()
+            run_inner(self.precision, self.inner, self.inner.step)
         with stage(self.config, "optimizer-copy-main-to-model-params"):
             self.precision.write_back()
-        self.changes.after(watched, before)
         self._copy_settings_outward()
+        self.changes.after(watched, before)
 
-    def _scaled_grads(self) -> _Scaling:
-        if not self._pending or not self.pieces:
-            return _Scaling(self.inner, None)
-        factors = {self._factor(shard.name) for piece in self.pieces for _, shard in piece.spec.members}
-        devices = {tensor.device for tensor in self.stepped}
-        factor = next(iter(factors))
-        takes_divisor = getattr(self.inner, "_step_supports_amp_scaling", False)
-        if takes_divisor and len(factors) == len(devices) == 1 and factor is not None:
-            return _Scaling(self.inner, torch.tensor(1.0 / factor, device=next(iter(devices))))
-        for index, piece in enumerate(self.pieces):
-            self._scale_piece(piece, self.precision.grad(index))
-        return _Scaling(self.inner, None)
+    def switch_mode(self, name: str) -> bool:
+        """Call the inner optimizer's `train` or `eval`, where it has one, and write what that changes back.
 
-    def _factor(self, name: str) -> float | None:
-        return self._pending.get(self.counting.get(name, _MAIN).norm_group)
+        Args:
+            name: `"train"` or `"eval"`.
 
-    def _scale_piece(self, piece: Piece, grad: torch.Tensor | None) -> None:
-        if grad is None:
+        Returns:
+            Whether it has such a method.
+        """
+        switch = getattr(self.inner, name, None)
+        if switch is None:
+            return False
+        self._copy_settings_inward()
+        run_inner(self.precision, self.inner, switch, store_all=True)
+        self.precision.write_back()
+        self._copy_settings_outward()
+        return True
+
+    @contextmanager
+    def _scaled_grads(self) -> Iterator[None]:
+        """Apply the clip coefficients: as a divisor that a fused step takes, else by a pass over the gradients."""
+        pending, self._pending = self._pending, {}
+        divisor = self._divisor(pending) if pending else None
+        if divisor is None:
+            for factor, grads in self._by_factor(pending).items():
+                scale_gradients(grads, factor)
+            yield
             return
-        flat = grad.view(-1)
-        for offset, shard in piece.spec.members:
-            factor = self._factor(shard.name)
+        inner: Any = self.inner
+        inner.grad_scale = divisor
+        try:
+            yield
+        finally:
+            del inner.grad_scale
+
+    def _divisor(self, pending: Mapping[str | None, float]) -> torch.Tensor | None:
+        takes_one = getattr(self.inner, "_step_supports_amp_scaling", False)
+        if not (takes_one and all(group.get("fused") for group in self.inner.param_groups)):
+            return None
+        factors = {pending.get(rule.norm_group) for spans in self._spans for rule, _ in spans}
+        devices = {tensor.device for tensor in self.stepped}
+        if len(factors) != 1 or len(devices) != 1:
+            return None
+        factor = factors.pop()
+        # The norm of an infinite gradient gives the factor 0, whose divisor no number is.
+        return torch.full((), 1.0 / factor, device=devices.pop()) if factor else None
+
+    def _by_factor(self, pending: Mapping[str | None, float]) -> dict[float, list[torch.Tensor]]:
+        by_factor: dict[float, list[torch.Tensor]] = {}
+        for rule, grad in self._grad_spans() if pending else ():
+            factor = pending.get(rule.norm_group)
             if factor is not None:
-                flat[offset : offset + shard.numel].mul_(factor)
+                by_factor.setdefault(factor, []).append(grad)
+        return by_factor
 
     def _copy_settings_inward(self) -> None:
         for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
@@ -155,19 +189,3 @@ class OptimizerPart:
             for key, value in inner.items():
                 if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
                     outer[key] = value
-
-
-@define
-class _Scaling:
-    """Hands a divisor of the gradients to a fused inner step for the time of one step."""
-
-    inner: Any
-    divisor: torch.Tensor | None
-
-    def __enter__(self) -> None:
-        if self.divisor is not None:
-            self.inner.grad_scale = self.divisor
-
-    def __exit__(self, *_: object) -> None:
-        if self.divisor is not None:
-            del self.inner.grad_scale

@@ -1,18 +1,21 @@
-"""Precision policies: which tensor the inner optimizer steps, and how it meets the model's parameter."""
+"""The protocol of precision policies: which tensor the inner optimizer steps, and how it meets the model's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
 
 import torch
-from attrs import define, field
 
 from megaopt_core.sharding.base import Piece
 
-__all__ = ["LOW_PRECISION", "Fp32", "MainParams", "PrecisionPolicy"]
+__all__ = ["LOW_PRECISION", "MAIN_PARAM", "PrecisionPolicy"]
+
+MAIN_PARAM = "main_param"
+"""State key of the main parameter that a precision policy keeps."""
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+"""Dtypes of model parameters that are too coarse to be stepped themselves."""
 
 
 class PrecisionPolicy(Protocol):
@@ -39,11 +42,12 @@ class PrecisionPolicy(Protocol):
             index: position of the piece.
         """
 
-    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
+    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
         """Hand over once for each batch of tensors that `inner` is to step; most policies hand over once.
 
         Args:
             inner: the optimizer that holds the stepped tensors.
+            store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
 
     def write_back(self) -> None:
@@ -58,8 +62,15 @@ class PrecisionPolicy(Protocol):
     def watched(self) -> list[list[torch.Tensor]]:
         """Return for each piece the tensors in which a change shows."""
 
+    def extra_keys(self, index: int) -> tuple[str, ...]:
+        """Return the keys of :meth:`extra_state`, without computing its values.
+
+        Args:
+            index: position of the piece.
+        """
+
     def extra_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Return state of one piece that the policy owns (`main_param`), by key.
+        """Return state of one piece that the policy owns: `main_param`, where it says more than the model's parameter.
 
         Args:
             index: position of the piece.
@@ -71,192 +82,31 @@ class PrecisionPolicy(Protocol):
         Args:
             index: position of the piece.
             key: its key.
-            value: its value.
+            value: of any floating dtype, of the piece's shape.
         """
 
-
-def _as(grad: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    return grad if grad is None or grad.dtype == dtype else grad.to(dtype)
-
-
-@define
-class _Lending:
-    """Gives stepped tensors gradients for the time of a step, and takes them back."""
-
-    _borrowers: list[torch.Tensor] = field(factory=list)
-
-    def lend(self, pieces: Sequence[Piece], stepped: Sequence[torch.Tensor]) -> None:
-        for piece, tensor in zip(pieces, stepped, strict=True):
-            if tensor is piece.param and piece.grad is tensor.grad:
-                continue
-            tensor.grad = _as(piece.grad, tensor.dtype)
-            self._borrowers.append(tensor)
-
-    def take_back(self) -> None:
-        for tensor in self._borrowers:
-            tensor.grad = None
-        self._borrowers.clear()
-
-
-@define
-class Fp32:
-    """Parameters are stepped in place, in their own dtype."""
-
-    is_mixed: bool = field(default=False, init=False)
-    _pieces: Sequence[Piece] = field(factory=list, init=False)
-    _lending: _Lending = field(factory=_Lending, init=False)
-
-    def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Return the pieces' own tensors.
-
-        Args:
-            pieces: this rank's pieces of one inner optimizer.
-        """
-        self._pieces = pieces
-        return [piece.param for piece in pieces]
-
-    def grad(self, index: int) -> torch.Tensor | None:
-        """Return the gradient of a stepped tensor.
+    def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
+        """Return one state value as arithmetic sees it, decoded if it is stored in a code of its own.
 
         Args:
             index: position of the piece.
+            key: its key.
+            state: the inner optimizer's state of the piece.
         """
-        return self._pieces[index].param.grad
 
-    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
-        """Hand over once: everything is stepped together.
-
-        Args:
-            inner: not used.
-        """
-        yield
-
-    def watched(self) -> list[list[torch.Tensor]]:
-        """Return the stepped tensors."""
-        return [[tensor] for tensor in (piece.param for piece in self._pieces)]
-
-    def load_grads(self) -> None:
-        """Lend each tensor its gradient where it is not its own already."""
-        self._lending.lend(self._pieces, [piece.param for piece in self._pieces])
-
-    def write_back(self) -> None:
-        """Take lent gradients back, so that backward does not add to them."""
-        self._lending.take_back()
-
-    def discard_grads(self) -> None:
-        """Take lent gradients back without stepping."""
-        self._lending.take_back()
-
-    def reload_model_params(self) -> None:
-        """Nothing to do: there is one copy."""
-
-    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Return nothing.
+    def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
+        """Store what :meth:`read_state` returned, in place where a tensor of that shape is there.
 
         Args:
             index: position of the piece.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+            value: the new value.
         """
-        return {}
 
-    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
-        """Ignore a main value: the parameter itself is the only copy, and the model's checkpoint holds it.
+    def is_code(self, key: str) -> bool:
+        """Return whether a state key holds only how another is stored, such as a scale.
 
         Args:
-            index: not used.
-            key: not used.
-            value: not used.
+            key: the key.
         """
-
-
-@define
-class MainParams:
-    """An fp32 main copy of every fp16 or bf16 piece is stepped; fp32 pieces are stepped in place.
-
-    Args:
-        main_dtype: dtype of the main copies.
-    """
-
-    main_dtype: torch.dtype = torch.float32
-    is_mixed: bool = field(default=True, init=False)
-    _pieces: Sequence[Piece] = field(factory=list, init=False)
-    _stepped: list[torch.Tensor] = field(factory=list, init=False)
-    _models: list[torch.Tensor] = field(factory=list, init=False)
-    _mains: list[torch.Tensor] = field(factory=list, init=False)
-    _lending: _Lending = field(factory=_Lending, init=False)
-
-    def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Return main copies, made now.
-
-        Args:
-            pieces: this rank's pieces of one inner optimizer.
-        """
-        self._pieces = pieces
-        for piece in pieces:
-            stepped = piece.param
-            if piece.param.dtype in LOW_PRECISION:
-                stepped = torch.nn.Parameter(piece.param.detach().to(self.main_dtype, copy=True))
-                self._models.append(piece.param)
-                self._mains.append(stepped)
-            self._stepped.append(stepped)
-        return self._stepped
-
-    def grad(self, index: int) -> torch.Tensor | None:
-        """Return the gradient of a stepped tensor.
-
-        Args:
-            index: position of the piece.
-        """
-        return self._stepped[index].grad
-
-    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
-        """Hand over once: everything is stepped together.
-
-        Args:
-            inner: not used.
-        """
-        yield
-
-    def watched(self) -> list[list[torch.Tensor]]:
-        """Return the stepped tensors."""
-        return [[tensor] for tensor in self._stepped]
-
-    def load_grads(self) -> None:
-        """Cast every collected gradient to the main copy's dtype."""
-        self._lending.lend(self._pieces, self._stepped)
-
-    def write_back(self) -> None:
-        """Round the main copies into the model's parameters and drop the main gradients."""
-        if self._mains:
-            torch._foreach_copy_(self._models, self._mains)
-        self._lending.take_back()
-
-    def discard_grads(self) -> None:
-        """Drop the main gradients without stepping."""
-        self._lending.take_back()
-
-    def reload_model_params(self) -> None:
-        """Copy the model's parameters into the main copies."""
-        if self._mains:
-            with torch.no_grad():
-                torch._foreach_copy_(self._mains, self._models)
-
-    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Return the main copy, where there is one.
-
-        Args:
-            index: position of the piece.
-        """
-        stepped = self._stepped[index]
-        return {} if stepped is self._pieces[index].param else {"main_param": stepped}
-
-    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
-        """Copy a main value into the main copy, where there is one.
-
-        Args:
-            index: position of the piece.
-            key: `"main_param"`.
-            value: of any floating dtype.
-        """
-        if key in self.extra_state(index):
-            with torch.no_grad():
-                self._stepped[index].copy_(value)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import torch
 from attrs import define, field
 
-from megaopt_core.optimizers.precision import LOW_PRECISION
-from megaopt_core.optimizers.storage import InPlace, ParamStorage, Remainder, SeparateMain, decode_state, encode_state
+from megaopt_core.optimizers.precision import LOW_PRECISION, MAIN_PARAM
+from megaopt_core.optimizers.state_codes import decode_state, encode_state
+from megaopt_core.optimizers.storage import InPlace, ParamStorage, Remainder, SeparateMain
 from megaopt_core.sharding.base import Piece
 
 __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
@@ -16,13 +19,15 @@ __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
 BATCH_ELEMENTS = 2**24
 """Elements that are in fp32 at a time: with Adam, 16 bytes of temporary memory each."""
 
+_SECOND_MOMENTS = ("exp_avg_sq",)
+
 
 @define
 class ParamRemainders:
     """fp32 arithmetic on parameters, gradients and states that are stored in fewer bits.
 
-    Between steps a bf16 parameter is kept as itself and the 16 bits that an fp32 main parameter has more; states are kept
-    in `state_dtypes`. A step decodes at most :data:`BATCH_ELEMENTS` elements at a time, steps them in fp32 and encodes
+    Between steps a bf16 parameter is kept as itself and the 16 bits that an fp32 main parameter has more; states are
+    kept in `state_dtypes`. A step decodes at most `batch_elements` elements at a time, steps them in fp32 and encodes
     them again, so it needs no kernel of its own.
 
     Args:
@@ -31,13 +36,16 @@ class ParamRemainders:
         main_grads_dtype: gradients are rounded to it before they are used.
         store_param_remainders: keep remainders for bf16 parameters in place of main copies; needs
             `main_params_dtype=torch.float32`.
+        is_mixed: non-finite gradients skip the step.
+        batch_elements: elements that are in fp32 at a time; None: all, for optimizers that step a group as one.
     """
 
     state_dtypes: Mapping[str, torch.dtype] = field(factory=dict)
     main_params_dtype: torch.dtype = torch.float32
     main_grads_dtype: torch.dtype = torch.float32
     store_param_remainders: bool = True
-    is_mixed: bool = field(default=True, init=False)
+    is_mixed: bool = True
+    batch_elements: int | None = BATCH_ELEMENTS
     _pieces: Sequence[Piece] = field(factory=list, init=False)
     _storages: list[ParamStorage] = field(factory=list, init=False)
     _stepped: list[torch.nn.Parameter] = field(factory=list, init=False)
@@ -56,7 +64,8 @@ class ParamRemainders:
         return list(self._stepped)
 
     def _storage(self, param: torch.Tensor) -> ParamStorage:
-        if param.dtype == torch.bfloat16 and self.store_param_remainders and self.main_params_dtype == torch.float32:
+        wants_fp32 = self.main_params_dtype == torch.float32
+        if param.dtype == torch.bfloat16 and self.store_param_remainders and wants_fp32:
             return Remainder(param)
         if param.dtype in LOW_PRECISION and param.dtype != self.main_params_dtype:
             return SeparateMain(param, self.main_params_dtype)
@@ -64,7 +73,9 @@ class ParamRemainders:
 
     def load_grads(self) -> None:
         """Round collected gradients to `main_grads_dtype`."""
-        self._grads = [None if piece.grad is None else piece.grad.to(self.main_grads_dtype) for piece in self._pieces]
+        self._grads = [
+            None if piece.grad is None else piece.grad.to(self.main_grads_dtype) for piece in self._pieces
+        ]
 
     def grad(self, index: int) -> torch.Tensor | None:
         """Return the gradient that a piece is stepped with, in `main_grads_dtype`.
@@ -74,26 +85,33 @@ class ParamRemainders:
         """
         return self._grads[index]
 
-    def batches(self, inner: torch.optim.Optimizer) -> Iterator[None]:
+    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
         """Give memory to a batch of tensors, hand over while `inner` holds them alone, then store them again.
+
+        Every batch begins with the group settings that the first began with: an optimizer that counts its steps in a
+        group counts one.
 
         Args:
             inner: the optimizer that holds the stepped tensors.
+            store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
         members = [list(group["params"]) for group in inner.param_groups]
         index_of = {id(tensor): index for index, tensor in enumerate(self._stepped)}
+        settings = [_settings(group) for group in inner.param_groups]
         try:
-            for batch in self._batches():
+            for number, batch in enumerate(self._batches()):
                 chosen = set(batch)
-                for group, all_of_it in zip(inner.param_groups, members, strict=True):
+                for group, all_of_it, before in zip(inner.param_groups, members, settings, strict=True):
                     group["params"] = [tensor for tensor in all_of_it if index_of[id(tensor)] in chosen]
+                    if number:
+                        _restore(group, before)
                 with torch.no_grad():
                     for index in batch:
                         self._open(index, inner)
                 yield
                 with torch.no_grad():
                     for index in batch:
-                        self._close(index, inner)
+                        self._close(index, inner, store_all)
         finally:
             for group, all_of_it in zip(inner.param_groups, members, strict=True):
                 group["params"] = all_of_it
@@ -102,7 +120,7 @@ class ParamRemainders:
         batch: list[int] = []
         elements = 0
         for index, tensor in enumerate(self._stepped):
-            if batch and elements + tensor.numel() > BATCH_ELEMENTS:
+            if batch and self.batch_elements is not None and elements + tensor.numel() > self.batch_elements:
                 yield batch
                 batch, elements = [], 0
             batch.append(index)
@@ -117,20 +135,24 @@ class ParamRemainders:
         state = inner.state[tensor]
         for key in self.state_dtypes:
             if key in state:
-                state[key] = decode_state(state[key], state.pop(f"{key}_scale", None))
+                state[key] = decode_state(state[key], state.pop(_scale_of(key), None))
 
-    def _close(self, index: int, inner: torch.optim.Optimizer) -> None:
+    def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
         tensor = self._stepped[index]
-        if tensor.grad is not None:
+        if store_all or tensor.grad is not None:
             self._storages[index].store(tensor.data)
         tensor.grad = None
         tensor.data = _placeholder(self._pieces[index].param)
         state = inner.state[tensor]
-        for key, dtype in self.state_dtypes.items():
+        for key in self.state_dtypes:
             if key in state:
-                state[key], scale = encode_state(state[key], dtype)
-                if scale is not None:
-                    state[f"{key}_scale"] = scale
+                self._encode(state, key, state[key])
+
+    def _encode(self, state: MutableMapping[str, Any], key: str, value: torch.Tensor) -> None:
+        stored, scale = encode_state(value, self.state_dtypes[key], keep_positive=key in _SECOND_MOMENTS)
+        state[key] = stored
+        if scale is not None:
+            state[_scale_of(key)] = scale
 
     def write_back(self) -> None:
         """Drop gradients; values were stored batch by batch."""
@@ -150,28 +172,92 @@ class ParamRemainders:
         """Return for each piece the tensors in which a change shows."""
         return [storage.watched() for storage in self._storages]
 
-    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Return the fp32 main value of a piece, where the model's parameter does not hold it.
+    def extra_keys(self, index: int) -> tuple[str, ...]:
+        """Return the main value's key, where a piece has one besides the model's parameter.
 
         Args:
             index: position of the piece.
         """
-        return self._storages[index].extra()
+        return (MAIN_PARAM,) if self._storages[index].has_main else ()
+
+    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
+        """Return the main value of a piece in fp32, where the model's parameter does not hold it.
+
+        Args:
+            index: position of the piece.
+        """
+        return {key: self._storages[index].load() for key in self.extra_keys(index)}
 
     def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
-        """Take over a value that :meth:`extra_state` returned.
+        """Take over a main value.
 
         Args:
             index: position of the piece.
-            key: its key.
-            value: its value.
+            key: `"main_param"`.
+            value: of any floating dtype.
         """
-        if key == "main_param":
+        if key in self.extra_keys(index):
             with torch.no_grad():
-                self._storages[index].set_extra(key, value)
+                self._storages[index].set_main(value)
+
+    def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
+        """Return one state value: fp32 where it is stored with a scale, else as it is stored.
+
+        Args:
+            index: not used.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+        """
+        scale = state.get(_scale_of(key)) if key in self.state_dtypes else None
+        return state[key] if scale is None else decode_state(state[key], scale)
+
+    def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
+        """Store one state value in its storage dtype.
+
+        Args:
+            index: not used.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+            value: the new value.
+        """
+        present = state.get(key)
+        if not (isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor)):
+            state[key] = value
+            return
+        with torch.no_grad():
+            if _scale_of(key) in state:
+                self._encode(state, key, value.to(present.device, torch.float32).reshape(present.shape))
+            else:
+                present.copy_(value.reshape(present.shape))
+
+    def is_code(self, key: str) -> bool:
+        """Return whether a key is the scale of another.
+
+        Args:
+            key: the key.
+        """
+        return any(key == _scale_of(stored) for stored in self.state_dtypes)
+
+
+def _scale_of(key: str) -> str:
+    return f"{key}_scale"
 
 
 def _placeholder(param: torch.Tensor) -> torch.Tensor:
     return torch.empty(1, dtype=torch.float32, device=param.device).expand(param.shape)
 
 
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _restore(group: dict[str, Any], before: Mapping[str, Any]) -> None:
+    for key, value in before.items():
+        if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+            group[key].copy_(value)
+        else:
+            group[key] = copy.copy(value)

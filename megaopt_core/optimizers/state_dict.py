@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field
 
 from megaopt_core.errors import StateDictError
+from megaopt_core.optimizers.live_state import ParamState
+from megaopt_core.optimizers.precision import MAIN_PARAM
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
 
 __all__ = ["export_state_dict", "import_state_dict"]
 
-MAIN_PARAM = "main_param"
 _SCALER = "grad_scaler"
+_NOT_LOADED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+"""Group keys that say where parameters are, or how torch computes in this process: they stay as they were built."""
 
 
 def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
@@ -31,11 +34,11 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
         packed["params"] = list(range(index, index + len(group["params"])))
         packed["param_names"] = [optimizer.names[param] for param in group["params"]]
         for param in group["params"]:
-            values = {key: _without_attributes(value) for key, value in optimizer.state[param].items()}
-            if values:
-                state[index] = values
+            state[index] = {key: _without_attributes(value) for key, value in optimizer.state[param].items()}
             index += 1
         groups.append(packed)
+    if not any(state.values()):
+        state = {}  # as in torch; where others have state, torch's own loader wants every parameter listed
     exported: dict[str, Any] = {"state": state, "param_groups": groups}
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
@@ -99,16 +102,50 @@ def _check(optimizer: MegatronOptimizer, saved: _Saved, strict: bool) -> None:
             "strict=False loads what fits",
             names=[*missing, *extra],
         )
+    stepped = any(part.changes.has_step for part in optimizer.parts)
     for param, name in optimizer.names.items():
-        present = optimizer.state[param]
-        for key, value in saved.state.get(name, {}).items():
-            mine = present.get(key)
-            both = isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor)
-            if both and mine.shape != value.shape and not mine.numel() == value.numel() == 1:
+        if name not in saved.state:
+            continue
+        present, values = optimizer.state[param], saved.state[name]
+        for key, value in values.items():
+            if value is not None and key in present:
+                _check_value(name, key, value, present[key])
+        tensors = {key for key, mine in present.items() if isinstance(mine, torch.Tensor)} - {MAIN_PARAM}
+        lacking = sorted(key for key in tensors if values.get(key) is None)
+        is_fresh = not any(isinstance(value, torch.Tensor) for value in values.values())
+        if strict and lacking and not (is_fresh and not stepped):
+            raise StateDictError(
+                f"the state dict has no {', '.join(map(repr, lacking))} of {name!r}; strict=False leaves what this "
+                "optimizer has",
+                names=[name],
+            )
+
+
+def _check_value(name: str, key: str, value: Any, mine: Any) -> None:
+    if not isinstance(mine, torch.Tensor):
+        return
+    if not isinstance(value, (torch.Tensor, int, float)):
+        raise StateDictError(
+            f"state {key!r} of {name!r} is a {type(value).__name__} in the state dict and a tensor here",
+            names=[name],
+        )
+    theirs = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+    if theirs != tuple(mine.shape) and not torch.Size(theirs).numel() == mine.numel() == 1:
+        raise StateDictError(
+            f"state {key!r} of {name!r} has shape {theirs} in the state dict and {tuple(mine.shape)} here",
+            names=[name],
+        )
+
+
+def _check_groups(optimizer: MegatronOptimizer, saved: _Saved) -> None:
+    for group, settings in _group_settings(optimizer, saved):
+        for key, value in settings.items():
+            is_number = isinstance(value, (int, float)) or (
+                isinstance(value, torch.Tensor) and value.numel() == 1
+            )
+            if isinstance(group.get(key), torch.Tensor) and not is_number:
                 raise StateDictError(
-                    f"state {key!r} of {name!r} has shape {tuple(value.shape)} in the state dict and "
-                    f"{tuple(mine.shape)} here",
-                    names=[name],
+                    f"setting {key!r} of a group is a tensor here, the state dict has {value!r}"
                 )
 
 
@@ -125,6 +162,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     """
     saved = _take_apart(optimizer, state_dict)
     _check(optimizer, saved, strict)
+    _check_groups(optimizer, saved)
     scaler = state_dict.get(_SCALER)
     if scaler and optimizer.grad_scaler is not None:
         optimizer.grad_scaler.load_state_dict(scaler)
@@ -132,42 +170,47 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
         for param, name in optimizer.names.items():
             if name in saved.state:
                 _load_param(optimizer, param, saved.state[name])
-    _load_groups(optimizer, saved)
+    for group, settings in _group_settings(optimizer, saved):
+        for key, value in settings.items():
+            _set(group, key, value)
 
 
 def _load_param(optimizer: MegatronOptimizer, param: torch.nn.Parameter, values: Mapping[str, Any]) -> None:
     present = optimizer.state[param]
     for key, value in values.items():
-        mine = present.get(key)
-        if key == MAIN_PARAM:
-            _load_main(optimizer, param, torch.as_tensor(value))
-        elif isinstance(mine, torch.Tensor):
-            mine.copy_(torch.as_tensor(value).reshape(mine.shape))
-        elif isinstance(value, torch.Tensor):
-            present[key] = value.detach().clone().to(param.device)
+        if isinstance(value, torch.Tensor):
+            if key != MAIN_PARAM or key in present:
+                present[key] = value if key in present else value.detach().clone().to(param.device)
+        elif value is None or not isinstance(present.get(key), torch.Tensor):
+            if not isinstance(present.get(key), torch.Tensor):
+                present[key] = value
         else:
-            present[key] = value
+            present[key] = torch.as_tensor(value)
+    if isinstance(present, ParamState) and values.get(MAIN_PARAM) is None:
+        # A plain optimizer's state: the model's parameter is the only value there is.
+        present.take_model(param)
 
 
-def _load_main(optimizer: MegatronOptimizer, param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    present = optimizer.state[param]
-    if MAIN_PARAM in present:
-        present[MAIN_PARAM] = value.reshape(present[MAIN_PARAM].shape)
-
-
-def _load_groups(optimizer: MegatronOptimizer, saved: _Saved) -> None:
+def _group_settings(
+    optimizer: MegatronOptimizer, saved: _Saved
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each group with what is loaded into it: the settings that all its parameters had."""
     same_number = len(saved.groups) == len(optimizer.param_groups)
     for position, group in enumerate(optimizer.param_groups):
-        sources = [
-            saved.group_of[optimizer.names[param]] for param in group["params"] if optimizer.names[param] in saved.group_of
-        ]
-        if not sources and same_number and not group["params"]:
+        names = [optimizer.names[param] for param in group["params"]]
+        sources = [saved.group_of[name] for name in names if name in saved.group_of]
+        if not names and same_number:
             sources = [saved.groups[position]]
-        if not sources:
-            continue
-        for key, value in sources[0].items():
-            if key not in ("params", "param_names") and all(_equal(source.get(key), value) for source in sources[1:]):
-                _set(group, key, value)
+        if sources:
+            first, *others = sources
+            yield (
+                group,
+                {
+                    key: value
+                    for key, value in first.items()
+                    if key not in _NOT_LOADED and all(_equal(other.get(key), value) for other in others)
+                },
+            )
 
 
 def _equal(left: Any, right: Any) -> bool:

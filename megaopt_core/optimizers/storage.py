@@ -1,4 +1,4 @@
-"""How parameters and states are kept between steps when they are stepped in fp32 but stored in less."""
+"""How parameters are kept between steps when they are stepped in fp32 but stored in less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import define, field
 
 from megaopt_core.optimizers.remainders import join_remainder, split_remainder
 
-__all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain", "decode_state", "encode_state"]
+__all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain"]
 
 
 class ParamStorage(Protocol):
@@ -31,15 +31,15 @@ class ParamStorage(Protocol):
     def watched(self) -> list[torch.Tensor]:
         """Return the tensors in which a change shows."""
 
-    def extra(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint needs besides the model's parameter."""
+    @property
+    def has_main(self) -> bool:
+        """True when the storage says more than the model's parameter."""
 
-    def set_extra(self, key: str, value: torch.Tensor) -> None:
-        """Take over a value that :meth:`extra` returned.
+    def set_main(self, value: torch.Tensor) -> None:
+        """Take over the value that :meth:`load` returned; ignored where the parameter is the only copy.
 
         Args:
-            key: its key.
-            value: its value.
+            value: of any floating dtype.
         """
 
 
@@ -69,15 +69,15 @@ class InPlace:
         """Return the parameter."""
         return [self.param]
 
-    def extra(self) -> dict[str, torch.Tensor]:
-        """Return nothing."""
-        return {}
+    @property
+    def has_main(self) -> bool:
+        """False."""
+        return False
 
-    def set_extra(self, key: str, value: torch.Tensor) -> None:
-        """Ignore a main value: the model's parameter holds it.
+    def set_main(self, value: torch.Tensor) -> None:
+        """Ignore a main value: the model's checkpoint holds the parameter.
 
         Args:
-            key: not used.
             value: not used.
         """
 
@@ -120,15 +120,15 @@ class SeparateMain:
         """Return the main copy."""
         return [self.main]
 
-    def extra(self) -> dict[str, torch.Tensor]:
-        """Return the main copy."""
-        return {"main_param": self.main}
+    @property
+    def has_main(self) -> bool:
+        """True."""
+        return True
 
-    def set_extra(self, key: str, value: torch.Tensor) -> None:
+    def set_main(self, value: torch.Tensor) -> None:
         """Copy a value into the main copy.
 
         Args:
-            key: `"main_param"`.
             value: of any floating dtype.
         """
         self.main.copy_(value)
@@ -170,50 +170,15 @@ class Remainder:
         """Return parameter and remainder."""
         return [self.param, self.remainder]
 
-    def extra(self) -> dict[str, torch.Tensor]:
-        """Return the whole fp32 value, so that any policy can load it."""
-        return {"main_param": self.load()}
+    @property
+    def has_main(self) -> bool:
+        """True: parameter and remainder together are the main value."""
+        return True
 
-    def set_extra(self, key: str, value: torch.Tensor) -> None:
+    def set_main(self, value: torch.Tensor) -> None:
         """Split a value into parameter and remainder.
 
         Args:
-            key: `"main_param"`.
             value: of any floating dtype.
         """
         self.store(value.float().to(self.param.device))
-
-
-def _is_scaled(dtype: torch.dtype) -> bool:
-    return torch.finfo(dtype).max < 1.0e30
-
-
-def decode_state(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return a state tensor in fp32.
-
-    Args:
-        stored: in its storage dtype.
-        scale: one element; what the stored values are to be multiplied by, None for 1.
-    """
-    value = stored.float()
-    return value if scale is None else value.mul_(scale)
-
-
-def encode_state(value: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a state tensor in a storage dtype, with the scale that a narrow range needs.
-
-    bf16 has fp32's range and needs none. fp16 and fp8 keep `value / scale` with `scale = max|value| / max(dtype)`, one
-    scale a tensor, so that second moments do not underflow.
-
-    Args:
-        value: fp32.
-        dtype: of the storage.
-
-    Returns:
-        `(stored, scale)`.
-    """
-    if not _is_scaled(dtype):
-        return value.to(dtype), None
-    largest = value.abs().max() if value.numel() else value.new_zeros(())
-    scale = torch.where(largest > 0, largest / torch.finfo(dtype).max, torch.ones_like(largest))
-    return (value / scale).to(dtype), scale

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.optimizers.base import MegatronOptimizer
-from megaopt_core.optimizers.inner import init_state_by_step
-from megaopt_core.optimizers.precision import Fp32, MainParams, PrecisionPolicy
-from megaopt_core.parallel.groups import ProcessGroupCollection
+from megaopt_core.optimizers.counting import Counting, counting_of
+from megaopt_core.optimizers.full_precision import Fp32
+from megaopt_core.optimizers.inner import init_inner_state
+from megaopt_core.optimizers.main_params import MainParams
+from megaopt_core.optimizers.precision import PrecisionPolicy
+from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
+from megaopt_core.params.groups import agree_over_ranks
 from megaopt_core.params.specs import Granularity, ParamSpec, whole
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
@@ -43,7 +48,7 @@ class _WrappedOptimizer(MegatronOptimizer):
                 value=optimizer,
             )
         pgs = process_groups or ProcessGroupCollection()
-        names = _names(optimizer)
+        names: dict[torch.nn.Parameter, str] = _names(optimizer)
         public = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
         pieces = [
             Piece(_piece_spec(names[param], param, index), param, (param,))
@@ -52,26 +57,44 @@ class _WrappedOptimizer(MegatronOptimizer):
         ]
         stepped = precision.attach(pieces)
         _replace_params(optimizer, dict(zip((piece.param for piece in pieces), stepped, strict=True)))
-        for _ in precision.batches(optimizer):
-            if init_state_fn is not None:
-                init_state_fn(optimizer, config)
-            elif not optimizer.state:
-                init_state_by_step(optimizer)
+        if init_state_fn is not None or not optimizer.state:
+            init_inner_state(optimizer, precision, init_state_fn, config)
+        counting = {name: counting_of(param, pgs) for param, name in names.items()}
         super().__init__(
             optimizer,
             precision,
-            ReplicatedParams(pieces, pgs.mp),
+            ReplicatedParams(pieces, pgs.stats_group(is_expert=_holds_experts(names))),
             config=config,
             param_groups=public,
             names=names,
             stepped=stepped,
             process_groups=pgs,
             grad_scaler=grad_scaler,
+            counting=counting,
+            norm_groups=_norm_groups(counting.values(), pgs),
         )
 
 
+def _holds_experts(params: Iterable[torch.nn.Parameter]) -> bool:
+    kinds = {not getattr(param, "allreduce", True) for param in params}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            "one optimizer holds expert parameters (allreduce=False) and dense ones, whose norms are added up over "
+            "different process groups; give each kind an optimizer of its own and chain them",
+            setting="optimizer",
+        )
+    return kinds == {True}
+
+
+def _norm_groups(counting: Iterable[Counting], pgs: ProcessGroupCollection) -> list[str]:
+    """Return the names of the separate norms of every rank, sorted: all ranks reduce the same ones."""
+    mine = {rule.norm_group for rule in counting if rule.norm_group is not None}
+    everyone = [mine] if size_of(pgs.mp) == 1 else agree_over_ranks(mine, None)
+    return sorted({name for names in everyone for name in names})
+
+
 def _names(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    names = {}
+    names: dict[torch.nn.Parameter, str] = {}
     for index, group in enumerate(optimizer.param_groups):
         given = group.get("param_names") or [f"group{index}.param{i}" for i in range(len(group["params"]))]
         names.update(zip(group["params"], given, strict=True))
@@ -89,8 +112,15 @@ def _replace_params(optimizer: torch.optim.Optimizer, stepped: dict[torch.Tensor
         group["params"] = [stepped[param] for param in group["params"]]
     for param, tensor in stepped.items():
         if tensor is not param and param in optimizer.state:
-            state: Any = optimizer.state.pop(param)
-            optimizer.state[tensor] = state
+            state: dict[str, Any] = optimizer.state.pop(param)
+            optimizer.state[tensor] = {
+                key: value.to(tensor.dtype) if _has_dtype_of(value, param) and key != "step" else value
+                for key, value in state.items()
+            }
+
+
+def _has_dtype_of(value: Any, param: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype == param.dtype
 
 
 class FP32Optimizer(_WrappedOptimizer):
@@ -109,7 +139,8 @@ class FP32Optimizer(_WrappedOptimizer):
         >>> import torch
         >>> from megaopt_core import FP32Optimizer, OptimizerConfig
         >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> optimizer = FP32Optimizer(torch.optim.SGD([weight], lr=1.0), OptimizerConfig(optimizer="sgd", lr=1.0, clip_grad=0.0))
+        >>> config = OptimizerConfig(optimizer="sgd", lr=1.0, clip_grad=0.0)
+        >>> optimizer = FP32Optimizer(torch.optim.SGD([weight], lr=1.0), config)
         >>> weight.grad = torch.tensor([1.0, 0.5])
         >>> optimizer.step()
         StepResult(update_successful=True, grad_norm=None, num_zeros_in_grad=None)
@@ -140,6 +171,18 @@ class MixedPrecisionOptimizer(_WrappedOptimizer):
 
     Raises:
         ConfigurationError: `optimizer` is no plain torch optimizer, or fp16 is configured without a scaler.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core import MixedPrecisionOptimizer, OptimizerConfig
+        >>> weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        >>> config = OptimizerConfig(optimizer="sgd", lr=0.001, bf16=True)
+        >>> optimizer = MixedPrecisionOptimizer(torch.optim.SGD([weight], lr=0.001), config)
+        >>> weight.grad = torch.ones_like(weight)
+        >>> optimizer.step()
+        StepResult(update_successful=True, grad_norm=1.0, num_zeros_in_grad=0)
+        >>> weight.item(), f"{optimizer.get_main_params()[0].item():.4f}"
+        (1.0, '0.9990')
     """
 
     def __init__(

@@ -57,7 +57,12 @@ class ProcessGroupCollection:
         expt_tp: tensor parallel inside experts.
         expt_dp: data parallel of experts: their gradients are reduced over it.
         tp_ep_pp: every rank that holds a part of the experts of one replica.
-        intra_dist_opt: norms and counts of sharded optimizers are reduced over it; None: the model-parallel group.
+        intra_dist_opt: every rank that holds a part of one sharded optimizer: norms and counts are reduced over it; None:
+            the group that parameters are sharded over, where nothing else divides the model.
+        intra_dp_cp: the part of `dp_cp` that shares one instance of the distributed optimizer out; None: all of it.
+        intra_expt_dp: the same of `expt_dp`.
+        inter_dist_opt: the ranks with the same shard in other instances of the distributed optimizer.
+        inter_expt_dist_opt: the same for expert parameters.
 
     Example:
         >>> ProcessGroupCollection().data_parallel_size
@@ -75,6 +80,10 @@ class ProcessGroupCollection:
     expt_dp: ProcessGroup | None = None
     tp_ep_pp: ProcessGroup | None = None
     intra_dist_opt: ProcessGroup | None = None
+    intra_dp_cp: ProcessGroup | None = None
+    intra_expt_dp: ProcessGroup | None = None
+    inter_dist_opt: ProcessGroup | None = None
+    inter_expt_dist_opt: ProcessGroup | None = None
 
     @classmethod
     def from_default(cls) -> ProcessGroupCollection:
@@ -99,10 +108,14 @@ class ProcessGroupCollection:
         """
         names = mesh.mesh_dim_names
         if not names:
-            raise ParallelGroupError("the DeviceMesh has no dimension names; name them with mesh_dim_names=('dp', 'tp')")
+            raise ParallelGroupError(
+                "the DeviceMesh has no dimension names; name them with mesh_dim_names=('dp', 'tp')"
+            )
         unknown = [name for name in names if name not in _MESH_DIMS]
         if unknown:
-            raise ParallelGroupError(f"DeviceMesh dimensions {unknown} are not known; allowed are {list(_MESH_DIMS)}")
+            raise ParallelGroupError(
+                f"DeviceMesh dimensions {unknown} are not known; allowed are {list(_MESH_DIMS)}"
+            )
 
         def of(*dims: str) -> ProcessGroup | None:
             present = tuple(name for name in names if name in dims)
@@ -125,10 +138,13 @@ class ProcessGroupCollection:
             expt_tp=of("tp"),
             expt_dp=of("dp", "cp"),
             tp_ep_pp=of("tp", "ep", "pp"),
+            intra_dist_opt=of(*_MESH_DIMS),
         )
 
     @classmethod
-    def of(cls, groups: ProcessGroupCollection | DeviceMesh | Mapping[str, Any] | object | None) -> ProcessGroupCollection:
+    def of(
+        cls, groups: ProcessGroupCollection | DeviceMesh | Mapping[str, Any] | object | None
+    ) -> ProcessGroupCollection:
         """Return a collection from whatever a caller passes as `pg_collection`.
 
         Args:
@@ -156,6 +172,54 @@ class ProcessGroupCollection:
                 f"pg_collection={groups!r} is no ProcessGroupCollection, DeviceMesh or mapping of {list(fields)}"
             )
         return cls(**found)
+
+    def stats_group(self, *, is_expert: bool = False) -> ProcessGroup | None:
+        """Return the group over which norms of unsharded parameters add up to those of one whole model.
+
+        Args:
+            is_expert: of expert parameters, which expert parallelism cuts too.
+        """
+        if is_expert and self.tp_ep_pp is not None:
+            return self.tp_ep_pp
+        return self.mp
+
+    def tensor_parallel(self, *, is_expert: bool = False) -> ProcessGroup | None:
+        """Return the group over which parameters that are not cut are duplicates of each other.
+
+        Args:
+            is_expert: of expert parameters.
+        """
+        return self.expt_tp if is_expert and self.expt_tp is not None else self.tp
+
+    def shard_group(self, *, is_expert: bool = False) -> ProcessGroup | None:
+        """Return the group that shares a sharded optimizer out: data parallelism, or one instance's part of it.
+
+        Args:
+            is_expert: of expert parameters.
+        """
+        if is_expert:
+            return self.intra_expt_dp if self.intra_expt_dp is not None else self.expt_dp
+        return self.intra_dp_cp if self.intra_dp_cp is not None else self.dense_dp
+
+    def sharded_stats_group(self, *, is_expert: bool = False) -> ProcessGroup | None:
+        """Return the group over which norms of a sharded optimizer's pieces add up to those of the whole model.
+
+        Args:
+            is_expert: of expert parameters.
+
+        Raises:
+            ParallelGroupError: pieces are spread over two groups at once, and no group joins them.
+        """
+        if self.intra_dist_opt is not None:
+            return self.intra_dist_opt
+        shards, model = self.shard_group(is_expert=is_expert), self.stats_group(is_expert=is_expert)
+        if size_of(shards) > 1 and size_of(model) > 1:
+            raise ParallelGroupError(
+                f"an optimizer that is sharded over {size_of(shards)} data-parallel ranks, of a model that is divided over "
+                f"{size_of(model)}, needs intra_dist_opt: the group of all {size_of(shards) * size_of(model)} ranks that "
+                "hold a part of it. A DeviceMesh provides it"
+            )
+        return model if size_of(model) > 1 else shards
 
     @property
     def dense_dp(self) -> ProcessGroup | None:

@@ -1,0 +1,116 @@
+"""The policy of mixed precision: fp32 main copies of the model's parameters are stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from attrs import define, field
+
+from megaopt_core.optimizers.lending import GradLending, PlainState
+from megaopt_core.optimizers.precision import LOW_PRECISION, MAIN_PARAM
+from megaopt_core.sharding.base import Piece
+
+__all__ = ["MainParams"]
+
+
+@define
+class MainParams(PlainState):
+    """An fp32 main copy of every fp16 or bf16 piece is stepped; fp32 pieces are stepped in place.
+
+    Args:
+        main_dtype: dtype of the main copies.
+    """
+
+    main_dtype: torch.dtype = torch.float32
+    is_mixed: bool = field(default=True, init=False)
+    _pieces: Sequence[Piece] = field(factory=list, init=False)
+    _stepped: list[torch.Tensor] = field(factory=list, init=False)
+    _models: list[torch.Tensor] = field(factory=list, init=False)
+    _mains: list[torch.Tensor] = field(factory=list, init=False)
+    _lending: GradLending = field(factory=GradLending, init=False)
+
+    def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return main copies, made now.
+
+        Args:
+            pieces: this rank's pieces of one inner optimizer.
+        """
+        self._pieces = pieces
+        for piece in pieces:
+            stepped = piece.param
+            if piece.param.dtype in LOW_PRECISION:
+                stepped = torch.nn.Parameter(piece.param.detach().to(self.main_dtype, copy=True))
+                self._models.append(piece.param)
+                self._mains.append(stepped)
+            self._stepped.append(stepped)
+        return self._stepped
+
+    def grad(self, index: int) -> torch.Tensor | None:
+        """Return the gradient of a stepped tensor.
+
+        Args:
+            index: position of the piece.
+        """
+        return self._stepped[index].grad
+
+    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
+        """Hand over once: everything is stepped together.
+
+        Args:
+            inner: not used.
+            store_all: not used.
+        """
+        yield
+
+    def watched(self) -> list[list[torch.Tensor]]:
+        """Return the stepped tensors."""
+        return [[tensor] for tensor in self._stepped]
+
+    def load_grads(self) -> None:
+        """Cast every collected gradient to the main copy's dtype."""
+        self._lending.lend(self._pieces, self._stepped)
+
+    def write_back(self) -> None:
+        """Round the main copies into the model's parameters and drop the main gradients."""
+        if self._mains:
+            torch._foreach_copy_(self._models, self._mains)
+        self._lending.take_back()
+
+    def discard_grads(self) -> None:
+        """Drop the main gradients without stepping."""
+        self._lending.take_back()
+
+    def reload_model_params(self) -> None:
+        """Copy the model's parameters into the main copies."""
+        if self._mains:
+            with torch.no_grad():
+                torch._foreach_copy_(self._mains, self._models)
+
+    def extra_keys(self, index: int) -> tuple[str, ...]:
+        """Return the main copy's key, where there is one.
+
+        Args:
+            index: position of the piece.
+        """
+        return () if self._stepped[index] is self._pieces[index].param else (MAIN_PARAM,)
+
+    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
+        """Return the main copy, where there is one.
+
+        Args:
+            index: position of the piece.
+        """
+        return dict.fromkeys(self.extra_keys(index), self._stepped[index])
+
+    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
+        """Copy a main value into the main copy, where there is one.
+
+        Args:
+            index: position of the piece.
+            key: `"main_param"`.
+            value: of any floating dtype.
+        """
+        if key in self.extra_keys(index):
+            with torch.no_grad():
+                self._stepped[index].copy_(value)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megaopt_core.build import build_optimizer, get_megatron_optimizer
+    from megaopt_core.checkpoint.loading import load_checkpoint
+    from megaopt_core.checkpoint.report import LoadReport
+    from megaopt_core.checkpoint.saving import save_checkpoint
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.distributed.config import DistributedDataParallelConfig
     from megaopt_core.distributed.data_parallel import DistributedDataParallel
@@ -57,6 +60,7 @@ __all__ = [
     "FP32Optimizer",
     "Float16OptimizerWithFloat16Params",
     "Granularity",
+    "LoadReport",
     "MatrixView",
     "MegaoptError",
     "MegatronOptimizer",
@@ -83,9 +87,11 @@ __all__ = [
     "get_registry",
     "get_standard_config_overrides",
     "hookimpl",
+    "load_checkpoint",
     "param_group_override_to_tuple",
     "plan_full_param_layout",
     "route",
+    "save_checkpoint",
     "scaled_learning_rate",
 ]
 
@@ -98,6 +104,7 @@ _HOME = {
     "FP32Optimizer": "optimizers.wrappers",
     "Float16OptimizerWithFloat16Params": "optimizers.wrappers",
     "Granularity": "params.specs",
+    "LoadReport": "checkpoint.report",
     "MatrixView": "params.views",
     "MegaoptError": "errors",
     "MegatronOptimizer": "optimizers.base",
@@ -124,9 +131,11 @@ _HOME = {
     "get_registry": "registry",
     "get_standard_config_overrides": "params.standard",
     "hookimpl": "hookspecs",
+    "load_checkpoint": "checkpoint.loading",
     "param_group_override_to_tuple": "params.overrides",
     "plan_full_param_layout": "distributed.planning",
     "route": "params.routing",
+    "save_checkpoint": "checkpoint.saving",
     "scaled_learning_rate": "params.standard",
 }
 

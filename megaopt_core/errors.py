@@ -13,7 +13,11 @@ from typing import Any
 __all__ = [
     "BrokenPluginError",
     "BrokenPluginWarning",
+    "CheckpointBusyError",
+    "CheckpointCorruptError",
     "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointVersionError",
     "ConfigFileError",
     "ConfigurationError",
     "ConformanceError",
@@ -252,6 +256,10 @@ class ParallelGroupError(MegaoptError, ValueError):
     """A process group that is needed is missing, or does not fit."""
 
 
+class CommunicationError(MegaoptError, RuntimeError):
+    """A collective did not finish: another rank stopped, or the process group's timeout is over."""
+
+
 class ScheduleError(ConfigurationError):
     """A schedule's values contradict each other, or its checkpoint contradicts its configuration."""
 
@@ -294,3 +302,27 @@ class CheckpointError(MegaoptError, RuntimeError):
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
         self.path = path
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A file of a checkpoint is missing, too short, or does not have the checksum that it was written with."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint has a format that this version does not read."""
+
+
+class CheckpointBusyError(CheckpointError):
+    """Somebody else is saving to the same path at this moment."""
+
+
+class CheckpointMismatchError(CheckpointError, StateDictError):
+    """A checkpoint is in order but does not fit what it is loaded into; nothing has been changed.
+
+    Attributes:
+        names: the parameters that do not fit.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, names: Iterable[str] = ()) -> None:
+        super().__init__(message, path=path)
+        self.names = tuple(names)

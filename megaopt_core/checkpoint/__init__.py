@@ -1,0 +1,1 @@
+"""Checkpoints: one form, keyed by parameter names, that every world size, strategy and precision can load."""

@@ -1,0 +1,102 @@
+"""Loading: everything is found, checked and agreed upon before the first tensor is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import asdict
+
+from megaopt_core.checkpoint.plan import plan_load
+from megaopt_core.checkpoint.ranks import Ranks
+from megaopt_core.checkpoint.renaming import Rename
+from megaopt_core.checkpoint.report import LoadReport
+from megaopt_core.checkpoint.sources import FileSource
+from megaopt_core.checkpoint.verify import check_files
+from megaopt_core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.optimizers.base import MegatronOptimizer
+
+__all__ = ["load_checkpoint"]
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    *,
+    strict: bool = True,
+    rename: Rename | None = None,
+    verify: bool = True,
+    process_group: ProcessGroup | None = None,
+) -> LoadReport:
+    """Load what :func:`save_checkpoint` saved, at whatever world size, sharding strategy and precision.
+
+    Manifest, names, shapes and checksums are verified first, on all ranks; only then is a tensor written. States and step
+    counts come from the checkpoint. A group setting (learning rate, weight decay...) comes from the checkpoint too, unless
+    the configuration has changed since: then the configuration's value is kept, and the report says so. A scheduler's
+    own rules come last.
+
+    Args:
+        path: the checkpoint's folder.
+        model: the model or its chunks, wrapped or bare; None: the model is not loaded.
+        optimizer: the optimizer; None: it is not loaded.
+        scheduler: anything with a `load_state_dict`; its `state_dict` must have been saved.
+        strict: names must be the same here and in the checkpoint. False: what fits is loaded, the report says what does
+            not. Shapes must be the same in either case.
+        rename: `{name in the checkpoint: name here}`, or a function from the one to the other.
+        verify: check the checksums of all files; the work is divided among the ranks.
+        process_group: who loads together; None: everybody.
+
+    Returns:
+        What was loaded and what was not.
+
+    Raises:
+        CheckpointMismatchError: the checkpoint does not fit.
+        CheckpointCorruptError: a file is missing, too short or damaged.
+        CheckpointVersionError: a newer version wrote it.
+        CheckpointError: there is no checkpoint, or it cannot be read. In each case nothing has been changed.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
+        >>> def make(name):
+        ...     layer = torch.nn.Linear(4, 2, bias=False)
+        ...     return (model := torch.nn.Sequential() if name is None else torch.nn.ModuleDict({name: layer})), build_optimizer(
+        ...         model, "adam", lr=1e-3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint(f"{folder}/last", *make("old"))
+        ...     print(load_checkpoint(f"{folder}/last", *make("new"), rename={"old.weight": "new.weight"}))
+        loaded the state of 1 parameters
+        renamed: old.weight -> new.weight
+    """
+    ranks = Ranks(process_group)
+    source = ranks.agree(lambda: FileSource.open(path))
+    _require_same(source, ranks)
+    plan = plan_load(source, model, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
+    if verify:
+        ranks.agree(lambda: check_files(source.folder, source.manifest, part=ranks.rank, parts=ranks.size))
+    plan.apply(ranks)
+    return plan.report
+
+
+def _require_same(source: FileSource, ranks: Ranks) -> None:
+    if ranks.size == 1:
+        return
+    digest = hashlib.sha256(json.dumps(asdict(source.manifest), sort_keys=True).encode()).hexdigest()
+    if len(set(ranks.gather(digest))) > 1:
+        raise CheckpointError(
+            f"the ranks see different checkpoints at {source.folder}: it must be on a file system that all of them share, "
+            "and nobody may save to it meanwhile",
+            path=str(source.folder),
+        )
+
+

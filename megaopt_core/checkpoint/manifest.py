@@ -1,0 +1,204 @@
+"""The manifest: everything about a checkpoint except the bytes of its tensors, as JSON with a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, define, field, frozen
+
+from megaopt_core.checkpoint.files import write_durably
+from megaopt_core.errors import CheckpointCorruptError, CheckpointError, CheckpointVersionError
+
+__all__ = ["FORMAT_VERSION", "MANIFEST", "Manifest", "StoredChunk", "StoredTensor", "read_manifest", "write_manifest"]
+
+FORMAT_VERSION = 1
+"""The newest format that is read, and the one that is written."""
+
+MANIFEST = "manifest.json"
+_CHECKSUM = "manifest.sha256"
+_FORMAT = "megaopt-checkpoint"
+
+
+@frozen
+class StoredChunk:
+    """One box of a tensor: where it lies in the logical tensor and where in the files.
+
+    Args:
+        offsets: of the box in the logical tensor.
+        sizes: of the box.
+        file: name of the file.
+        position: first byte in the file.
+        length: bytes.
+        crc32: checksum of the bytes.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    position: int
+    length: int
+    crc32: int
+
+
+@frozen
+class StoredTensor:
+    """A logical tensor: raw little-endian elements in row-major order, box by box."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[StoredChunk, ...]
+
+
+@define
+class Manifest:
+    """What a checkpoint says about itself.
+
+    Args:
+        world_size: number of ranks that wrote it.
+        files: file name to its size in bytes.
+        tensors: key to stored tensor.
+        model: `tensors` (name to key), `aliases` (tied name to name), `objects` (name to encoded value).
+        optimizer: `parameters`, `groups`, `scaler`; None when no optimizer was saved.
+        scheduler: the encoded state of the scheduler.
+        extra: what the caller added, encoded.
+        configuration: the optimizer's configuration.
+        plugins: optimizer name to the distribution that provides it.
+        written: versions and time.
+        version: of the format.
+    """
+
+    world_size: int = 1
+    files: dict[str, int] = field(factory=dict)
+    tensors: dict[str, StoredTensor] = field(factory=dict)
+    model: dict[str, Any] = field(factory=dict)
+    optimizer: dict[str, Any] | None = None
+    scheduler: Any = None
+    extra: Any = None
+    configuration: dict[str, Any] | None = None
+    plugins: dict[str, str] = field(factory=dict)
+    written: dict[str, str] = field(factory=dict)
+    version: int = FORMAT_VERSION
+
+    @property
+    def parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Parameter name to what is saved of its optimizer state."""
+        return {} if self.optimizer is None else self.optimizer["parameters"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self.files.values())
+
+    def chunks(self) -> Iterator[tuple[str, StoredChunk]]:
+        """Yield `(key, chunk)` of every stored box."""
+        for key, tensor in self.tensors.items():
+            for chunk in tensor.chunks:
+                yield key, chunk
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest and its checksum, durably.
+
+    Args:
+        folder: an existing folder.
+        manifest: what to write.
+    """
+    body = json.dumps({"format": _FORMAT, **asdict(manifest)}, separators=(",", ":"), allow_nan=False)
+    data = body.encode() + b"\n"
+    write_durably(folder / MANIFEST, data)
+    write_durably(folder / _CHECKSUM, _checksum_line(data))
+
+
+def _checksum_line(data: bytes) -> bytes:
+    """Return the line that `sha256sum --check` understands."""
+    return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read and check the manifest of a checkpoint.
+
+    Args:
+        path: the checkpoint's folder.
+
+    Raises:
+        CheckpointError: there is no checkpoint at this path, or it is a symbolic link.
+        CheckpointVersionError: a newer version of megaopt wrote it.
+        CheckpointCorruptError: the manifest is not what was written.
+    """
+    folder = Path(path)
+    _require_folder(folder)
+    try:
+        data = (folder / MANIFEST).read_bytes()
+        checksum = (folder / _CHECKSUM).read_bytes()
+    except FileNotFoundError as error:
+        raise _no_manifest(folder, Path(error.filename).name) from error
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}", path=str(folder)) from error
+    if checksum != _checksum_line(data):
+        raise CheckpointCorruptError(
+            f"{folder / MANIFEST} is not what was written: its SHA-256 differs from that in {_CHECKSUM}",
+            path=str(folder / MANIFEST),
+        )
+    return _parse(folder, data)
+
+
+def _require_folder(folder: Path) -> None:
+    if folder.is_symlink():
+        raise CheckpointError(
+            f"{folder} is a symbolic link to {folder.readlink()}: it can change under a run, so give the checkpoint's "
+            "own path",
+            path=str(folder),
+        )
+    if not folder.exists():
+        raise CheckpointError(f"there is no checkpoint at {folder}", path=str(folder))
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is a file, a checkpoint is a folder; `megaopt convert` reads consolidated files", path=str(folder)
+        )
+
+
+def _no_manifest(folder: Path, missing: str) -> CheckpointError:
+    names = {entry.name for entry in folder.iterdir()}
+    if missing == MANIFEST and ".metadata" in names:
+        return CheckpointError(
+            f"{folder} was written by torch.distributed.checkpoint itself, not by save_checkpoint: load it with "
+            "torch.distributed.checkpoint.load and optimizer.checkpoint_state()",
+            path=str(folder),
+        )
+    if names & {MANIFEST, _CHECKSUM}:
+        return CheckpointCorruptError(f"{folder / missing} is missing", path=str(folder / missing))
+    return CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}", path=str(folder))
+
+
+def _parse(folder: Path, data: bytes) -> Manifest:
+    values = json.loads(data)
+    if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
+        raise CheckpointError(f"{folder / MANIFEST} is not a megaopt checkpoint's", path=str(folder))
+    version = values.get("version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        by = values.get("written", {}).get("megaopt-core", "a newer version")
+        raise CheckpointVersionError(
+            f"{folder} has format version {version}, written by megaopt-core {by}; this one reads up to version "
+            f"{FORMAT_VERSION}: pip install --upgrade megaopt-core",
+            path=str(folder),
+        )
+    tensors = {
+        key: StoredTensor(
+            tensor["dtype"],
+            tuple(tensor["shape"]),
+            tuple(
+                StoredChunk(**{**chunk, "offsets": tuple(chunk["offsets"]), "sizes": tuple(chunk["sizes"])})
+                for chunk in tensor["chunks"]
+            ),
+        )
+        for key, tensor in values.pop("tensors").items()
+    }
+    for name in values["files"]:
+        if Path(name).name != name or name.startswith("."):
+            raise CheckpointCorruptError(f"{folder / MANIFEST} names a file outside its folder: {name!r}", path=str(folder))
+    return Manifest(tensors=tensors, **values)

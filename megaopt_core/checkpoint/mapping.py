@@ -1,0 +1,211 @@
+"""The state of pieces as slices of named logical tensors: what is saved, whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field, frozen
+
+from megaopt_core.checkpoint.chunks import chunks_of
+from megaopt_core.checkpoint.sliced import SlicedTensor
+from megaopt_core.checkpoint.values import encode
+from megaopt_core.errors import CheckpointError
+from megaopt_core.params.specs import Shard
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.optimizers.part import OptimizerPart
+
+__all__ = ["Collected", "PieceState", "collect_state", "is_elementwise", "piece_states", "sliced", "state_key"]
+
+PREFIX = "optim.state"
+
+
+def state_key(name: str, key: str) -> str:
+    """Return the key of a state tensor in a checkpoint.
+
+    Args:
+        name: of the parameter.
+        key: of its state.
+    """
+    return f"{PREFIX}.{name}.{key}"
+
+
+@frozen(eq=False)
+class PieceState:
+    """One piece's state, wherever it is kept.
+
+    Args:
+        part: the part that steps the piece.
+        index: position of the piece.
+    """
+
+    part: OptimizerPart
+    index: int
+
+    @property
+    def stepped(self) -> torch.Tensor:
+        """The tensor that the inner optimizer steps; of no memory between steps under some precision policies."""
+        return self.part.stepped[self.index]
+
+    @property
+    def members(self) -> tuple[tuple[int, Shard], ...]:
+        """`(offset, shard)` of every parameter that the piece holds elements of."""
+        return self.part.pieces[self.index].spec.members
+
+    @property
+    def inner(self) -> dict[str, Any]:
+        """What the inner optimizer keeps; live."""
+        return self.part.inner.state[self.stepped]
+
+    @property
+    def extra(self) -> Mapping[str, torch.Tensor]:
+        """What the precision policy keeps: `main_param`, or nothing."""
+        return self.part.precision.extra_state(self.index)
+
+    @property
+    def is_whole(self) -> bool:
+        """True when the piece is all that this rank's model has of one parameter."""
+        ((_, shard), *rest) = self.members
+        return not rest and shard.numel == self.stepped.numel() and shard.start == 0
+
+
+def piece_states(optimizer: MegatronOptimizer) -> Iterator[PieceState]:
+    """Yield the state of every piece of this rank.
+
+    Args:
+        optimizer: a built optimizer.
+    """
+    for part in optimizer.parts:
+        for index in range(len(part.pieces)):
+            yield PieceState(part, index)
+
+
+def is_elementwise(key: str, value: Any, stepped: torch.Tensor) -> bool:
+    """Return whether a state tensor has one element for every element of its piece.
+
+    Args:
+        key: the state's key; a step count is a number even where the parameter is a scalar too.
+        value: the state.
+        stepped: the tensor that the inner optimizer steps.
+    """
+    return isinstance(value, torch.Tensor) and value.shape == stepped.shape and key != "step"
+
+
+def sliced(shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]) -> SlicedTensor:
+    """Return a shard as the part of its logical tensor that it is.
+
+    Args:
+        shard: which elements.
+        dtype: of the elements.
+        device: where they are.
+        flat: returns the elements, flat.
+    """
+    return SlicedTensor(shard.shape, dtype, device, chunks_of(shard), lambda _: flat())
+
+
+@define
+class Collected:
+    """This rank's part of an optimizer's state.
+
+    Args:
+        tensors: key to tensor: slices of logical tensors, and whole tensors of other shapes.
+        state: parameter name to state key to record: `{"tensor": key}` for slices, `{"ranges": [...]}` for numbers,
+            `{"objects": [...]}` for anything else.
+        shapes: parameter name to the shape of the whole parameter.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(factory=dict)
+    state: dict[str, dict[str, Any]] = field(factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(factory=dict)
+
+    def add_slice(self, key: str, shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]) -> None:
+        """Add elements of a named parameter's state.
+
+        Args:
+            key: the state's key.
+            shard: which elements.
+            dtype: of the elements.
+            device: where they are.
+            flat: returns them, flat.
+        """
+        name = state_key(shard.name, key)
+        self.state[shard.name][key] = {"tensor": name}
+        if shard.numel or 0 in shard.shape:
+            self.tensors[name] = _joined(self.tensors.get(name), sliced(shard, dtype, device, flat))
+
+
+def _joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
+    """Return one tensor for two pieces of this rank that hold elements of one parameter."""
+    if not isinstance(present, SlicedTensor):
+        return more
+    count = len(present.chunks)
+
+    def fetch(index: int) -> torch.Tensor:
+        return present._fetch(index) if index < count else more._fetch(index - count)
+
+    return SlicedTensor(more.shape, more.dtype, more.device, (*present.chunks, *more.chunks), fetch)
+
+
+def collect_state(optimizer: MegatronOptimizer) -> Collected:
+    """Return this rank's state; no tensor is copied, what precision policies compute is computed when it is needed.
+
+    Args:
+        optimizer: a built optimizer.
+
+    Raises:
+        CheckpointError: a state is neither elementwise, nor a number, nor of a whole parameter.
+    """
+    collected = Collected()
+    for piece in piece_states(optimizer):
+        for _, shard in piece.members:
+            collected.state.setdefault(shard.name, {})
+            collected.shapes[shard.name] = shard.shape
+        for key, value in piece.inner.items():
+            _collect(collected, piece, key, value)
+        for key, value in piece.extra.items():
+            for offset, shard in piece.members:
+                flat = _extra_elements(piece, key, offset, shard.numel)
+                collected.add_slice(key, shard, value.dtype, value.device, flat)
+    return collected
+
+
+def _extra_elements(piece: PieceState, key: str, offset: int, count: int) -> Callable[[], torch.Tensor]:
+    return lambda: piece.extra[key].detach().reshape(-1)[offset : offset + count]
+
+
+def _elements(value: torch.Tensor, offset: int, count: int) -> Callable[[], torch.Tensor]:
+    return lambda: value.detach().reshape(-1)[offset : offset + count]
+
+
+def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> None:
+    if is_elementwise(key, value, piece.stepped):
+        for offset, shard in piece.members:
+            collected.add_slice(key, shard, value.dtype, value.device, _elements(value, offset, shard.numel))
+        return
+    if _is_number(value):
+        for _, shard in piece.members:
+            encoded = encode(value, {}, f"state {key!r} of {shard.name!r}")
+            record = collected.state[shard.name].setdefault(key, {"ranges": []})
+            record["ranges"].append([*shard.box, shard.start, shard.stop, encoded])
+        return
+    _, shard = piece.members[0]
+    if not piece.is_whole:
+        raise CheckpointError(
+            f"state {key!r} of {shard.name!r} has neither its parameter's shape nor one element, and this rank steps only a "
+            "part of the parameter: no other layout could load it"
+        )
+    # Where tensor parallelism cuts the parameter, every rank has a state of its own.
+    box = "" if shard.is_whole else "@" + ",".join(map(str, shard.box[0]))
+    tensors: dict[str, torch.Tensor] = {}
+    encoded = encode(value, tensors, state_key(shard.name, f"{key}{box}"))
+    collected.tensors.update(tensors)
+    collected.state[shard.name][key] = {"objects": [[*shard.box, encoded]]}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str))

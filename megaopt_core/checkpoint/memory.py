@@ -1,0 +1,26 @@
+"""Tensors as bytes, without copies."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+__all__ = ["bytes_of"]
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor; the tensor must live as long as the result is used.
+
+    Args:
+        tensor: contiguous, on the CPU; any dtype.
+
+    Example:
+        >>> import torch
+        >>> bytes(bytes_of(torch.tensor([1, 2], dtype=torch.int16)))
+        b'\\x01\\x00\\x02\\x00'
+    """
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,127 @@
+"""The model's tensors under canonical names: wrappers seen through, ties stored once, parallel parts put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+
+from megaopt_core.checkpoint.mapping import sliced
+from megaopt_core.checkpoint.values import encode
+from megaopt_core.params.names import join, named_modules
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.params.specs import ParamSpec
+
+__all__ = ["ModelTensors", "chunks_of_model", "collect_model", "model_key"]
+
+
+def model_key(name: str) -> str:
+    """Return the key of a model tensor in a checkpoint.
+
+    Args:
+        name: canonical name.
+    """
+    return f"model.{name}"
+
+
+def chunks_of_model(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:
+    """Return the chunks of what a caller gave as a model.
+
+    Args:
+        model: a module, a sequence of modules, or None.
+    """
+    if model is None:
+        return []
+    return [model] if isinstance(model, torch.nn.Module) else list(model)
+
+
+@define
+class ModelTensors:
+    """What a model saves on this rank.
+
+    Args:
+        tensors: canonical name to tensor: the model's own, or the part of a logical tensor that it is.
+        live: canonical name to the model's own tensor.
+        aliases: other names of tied tensors, to the name under which they are stored.
+        objects: name of a module's extra state to its value.
+        owners: name of a module's extra state to the module.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(factory=dict)
+    live: dict[str, torch.Tensor] = field(factory=dict)
+    aliases: dict[str, str] = field(factory=dict)
+    objects: dict[str, Any] = field(factory=dict)
+    owners: dict[str, torch.nn.Module] = field(factory=dict)
+
+    def describe(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the model's part of the manifest, and put its tensors into `tensors`.
+
+        Args:
+            tensors: receives tensors by key.
+        """
+        for name, tensor in self.tensors.items():
+            tensors[model_key(name)] = tensor
+        objects = {name: encode(value, tensors, model_key(name)) for name, value in self.objects.items()}
+        return {
+            "tensors": {name: model_key(name) for name in self.tensors},
+            "aliases": dict(self.aliases),
+            "objects": objects,
+        }
+
+
+def collect_model(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: MegatronOptimizer | None
+) -> ModelTensors:
+    """Return the parameters and persistent buffers of a model; nothing is copied.
+
+    Args:
+        model: the model or its chunks, wrapped or bare.
+        optimizer: knows the globally unique names of its parameters and the parts of them that are here.
+    """
+    found = ModelTensors()
+    names: Mapping[Any, str] = {} if optimizer is None else optimizer.names
+    specs: dict[str, ParamSpec] = {}
+    if optimizer is not None and optimizer.routing is not None:
+        specs = {name: entry.spec for name, entry in optimizer.routing.params.items()}
+    seen: dict[int, str] = {}
+    for chunk in chunks_of_model(model):
+        for prefix, module in named_modules(chunk):
+            for attribute, tensor in _own_tensors(module):
+                local = join(prefix, attribute)
+                name = names.get(tensor, local)
+                stored = seen.setdefault(id(tensor), name)
+                if local != stored:
+                    found.aliases[local] = stored
+                if stored not in found.tensors:
+                    found.live[stored] = tensor.detach()
+                    found.tensors[stored] = _logical(tensor.detach(), specs.get(stored))
+            _collect_extra(found, prefix, module)
+    return found
+
+
+def _own_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    buffers = {
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+    return [(name, tensor) for name, tensor in {**module._parameters, **buffers}.items() if tensor is not None]
+
+
+def _collect_extra(found: ModelTensors, prefix: str, module: torch.nn.Module) -> None:
+    if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+        name = join(prefix, "_extra_state")
+        if name not in found.objects:
+            found.objects[name] = module.get_extra_state()
+            found.owners[name] = module
+
+
+def _logical(tensor: torch.Tensor, spec: ParamSpec | None) -> torch.Tensor:
+    """Return a tensor-parallel part as what it is a part of; DTensors say that themselves."""
+    if spec is None or spec.shape == tuple(tensor.shape) or tuple(tensor.shape) != spec.local_shape:
+        return tensor
+    return sliced(spec.shard(), tensor.dtype, tensor.device, lambda: tensor.view(-1))

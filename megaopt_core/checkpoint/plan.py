@@ -1,0 +1,220 @@
+"""What a load will do, found out before it does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+
+from megaopt_core.checkpoint.mapping import PieceState, piece_states
+from megaopt_core.checkpoint.matching import Matching, match
+from megaopt_core.checkpoint.model import ModelTensors, collect_model
+from megaopt_core.checkpoint.ranks import Ranks
+from megaopt_core.checkpoint.renaming import Rename
+from megaopt_core.checkpoint.report import LoadReport
+from megaopt_core.checkpoint.restoring import MAIN_PARAM, Member, PieceRestore
+from megaopt_core.checkpoint.settings import GroupMerge, merge_groups
+from megaopt_core.checkpoint.sources import Request, Source, read_values
+from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.optimizers.precision import LOW_PRECISION
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers.base import MegatronOptimizer
+
+__all__ = ["LoadPlan", "plan_load"]
+
+
+@define
+class LoadPlan:
+    """Everything that a load will write.
+
+    Args:
+        source: what is loaded.
+        report: what the caller is told.
+        optimizer: the optimizer, if it is loaded.
+        model: the model's tensors, as far as they are loaded.
+        model_requests: `(key, place)` of the model's tensors.
+        pieces: the state of this rank's pieces.
+        groups: group settings.
+        scaler: the loss scaler's state.
+        scheduler: the scheduler and its state.
+        objects: modules and their extra state.
+    """
+
+    source: Source
+    report: LoadReport
+    optimizer: MegatronOptimizer | None = None
+    model: ModelTensors = field(factory=ModelTensors)
+    model_requests: list[Request] = field(factory=list)
+    pieces: list[PieceRestore] = field(factory=list)
+    groups: GroupMerge = field(factory=GroupMerge)
+    scaler: Any = None
+    scheduler: tuple[Any, Any] | None = None
+    objects: list[tuple[torch.nn.Module, Any]] = field(factory=list)
+
+    def apply(self, ranks: Ranks) -> None:
+        """Write everything; whatever can refuse goes first.
+
+        Args:
+            ranks: who loads.
+        """
+        undo: list[Callable[[], None]] = []
+
+        def settings() -> None:
+            if self.optimizer is not None and self.groups.changes:
+                undo.append(self.groups.apply(self.optimizer))
+            if self.scheduler is not None:
+                scheduler, state = self.scheduler
+                scheduler.load_state_dict(state)
+
+        try:
+            ranks.agree(settings)
+        except Exception:
+            for step in undo:
+                step()
+            raise
+        ranks.agree(self._write)
+
+    def _write(self) -> None:
+        with torch.no_grad():
+            self.source.read(self.model_requests)
+            if self.optimizer is not None and self.model_requests:
+                _refresh_pieces(self.optimizer)
+            self.source.read([request for piece in self.pieces for request in piece.requests])
+            for piece in self.pieces:
+                for final in piece.finals:
+                    final()
+            for module, value in self.objects:
+                module.set_extra_state(value)
+            if self.scaler is not None and self.optimizer is not None and self.optimizer.grad_scaler is not None:
+                self.optimizer.grad_scaler.load_state_dict(self.scaler)
+
+
+def _refresh_pieces(optimizer: MegatronOptimizer) -> None:
+    """Bring the model's new values into pieces that have memory of their own, and into main parameters."""
+    for part in optimizer.parts:
+        for piece in part.pieces:
+            for (offset, shard), param in zip(piece.spec.members, piece.model_params, strict=True):
+                local = param.detach()
+                if hasattr(local, "to_local"):
+                    continue
+                if piece.param is param or not shard.numel or local.numel() < shard.stop:
+                    continue
+                target = piece.param.detach().view(-1)[offset : offset + shard.numel]
+                values = local.reshape(-1)[shard.start : shard.stop]
+                if target.data_ptr() != values.data_ptr():
+                    target.copy_(values)
+    optimizer.reload_model_params()
+
+
+def plan_load(
+    source: Source,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any,
+    *,
+    strict: bool,
+    rename: Rename | None,
+    ranks: Ranks,
+) -> LoadPlan:
+    """Find out what a load will do: a collective; nothing is changed.
+
+    Args:
+        source: what is loaded.
+        model: the model, its chunks, or None.
+        optimizer: the optimizer, or None.
+        scheduler: the scheduler, or None.
+        strict: names must be the same on both sides.
+        rename: names in the checkpoint to names here.
+        ranks: who loads.
+
+    Raises:
+        CheckpointError: it does not fit.
+    """
+    tensors = ranks.agree(lambda: collect_model(model, optimizer))
+    found = match(source, tensors, model is not None, optimizer, strict=strict, rename=rename, ranks=ranks)
+    plan = LoadPlan(source, found.report, optimizer, tensors)
+
+    def fill() -> list[str]:
+        _plan_model(plan, found, tensors)
+        if optimizer is not None and source.manifest.optimizer is not None:
+            _plan_optimizer(plan, found, optimizer)
+        if scheduler is not None:
+            _plan_scheduler(plan, scheduler)
+        plan.report.extra = read_values(source, source.manifest.extra)
+        return [entry for piece in plan.pieces for entry in piece.missing]
+
+    absent = ranks.agree(fill)
+    missing = sorted({entry for of_rank in ranks.gather(absent) for entry in of_rank})
+    if missing and strict:
+        raise CheckpointMismatchError(
+            f"{source.name} lacks state that the optimizer keeps here: {'; '.join(missing[:5])}; strict=False lets it start anew",
+            path=source.name,
+            names=[entry.partition(":")[0] for entry in missing],
+        )
+    for entry in missing:
+        name, _, key = entry.partition(": ")
+        found.report.reset[name] = f"the checkpoint has no {key!r}"
+    found.report.settings.update(plan.groups.kept)
+    return plan
+
+
+def _plan_model(plan: LoadPlan, found: Matching, tensors: ModelTensors) -> None:
+    manifest = plan.source.manifest
+    for name, place in tensors.tensors.items():
+        stored = found.model.get(name)
+        if stored is None:
+            continue
+        key = manifest.model["tensors"][stored]
+        main = found.main_key(name)
+        # A parameter that is fp32 here and was not there is best read from its fp32 main parameter.
+        if main is not None and place.dtype == torch.float32 and plan.source.stored(key).dtype in _LOW_NAMES:
+            key = main
+            found.report.converted[name] = f"{plan.source.stored(manifest.model['tensors'][stored]).dtype} -> float32"
+        elif plan.source.stored(key).dtype != str(place.dtype).removeprefix("torch."):
+            found.report.converted[name] = f"{plan.source.stored(key).dtype} -> {str(place.dtype).removeprefix('torch.')}"
+        plan.model_requests.append((key, place))
+    for name, module in tensors.owners.items():
+        objects = manifest.model.get("objects", {})
+        stored = found.names.find(name, objects)
+        if stored is not None:
+            plan.objects.append((module, read_values(plan.source, objects[stored])))
+
+
+_LOW_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in LOW_PRECISION)
+
+
+def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer) -> None:
+    for piece in piece_states(optimizer):
+        restore = PieceRestore(piece, _members(plan.source, found, piece), plan.source)
+        restore.plan()
+        plan.pieces.append(restore)
+    described = plan.source.manifest.optimizer or {}
+    plan.scaler = read_values(plan.source, described.get("scaler"))
+    plan.groups = merge_groups(
+        optimizer,
+        {name: found.record(name) for name in found.same},
+        described.get("groups", ()),
+        lambda key: read_values(plan.source, {"$tensor": key}),
+    )
+
+
+def _members(source: Source, found: Matching, piece: PieceState) -> list[Member]:
+    members = []
+    for offset, shard in piece.members:
+        state = found.record(shard.name)["state"] if shard.name in found.same else {}
+        main = found.main_key(shard.name)
+        if main is None and shard.name in found.model:
+            main = source.manifest.model["tensors"][found.model[shard.name]]
+        members.append(Member(offset, shard, {k: v for k, v in state.items() if k != MAIN_PARAM}, main))
+    return members
+
+
+def _plan_scheduler(plan: LoadPlan, scheduler: Any) -> None:
+    if plan.source.manifest.scheduler is None:
+        raise CheckpointMismatchError(
+            f"{plan.source.name} was saved without a scheduler; load it with scheduler=None", path=plan.source.name
+        )
+    plan.scheduler = scheduler, read_values(plan.source, plan.source.manifest.scheduler)

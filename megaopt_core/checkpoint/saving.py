@@ -1,0 +1,264 @@
+"""Saving: every rank writes what it alone holds, and the new checkpoint takes its place in one move."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+import torch.distributed.checkpoint as dcp
+from attrs import define
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
+
+from megaopt_core.checkpoint.background import PendingSave, background_group, in_thread
+from megaopt_core.checkpoint.document import describe_optimizer, optimizer_names, plugins_of, versions
+from megaopt_core.checkpoint.manifest import Manifest
+from megaopt_core.checkpoint.mapping import collect_state
+from megaopt_core.checkpoint.model import collect_model
+from megaopt_core.checkpoint.ranks import Ranks
+from megaopt_core.checkpoint.retention import remove_older, require_numbered
+from megaopt_core.checkpoint.staging import Staging
+from megaopt_core.checkpoint.storage import CheckpointWriter
+from megaopt_core.checkpoint.values import encode
+from megaopt_core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.optimizers.base import MegatronOptimizer
+
+__all__ = ["save_checkpoint"]
+
+
+@overload
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    extra: Any = None,
+    *,
+    keep_last: int | None = None,
+    async_save: Literal[False] = False,
+    process_group: ProcessGroup | None = None,
+) -> None: ...
+
+
+@overload
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    extra: Any = None,
+    *,
+    keep_last: int | None = None,
+    async_save: Literal[True],
+    process_group: ProcessGroup | None = None,
+) -> PendingSave: ...
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    extra: Any = None,
+    *,
+    keep_last: int | None = None,
+    async_save: bool = False,
+    process_group: ProcessGroup | None = None,
+) -> PendingSave | None:
+    """Save everything that a run needs to go on, as a folder that any world size and sharding strategy can load.
+
+    With torch.distributed initialised it is a collective: every rank writes one file with what it alone holds, replicas
+    share the work, nothing is gathered. The checkpoint grows in a hidden folder beside `path` and takes its place in one
+    rename after everything is on the disk: whatever kills the run, `path` is the old checkpoint or the new one.
+
+    Args:
+        path: the folder; its file system is shared by all ranks. An older checkpoint there is replaced.
+        model: the model or its chunks, wrapped or bare; None: no model.
+        optimizer: what `get_megatron_optimizer` or `build_optimizer` returned; None: no optimizer.
+        scheduler: anything with a `state_dict` of plain values.
+        extra: plain values and tensors of your own: step, data position, random states. The first rank's are saved.
+        keep_last: `path` ends with a number; remove the oldest checkpoints of its series until so many are left.
+        async_save: copy the state and return; write while training goes on.
+        process_group: who saves together; None: everybody.
+
+    Returns:
+        None; with `async_save`, a :class:`PendingSave` whose `result()` waits.
+
+    Raises:
+        CheckpointError: it cannot be saved, with the same words on every rank; an older checkpoint is still there.
+        CheckpointBusyError: somebody is saving to this path.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = build_optimizer(model, "adam", lr=1e-3)
+        >>> save_checkpoint(f"{folder.name}/step-100", model, optimizer, extra={"step": 100}, keep_last=3)
+        >>> load_checkpoint(f"{folder.name}/step-100", model, optimizer).extra
+        {'step': 100}
+        >>> folder.cleanup()
+    """
+    target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that must not be replaced
+    ranks = Ranks(process_group)
+    require_numbered(target, keep_last)
+    tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks)
+    held: list[Staging] = []
+    ranks.first(lambda: held.append(Staging.begin(target)))
+    folder = target.with_name(f".{target.name}.saving")
+
+    def finish() -> None:
+        held[0].commit()
+        if keep_last is not None:
+            remove_older(target, keep_last)
+
+    writer = CheckpointWriter(folder, ranks.rank, manifest, finish)
+    save = _Save(target, tensors, writer, ranks, held)
+    if async_save:
+        return save.run_in_background()
+    save.run()
+    return None
+
+
+def _collect(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any,
+    extra: Any,
+    ranks: Ranks,
+) -> tuple[dict[str, torch.Tensor], Manifest]:
+    tensors: dict[str, torch.Tensor] = {}
+    manifest = Manifest(world_size=ranks.size, written=versions())
+
+    def collect() -> Any:
+        manifest.model = collect_model(model, optimizer).describe(tensors)
+        manifest.scheduler = None if scheduler is None else encode(scheduler.state_dict(), tensors, "scheduler")
+        manifest.extra = None if ranks.rank else encode(extra, tensors, "extra")
+        return None if optimizer is None else collect_state(optimizer)
+
+    collected = ranks.agree(collect)
+    for part in ranks.gather(manifest.model):
+        for kind, values in part.items():
+            manifest.model[kind] = {**values, **manifest.model[kind]}
+    if optimizer is not None:
+        tensors.update(collected.tensors)
+        manifest.optimizer = describe_optimizer(optimizer, collected, tensors, ranks)
+        manifest.configuration = optimizer.config.to_dict()
+        manifest.plugins = plugins_of(optimizer_names(optimizer).values())
+    return tensors, manifest
+
+
+@define(eq=False)
+class _Save:
+    """One save, after everything that is saved has been found."""
+
+    target: Path
+    tensors: dict[str, torch.Tensor]
+    writer: CheckpointWriter
+    ranks: Ranks
+    held: list[Staging]
+
+    def run(self) -> None:
+        """Write, put in place, and let go of the lock, whatever happens."""
+        try:
+            if self.ranks.size == 1:
+                write_alone(self.tensors, self.writer)
+            else:
+                dcp.save(self.tensors, storage_writer=self.writer, planner=planner(), process_group=self.ranks.group)
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise failed(self.target, error) from error
+        finally:
+            self.end()
+
+    def run_in_background(self) -> PendingSave:
+        """Copy the state and begin to write it."""
+        try:
+            group = background_group(self.ranks)
+            staged = {key: _copy(tensor) for key, tensor in self.tensors.items()}
+            if self.ranks.size == 1:
+                writing: Future[Any] = in_thread(lambda: write_alone(staged, self.writer))
+            else:
+                response = dcp.async_save(
+                    staged,
+                    storage_writer=self.writer,
+                    planner=planner(),
+                    process_group=group,
+                    async_stager=_AlreadyStaged(),
+                )
+                writing = getattr(response, "upload_completion", response)
+        except BaseException:
+            self.end()
+            raise
+        return PendingSave.of(self.target, writing, self.end, lambda error: failed(self.target, error))
+
+    def end(self) -> None:
+        """Remove what is left of the save, unless it was put in place."""
+        for staging in self.held:
+            staging.abandon()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copied = getattr(tensor, "copied", None)
+    if copied is not None:
+        made: torch.Tensor = copied()
+        return made
+    return tensor.detach().to("cpu", copy=True)
+
+
+class _AlreadyStaged:
+    """Tells torch that nothing is left to copy."""
+
+    should_synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+def planner() -> DefaultSavePlanner:
+    """Return torch's planner: replicas are divided among the ranks that hold them."""
+    return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def write_alone(tensors: dict[str, torch.Tensor], writer: CheckpointWriter) -> None:
+    """Write as one process, without a process group.
+
+    Args:
+        tensors: what to write.
+        writer: writes it.
+    """
+    plans = planner()
+    plans.set_up_planner(tensors, writer.storage_meta(), is_coordinator=True)
+    (plan,), metadata = plans.create_global_plan([plans.create_local_plan()])
+    results = writer.write_data(plans.finish_plan(plan), plans).wait()
+    writer.finish(metadata, [results])
+
+
+def failed(target: Path, error: Exception) -> CheckpointError:
+    """Return the error that every rank raises.
+
+    Args:
+        target: where the checkpoint should have been.
+        error: what went wrong here; torch's says which ranks failed, and why.
+    """
+    if isinstance(error, CheckpointError):
+        return error
+    reasons = [str(error)]
+    if isinstance(error, CheckpointException):
+        reasons = [f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items())]
+    return CheckpointError(
+        f"could not save to {target}: {'; '.join(reasons)}; what was there before is still there", path=str(target)
+    )

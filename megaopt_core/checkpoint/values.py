@@ -1,0 +1,135 @@
+"""Plain Python values as JSON, exactly, with tensors put beside it: what stands in a manifest, never a pickle."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from megaopt_core.errors import CheckpointError
+
+__all__ = ["decode", "dtype_named", "encode", "name_of_dtype"]
+
+
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """Return `"float32"` for `torch.float32`.
+
+    Args:
+        dtype: any dtype.
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: object) -> torch.dtype:
+    """Return the dtype of a name.
+
+    Args:
+        name: what :func:`name_of_dtype` returned.
+
+    Raises:
+        CheckpointError: this torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"the checkpoint holds values of dtype {name!r}, which torch {torch.__version__} lacks")
+    return dtype
+
+
+def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:
+    """Return a value as JSON has it; tensors of more than one element are put into `tensors`.
+
+    None, booleans, integers, floats (with infinities and NaN), strings, bytes, lists, tuples, sets, mappings, dtypes and
+    tensors come back from :func:`decode` as they were.
+
+    Args:
+        value: what is to be saved.
+        tensors: receives tensors under names that begin with `where`.
+        where: what the value is called, for those names and for errors.
+
+    Raises:
+        CheckpointError: something in it is none of the above.
+
+    Example:
+        >>> encode({"betas": (0.9, 0.95), "lr": float("inf")}, {}, "group")
+        {'betas': {'$tuple': [0.9, 0.95]}, 'lr': {'$float': 'inf'}}
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value, tensors, where)
+    if isinstance(value, torch.dtype):
+        return {"$dtype": name_of_dtype(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        pairs = [(key, encode(item, tensors, f"{where}.{key}")) for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
+            return dict(pairs)
+        return {"$dict": [[encode(key, tensors, where), item] for key, item in pairs]}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [encode(item, tensors, f"{where}.{index}") for index, item in enumerate(value)]
+        if isinstance(value, list):
+            return items
+        return {"$tuple" if isinstance(value, tuple) else "$set": items}
+    raise CheckpointError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold: it holds None, "
+        "booleans, numbers, strings, bytes, tensors, dtypes, and lists, tuples, sets and dicts of them"
+    )
+
+
+def _encode_tensor(value: torch.Tensor, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:
+    if value.numel() == 1 and not value.is_complex() and type(value) in (torch.Tensor, torch.nn.Parameter):
+        number = encode(value.detach().item(), tensors, where)
+        return {"$scalar": [name_of_dtype(value.dtype), list(value.shape), number]}
+    tensors[where] = value.detach()
+    return {"$tensor": where}
+
+
+def decode(value: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    """Return what :func:`encode` was given.
+
+    Args:
+        value: what it returned.
+        tensor: returns the tensor of a name.
+
+    Raises:
+        CheckpointError: the value is of a kind that this version does not know.
+
+    Example:
+        >>> decode({"$tuple": [1, {"$float": "nan"}]}, {}.__getitem__)
+        (1, nan)
+    """
+    if isinstance(value, list):
+        return [decode(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if len(value) == 1 and tag.startswith("$"):
+        return _decode_tagged(tag, value[tag], tensor)
+    return {key: decode(item, tensor) for key, item in value.items()}
+
+
+def _decode_tagged(tag: str, inside: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+    if tag == "$tensor":
+        return tensor(inside)
+    if tag == "$scalar":
+        dtype, shape, number = inside
+        return torch.tensor(decode(number, tensor), dtype=dtype_named(dtype)).reshape(shape)
+    kinds: dict[str, Callable[[], Any]] = {
+        "$float": lambda: float(inside),
+        "$dtype": lambda: dtype_named(inside),
+        "$bytes": lambda: base64.b64decode(inside),
+        "$dict": lambda: {decode(key, tensor): decode(item, tensor) for key, item in inside},
+        "$tuple": lambda: tuple(decode(item, tensor) for item in inside),
+        "$set": lambda: {decode(item, tensor) for item in inside},
+    }
+    if tag not in kinds:
+        raise CheckpointError(f"the checkpoint holds a value of the unknown kind {tag!r}")
+    return kinds[tag]()

@@ -1,0 +1,3 @@
+"""Lion as a megaopt plugin."""
+
+__all__: list[str] = []

@@ -1,0 +1,188 @@
+"""Lion, with weight decay of four kinds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, override
+
+import torch
+
+from megaopt_core.errors import ConfigurationError, GradientError
+from megaopt_lion.update import can_compile, update_blockwise, update_compiled
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+    from megaopt_core import OptimizerConfig
+
+__all__ = ["WEIGHT_DECAY_METHODS", "Lion", "init_state"]
+
+WEIGHT_DECAY_METHODS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
+    {
+        "decoupled": lambda lr, wd: 1.0 - lr * wd,
+        "independent": lambda _, wd: 1.0 - wd,
+        "palm": lambda lr, wd: 1.0 - lr * lr * wd,
+        "l2": lambda _lr, _wd: 1.0,
+    }
+)
+"""Factor on the parameter, of learning rate and weight decay; `l2` adds to the gradient instead."""
+
+_WORTH_COMPILING = 1 << 24  # elements; compiling takes seconds
+
+
+class Lion(torch.optim.Optimizer):
+    r"""Lion: the sign of an interpolation between momentum and gradient.
+
+    .. math::
+        p &\leftarrow p (1 - \eta \lambda) - \eta \operatorname{sign}(\beta_1 m + (1 - \beta_1) g) \\
+        m &\leftarrow \beta_2 m + (1 - \beta_2) g
+
+    for learning rate :math:`\eta` and weight decay :math:`\lambda`. A zero gradient on a zero momentum leaves only the
+    weight decay.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate; about a third to a tenth of AdamW's.
+        betas: `(beta1, beta2)`, each in [0, 1).
+        weight_decay: weight decay coefficient; about three to ten times AdamW's.
+        weight_decay_method: `"decoupled"`; `"independent"` (not times the learning rate), `"palm"` (times its square)
+            or `"l2"` (added to the gradient, in a copy).
+        compile: compile the update with torch.compile; None: for at least 16 million elements on a device for which
+            there is a compiler.
+
+    Raises:
+        ConfigurationError: an argument is out of range (a `ValueError`).
+
+    Source:
+        Chen et al., "Symbolic Discovery of Optimization Algorithms", algorithm 2 (arXiv:2302.06675).
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.0]))
+        >>> optimizer = Lion([weight], lr=0.25, weight_decay=0.0)
+        >>> weight.grad = torch.tensor([3.0, 0.1, 0.0])
+        >>> _ = optimizer.step()
+        >>> weight.tolist()
+        [0.75, -1.25, 0.0]
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.01,
+        *,
+        weight_decay_method: str = "decoupled",
+        compile: bool | None = None,  # noqa: A002 - torch's own word for it
+    ) -> None:
+        _require(float(lr) >= 0, "lr", lr, "at least 0")
+        _require(
+            len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "betas", betas, "two numbers in [0, 1)"
+        )
+        _require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
+        _require(
+            weight_decay_method in WEIGHT_DECAY_METHODS,
+            "weight_decay_method",
+            weight_decay_method,
+            f"one of {list(WEIGHT_DECAY_METHODS)}",
+        )
+        self.weight_decay_method = weight_decay_method
+        self.compile = compile
+        self._automatic: bool | None = None
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the loss again; called once, with gradients enabled.
+
+        Returns:
+            What the closure returned, else None.
+
+        Raises:
+            GradientError: a gradient is sparse or complex.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            lr, decay = float(group["lr"]), group["weight_decay"]
+            keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                grad = _checked(param.grad, param)
+                if self.weight_decay_method == "l2" and decay:
+                    grad = grad.add(param, alpha=decay)
+                self._update(param, grad, lr=lr, keep=keep, betas=group["betas"])
+        return loss
+
+    def _update(self, param: torch.Tensor, grad: torch.Tensor, **settings: Any) -> None:
+        exp_avg = self._momentum(param)
+        tensors = (param, grad, exp_avg)
+        if (
+            not self._compiles()
+            or param.dtype is torch.float64
+            or not all(t.is_contiguous() for t in tensors)
+        ):
+            update_blockwise(*tensors, **settings)
+            return
+        try:
+            update_compiled(*tensors, **settings)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if self.compile:
+                raise
+            self._automatic = False
+            warnings.warn(f"Lion goes on without torch.compile, which failed: {error}", stacklevel=3)
+            update_blockwise(*tensors, **settings)
+
+    def _compiles(self) -> bool:
+        if self.compile is not None:
+            return self.compile
+        if self._automatic is None:
+            params = [param for group in self.param_groups for param in group["params"]]
+            large = sum(param.numel() for param in params) >= _WORTH_COMPILING
+            self._automatic = large and all(
+                can_compile(kind) for kind in {param.device.type for param in params}
+            )
+        return self._automatic
+
+    def _momentum(self, param: torch.Tensor) -> torch.Tensor:
+        state = self.state[param]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(param)
+        momentum: torch.Tensor = state["exp_avg"]
+        return momentum
+
+
+def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
+    """Make the momentum of every parameter, without a gradient and without moving a parameter.
+
+    Args:
+        optimizer: a Lion.
+        config: not read.
+    """
+    del config
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if "exp_avg" not in optimizer.state[param]:
+                optimizer.state[param]["exp_avg"] = torch.zeros_like(param)
+
+
+def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
+
+
+def _checked(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    if grad.is_sparse or grad.is_complex():
+        kind = "sparse" if grad.is_sparse else "complex"
+        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
+        raise GradientError(f"Lion cannot use the {kind} gradient of parameter {name}", names=(name,))
+    return grad

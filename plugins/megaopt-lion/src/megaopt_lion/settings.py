@@ -1,0 +1,36 @@
+"""The settings `lion_*`."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from megaopt_core.validators import between, one_of
+
+__all__ = ["LionSettings"]
+
+
+@frozen
+class LionSettings:
+    """Settings of Lion; a field `x` is `lion_x` on the configuration.
+
+    Args:
+        beta1: how much of the momentum goes into the update whose sign is taken.
+        beta2: decay rate of the momentum.
+        compile: compile the update; None: where that is possible and pays.
+    """
+
+    beta1: float = field(
+        default=0.95,
+        validator=between(0.0, 1.0),
+        metadata={"help": "share of the momentum, against the gradient, in the update whose sign is taken"},
+    )
+    beta2: float = field(
+        default=0.98, validator=between(0.0, 1.0), metadata={"help": "decay rate of the momentum"}
+    )
+    compile: bool | None = field(
+        default=None,
+        validator=one_of((None, True, False)),
+        metadata={
+            "help": "compile the update with torch.compile; None: for large models, where there is a compiler"
+        },
+    )

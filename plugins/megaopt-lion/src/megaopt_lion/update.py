@@ -1,0 +1,132 @@
+r"""Lion's update of one tensor, in one pass over memory.
+
+.. math:: p \leftarrow f p - \eta \operatorname{sign}(m + (1 - \beta_1)(g - m)), \quad m \leftarrow m + (1 - \beta_2)(g - m)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+__all__ = ["can_compile", "update_blockwise", "update_compiled"]
+
+_BLOCK = 1 << 17  # elements: four blocks of float32 fit a core's share of the cache
+
+
+def update_blockwise(
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    *,
+    lr: float,
+    keep: float,
+    betas: tuple[float, float],
+) -> None:
+    """Update parameter and momentum in place with plain torch operations.
+
+    On a CPU block by block, so that every block is read from and written to memory once and stays in the cache between
+    operations.
+
+    Args:
+        param: any shape and floating-point dtype.
+        grad: its gradient, or that plus L2 decay.
+        exp_avg: its momentum, possibly of another dtype.
+        lr: learning rate.
+        keep: factor on the parameter: weight decay.
+        betas: `(beta1, beta2)`.
+
+    Example:
+        >>> p, m = torch.tensor([1.0, 1.0]), torch.zeros(2)
+        >>> update_blockwise(p, torch.tensor([4.0, -4.0]), m, lr=0.5, keep=1.0, betas=(0.5, 0.5))
+        >>> p.tolist(), m.tolist()
+        ([0.5, 1.5], [2.0, -2.0])
+    """
+    tensors = (param, grad, exp_avg)
+    if (
+        param.device.type == "cpu"
+        and param.numel() > _BLOCK
+        and all(tensor.is_contiguous() for tensor in tensors)
+    ):
+        runs = zip(*(tensor.view(-1).split(_BLOCK) for tensor in tensors), strict=True)
+    else:
+        runs = zip(*((tensor,) for tensor in tensors), strict=True)
+    for p, g, m in runs:
+        _update(p, g, m, lr, keep, betas)
+
+
+def update_compiled(
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    *,
+    lr: float,
+    keep: float,
+    betas: tuple[float, float],
+) -> None:
+    """Update parameter and momentum in place with one compiled kernel; the arguments are those of the other.
+
+    Args:
+        param: any shape and floating-point dtype, contiguous.
+        grad: its gradient.
+        exp_avg: its momentum.
+        lr: learning rate.
+        keep: factor on the parameter.
+        betas: `(beta1, beta2)`.
+    """
+    # Numbers travel as tensors: a number that changes would be compiled anew.
+    scalars = (
+        torch.tensor(value, dtype=torch.float64) for value in (lr, keep, 1.0 - betas[0], 1.0 - betas[1])
+    )
+    _compiled()(param.view(-1), grad.view(-1), exp_avg.view(-1), *scalars)
+
+
+@cache
+def can_compile(device_type: str) -> bool:
+    """Return whether torch.compile finds what it needs for this kind of device.
+
+    Args:
+        device_type: `"cpu"`, `"cuda"`...
+    """
+    if device_type == "cpu":
+        return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
+    return importlib.util.find_spec("triton") is not None
+
+
+def _update(
+    p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, lr: float, keep: float, betas: tuple[float, float]
+) -> None:
+    wide = torch.promote_types(m.dtype, torch.float32)
+    gradient, momentum = g.to(wide), m.to(wide)
+    direction = torch.lerp(momentum, gradient, 1.0 - betas[0]).sign_()
+    if momentum is m:
+        m.lerp_(gradient, 1.0 - betas[1])
+    else:
+        m.copy_(momentum.lerp_(gradient, 1.0 - betas[1]))
+    p.mul_(keep).add_(direction, alpha=-lr)
+
+
+def _fused(
+    p: torch.Tensor,
+    g: torch.Tensor,
+    m: torch.Tensor,
+    lr: torch.Tensor,
+    keep: torch.Tensor,
+    weight1: torch.Tensor,
+    weight2: torch.Tensor,
+) -> None:
+    gradient, momentum = g.float(), m.float()
+    difference = gradient - momentum
+    direction = torch.sign(momentum + weight1 * difference)
+    m.copy_(momentum + weight2 * difference)
+    p.copy_(p * keep - lr * direction)
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    compiled: Callable[..., None] = torch.compile(_fused, dynamic=True)
+    return compiled

@@ -1,0 +1,177 @@
+"""Lion against its formula in float64."""
+
+import pytest
+import torch
+from megaopt_lion.lion import WEIGHT_DECAY_METHODS, Lion, init_state
+from megaopt_lion.update import can_compile, update_blockwise, update_compiled
+from torch import nn
+
+from megaopt_core.errors import ConfigurationError, GradientError
+
+BETAS = (0.95, 0.98)
+LR, WD = 0.01, 0.3
+
+
+def gradients(count, shape=(7, 5)):
+    """Return random gradients."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize("method", WEIGHT_DECAY_METHODS)
+def test_steps_follow_the_formula(method):
+    """Ten steps give the float64 formula with every kind of weight decay; the gradient is not changed."""
+    param = nn.Parameter(gradients(11)[-1].clone())
+    p, m = param.detach().double(), torch.zeros(7, 5, dtype=torch.float64)
+    optimizer = Lion([param], LR, BETAS, WD, weight_decay_method=method)
+    for grad in gradients(10):
+        g = grad.double() + (WD * p if method == "l2" else 0.0)
+        factor = {"decoupled": LR * WD, "independent": WD, "palm": LR * LR * WD, "l2": 0.0}[method]
+        direction = torch.sign(BETAS[0] * m + (1 - BETAS[0]) * g)
+        p = p * (1 - factor) - LR * direction
+        m = BETAS[1] * m + (1 - BETAS[1]) * g
+        param.grad = grad.clone()
+        optimizer.step()
+        assert torch.equal(param.grad, grad)
+    torch.testing.assert_close(param.double(), p, rtol=0, atol=1e-6)
+    torch.testing.assert_close(optimizer.state[param]["exp_avg"].double(), m, rtol=0, atol=1e-6)
+
+
+def test_blocks_do_not_show():
+    """A tensor of several blocks gives the same bits as its slices, wherever it is cut."""
+    size = 300_000
+    generator = torch.Generator().manual_seed(0)
+    p, g, m = (torch.randn(size, generator=generator) for _ in range(3))
+    whole, cut = [p.clone(), m.clone()], [p.clone(), m.clone()]
+    update_blockwise(whole[0], g, whole[1], lr=LR, keep=0.9, betas=BETAS)
+    for start, stop in ((0, 1000), (1000, 200_008), (200_008, size)):
+        rows = slice(start, stop)
+        update_blockwise(cut[0][rows], g[rows], cut[1][rows], lr=LR, keep=0.9, betas=BETAS)
+    assert torch.equal(whole[0], cut[0])
+    assert torch.equal(whole[1], cut[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own internals
+def test_compiled_equals_plain_to_one_ulp():
+    """Both ways agree to one unit in the last place, for every learning rate without compiling anew."""
+    generator = torch.Generator().manual_seed(0)
+    for step in range(4):
+        p, g, m = (torch.randn(5000, generator=generator) for _ in range(3))
+        plain, compiled = [p.clone(), m.clone()], [p.clone(), m.clone()]
+        settings = {"lr": LR / (step + 1), "keep": 1.0 - 0.01 * step, "betas": BETAS}
+        update_blockwise(plain[0], g, plain[1], **settings)
+        update_compiled(compiled[0], g, compiled[1], **settings)
+        for a, b, operands in zip(plain, compiled, ((p, p), (g, m)), strict=True):
+            largest = torch.maximum(a.abs(), torch.maximum(operands[0].abs(), operands[1].abs()))
+            assert ((a - b).abs() <= torch.finfo(a.dtype).eps * largest).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes(dtype):
+    """Parameters and momentum in other dtypes are stepped in theirs."""
+    param = nn.Parameter(torch.ones(4, 4, dtype=dtype))
+    param.grad = torch.ones(4, 4, dtype=dtype)
+    optimizer = Lion([param], lr=0.5, weight_decay=0.0)
+    optimizer.step()
+    assert param.dtype is optimizer.state[param]["exp_avg"].dtype is dtype
+    assert (param == 0.5).all()
+
+
+def test_momentum_may_be_narrower_than_the_parameter():
+    """A bfloat16 momentum beside a float32 parameter is computed with in float32."""
+    param = nn.Parameter(torch.ones(8))
+    optimizer = Lion([param], lr=0.5, betas=BETAS, weight_decay=0.0)
+    optimizer.state[param]["exp_avg"] = torch.ones(8, dtype=torch.bfloat16)
+    param.grad = torch.full((8,), -1.0)
+    optimizer.step()
+    assert optimizer.state[param]["exp_avg"].dtype is torch.bfloat16
+    torch.testing.assert_close(
+        optimizer.state[param]["exp_avg"].float(), torch.full((8,), 0.96), rtol=0, atol=4e-3
+    )
+    assert (param == 0.5).all()
+
+
+def test_memory_that_is_not_contiguous():
+    """Transposed parameters are updated in place."""
+    stored = torch.zeros(3, 5)
+    update_blockwise(stored.mT, torch.ones(5, 3), torch.zeros(3, 5).mT, lr=1.0, keep=1.0, betas=BETAS)
+    assert (stored == -1).all()
+
+
+def test_closure_runs_once_with_gradients():
+    """The closure is called once, gradients enabled, and its loss returned."""
+    param = nn.Parameter(torch.ones(3))
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        loss = param.square().sum()
+        loss.backward()
+        return loss
+
+    assert Lion([param]).step(closure) == 3.0
+    assert calls == [True]
+
+
+def test_init_state_moves_nothing():
+    """State exists for every parameter without a gradient."""
+    param = nn.Parameter(torch.ones(3))
+    optimizer = Lion([param])
+    init_state(optimizer)
+    assert optimizer.state[param]["exp_avg"].tolist() == [0.0] * 3
+    assert param.tolist() == [1.0] * 3
+
+
+def test_parameters_without_gradient_are_skipped():
+    """A parameter whose grad is None stays, and gets no state."""
+    param = nn.Parameter(torch.ones(3))
+    optimizer = Lion([param])
+    optimizer.step()
+    assert param.tolist() == [1.0] * 3
+    assert param not in optimizer.state
+
+
+def test_a_failing_compiler_is_not_the_end(monkeypatch):
+    """Where compiling was not asked for and fails, the plain update goes on, with one warning."""
+    param = nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+
+    def fail(*_, **__):
+        raise torch._dynamo.exc.TorchDynamoException("no compiler")
+
+    monkeypatch.setattr("megaopt_lion.lion.update_compiled", fail)
+    monkeypatch.setattr("megaopt_lion.lion._WORTH_COMPILING", 1)
+    monkeypatch.setattr("megaopt_lion.lion.can_compile", lambda _: True)
+    optimizer = Lion([param], lr=1.0, weight_decay=0.0)
+    with pytest.warns(UserWarning, match="goes on without torch.compile"):
+        optimizer.step()
+    assert param.tolist() == [0.0] * 3
+    optimizer.step()
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        Lion([param], compile=True).step()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0: must be at least 0"),
+        ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\)"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
+        ({"weight_decay_method": "cautious"}, "'cautious'.*decoupled"),
+    ],
+)
+def test_arguments_are_checked(kwargs, message):
+    """Each bad argument is named, with what is allowed."""
+    with pytest.raises(ConfigurationError, match=message):
+        Lion([nn.Parameter(torch.ones(1))], **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_gradients_are_refused():
+    """A sparse gradient is an error that says so."""
+    param = nn.Parameter(torch.ones(3, 3))
+    param.grad = torch.eye(3).to_sparse()
+    with pytest.raises(GradientError, match="sparse"):
+        Lion([param]).step()

@@ -1,0 +1,57 @@
+"""What the plugin offers to megaopt."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import torch
+from megaopt_lion.lion import Lion
+from megaopt_lion.plugin import megaopt_api, megaopt_optimizer_entries
+from megaopt_lion.settings import LionSettings
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.params.specs import Granularity
+
+ENTRY = megaopt_optimizer_entries()["lion"]
+
+
+def test_entry():
+    """The entry names the class, its granularity and what its state may be kept in."""
+    assert megaopt_api == "1"
+    assert ENTRY.load_class() is Lion
+    assert ENTRY.granularity is Granularity.ELEMENT
+    assert torch.bfloat16 in ENTRY.state_dtypes["exp_avg"]
+
+
+def test_configuration_gives_its_own_betas():
+    """Lion takes lion_beta1 and lion_beta2, whatever Adam's are."""
+    config = SimpleNamespace(
+        lr=0.1, weight_decay=0.2, lion_beta1=0.5, lion_beta2=0.6, lion_compile=None, adam_beta1=0.9
+    )
+    optimizer = Lion([torch.nn.Parameter(torch.ones(1))], **ENTRY.config_to_kwargs(config, [], None))
+    assert optimizer.defaults == {"lr": 0.1, "betas": (0.5, 0.6), "weight_decay": 0.2} | {
+        key: value for key, value in optimizer.defaults.items() if key not in {"lr", "betas", "weight_decay"}
+    }
+
+
+def test_listing_entries_imports_no_algorithm():
+    """The plugin's module does not import the optimizer."""
+    code = (
+        "import sys, megaopt_lion.plugin as plugin; plugin.megaopt_optimizer_entries();"
+        "assert 'megaopt_lion.lion' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kwargs", [{"beta1": 1.0}, {"beta2": -0.1}, {"compile": "yes"}])
+def test_settings_are_checked(kwargs):
+    """A bad value is an error that names the setting."""
+    with pytest.raises(ConfigurationError, match=next(iter(kwargs))):
+        LionSettings(**kwargs)
+
+
+def test_every_setting_has_help():
+    """`megaopt describe` has a text for every field."""
+    assert all(field.metadata["help"] for field in attrs.fields(LionSettings))

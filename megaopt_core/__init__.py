@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler
     from megaopt_core.optimizers.result import StepResult
     from megaopt_core.optimizers.wrappers import (
-        FP32Optimizer,
         Float16OptimizerWithFloat16Params,
+        FP32Optimizer,
         MixedPrecisionOptimizer,
     )
     from megaopt_core.parallel.groups import ProcessGroupCollection

@@ -77,7 +77,11 @@ class Bucket:
             return
         if self.reduction.factor != 1.0:
             self.grad_data.mul_(self.reduction.factor)
-        reduce = self.reduction.shards.reduce_scatter if self.reduction.scatter else self.reduction.shards.all_reduce
+        reduce = (
+            self.reduction.shards.reduce_scatter
+            if self.reduction.scatter
+            else self.reduction.shards.all_reduce
+        )
         self._grads = reduce(self.grad_data, average=self.reduction.average)
         self.grad_state = GradSync.UNDER_WAY
 
@@ -89,7 +93,11 @@ class Bucket:
         self._grads.wait()
         if self.reduction.replicas.size > 1:
             shards = self.reduction.shards
-            mine = shard_of(self.grad_data, shards.rank, shards.size) if self.reduction.scatter else self.grad_data
+            mine = (
+                shard_of(self.grad_data, shards.rank, shards.size)
+                if self.reduction.scatter
+                else self.grad_data
+            )
             self.reduction.replicas.all_reduce(mine, average=self.reduction.average).wait()
         self.grad_state = GradSync.REDUCED
 

@@ -189,7 +189,9 @@ class Native:
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         return self._start("all-reduce", dist.all_reduce, bucket, op=op)
 
-    def _start(self, name: str, collective: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> Pending:
+    def _start(
+        self, name: str, collective: Callable[..., Any], *tensors: torch.Tensor, **options: Any
+    ) -> Pending:
         what = f"{name} of {tensors[0].numel():,} elements over {self.size} ranks"
         return Pending(what, [collective(*tensors, group=self.group, async_op=True, **options)])
 
@@ -254,7 +256,11 @@ class PointToPoint:
         """
         what = f"all-reduce of {bucket.numel():,} elements over {self.size} ranks"
         work = dist.all_reduce(bucket, group=self.group, async_op=True)
-        return Pending(what, [work], (lambda: bucket.div_(self.size)) if average else None)
+
+        def divide() -> None:
+            bucket.div_(self.size)
+
+        return Pending(what, [work], divide if average else None)
 
     def _exchange(
         self,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import asdict, field, fields, frozen
+from attrs.validators import optional
 
 from megaopt_core.errors import ConfigurationError, UnknownSettingError, UnsupportedSettingError
-from megaopt_core.validators import optional, whole_number
+from megaopt_core.validators import whole_number
 
 __all__ = ["DistributedDataParallelConfig"]
 
@@ -44,8 +45,8 @@ class DistributedDataParallelConfig:
         overlap_param_gather: gather updated parameters while the forward pass runs; every module waits for its own.
         align_param_gather: gather all buckets before the first forward pass of a chunk goes on, so that pipeline stages
             keep step.
-        use_distributed_optimizer: keep parameters in buffers too and reduce-scatter gradients, for the sharding strategy
-            `distributed`.
+        use_distributed_optimizer: keep parameters in buffers too and reduce-scatter gradients, for the sharding
+            strategy `distributed`.
         num_distributed_optimizer_instances: shard the optimizer inside this many equal parts of the data-parallel group
             and replicate it across them.
         check_for_nan_in_grad: raise, naming parameter and rank, when a gradient is not finite before it is reduced.
@@ -93,7 +94,9 @@ class DistributedDataParallelConfig:
                 )
             if value not in (None, False, "no_shard"):
                 raise UnsupportedSettingError(
-                    f"{name}={value!r} has no meaning here: {_WITHOUT_MEANING[name]}", setting=name, value=value
+                    f"{name}={value!r} has no meaning here: {_WITHOUT_MEANING[name]}",
+                    setting=name,
+                    value=value,
                 )
             del settings[name]
         self.__attrs_init__(**settings)
@@ -105,9 +108,13 @@ class DistributedDataParallelConfig:
         }
         for name, asked in needs.items():
             if asked and not self.use_distributed_optimizer:
-                raise ConfigurationError(f"{name} needs use_distributed_optimizer=True", setting=name.split(" ")[0])
+                raise ConfigurationError(
+                    f"{name} needs use_distributed_optimizer=True", setting=name.split(" ")[0]
+                )
         if self.align_param_gather and not self.overlap_param_gather:
-            raise ConfigurationError("align_param_gather needs overlap_param_gather=True", setting="align_param_gather")
+            raise ConfigurationError(
+                "align_param_gather needs overlap_param_gather=True", setting="align_param_gather"
+            )
 
     @property
     def checks_gradients(self) -> bool:

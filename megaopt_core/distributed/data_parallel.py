@@ -181,8 +181,8 @@ class DistributedDataParallel(nn.Module):
             self._begin_again(name)
         if self._bucket_of[name].grad_state is not GradSync.LOCAL:
             raise GradientError(
-                f"a gradient of {name!r} arrived after its bucket was reduced: this backward pass handed it over more often "
-                "than any before. Use no_sync() for all but the last of several backward passes, or "
+                f"a gradient of {name!r} arrived after its bucket was reduced: this backward pass handed it over more "
+                "often than any before. Use no_sync() for all but the last of several backward passes, or "
                 "overlap_grad_reduce=False",
                 names=[name],
             )
@@ -286,7 +286,9 @@ class DistributedDataParallel(nn.Module):
         self.finish_param_sync()
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load the module's own state dict into the tensors that exist.
 
         Args:
@@ -298,6 +300,8 @@ class DistributedDataParallel(nn.Module):
             UnsupportedOperationError: `assign` is set.
         """
         if assign:
-            raise UnsupportedOperationError("load_state_dict(assign=True) would take parameters out of their buffers")
+            raise UnsupportedOperationError(
+                "load_state_dict(assign=True) would take parameters out of their buffers"
+            )
         self.finish_param_sync()
         return self.module.load_state_dict(state_dict, strict=strict)

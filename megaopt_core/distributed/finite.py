@@ -41,7 +41,9 @@ class FiniteCheck:
         """
         if self._found is not None or bucket.grad_data is None:
             return
-        if bool(torch.isfinite(torch.linalg.vector_norm(bucket.grad_data.detach(), ord=1, dtype=torch.float32))):
+        if bool(
+            torch.isfinite(torch.linalg.vector_norm(bucket.grad_data.detach(), ord=1, dtype=torch.float32))
+        ):
             return
         for name, (start, stop) in bucket.params.items():
             if not bool(torch.isfinite(bucket.grad_data[start:stop]).all()):
@@ -65,7 +67,9 @@ class FiniteCheck:
             found.copy_(own)
         culprits = {rank: self.names[index] for rank, index in enumerate(found.tolist()) if index >= 0}
         if culprits:
-            ranks_of = [rank if self.group is None else dist.get_global_rank(self.group, rank) for rank in culprits]
+            ranks_of = [
+                rank if self.group is None else dist.get_global_rank(self.group, rank) for rank in culprits
+            ]
             told = ", ".join(
                 f"{name!r} on rank {rank}" for rank, name in zip(ranks_of, culprits.values(), strict=True)
             )

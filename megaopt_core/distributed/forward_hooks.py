@@ -59,7 +59,9 @@ class ForwardWaits:
     def _assign(self, module: nn.Module, caller: nn.Module) -> None:
         """Give the parameters of a module to itself and, when nothing calls it, to the nearest one above that runs."""
         runs = module if module in self._called else caller
-        buckets = [self.bucket_of[param] for param in module.parameters(recurse=False) if param in self.bucket_of]
+        buckets = [
+            self.bucket_of[param] for param in module.parameters(recurse=False) if param in self.bucket_of
+        ]
         needs = self._needs if self._needs is not None else {}
         for user in dict.fromkeys((module, runs)):
             known = needs.setdefault(user, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from attrs import evolve
@@ -34,8 +34,8 @@ def with_instances(pgs: ProcessGroupCollection, instances: int) -> ProcessGroupC
         return pgs
     if size_of(pgs.mp) > 1 or size_of(pgs.tp_ep_pp) > 1:
         raise ParallelGroupError(
-            f"num_distributed_optimizer_instances={instances} with a model that is divided over ranks: pass intra_dp_cp, "
-            "inter_dist_opt and intra_dist_opt, the group of all ranks of one instance"
+            f"num_distributed_optimizer_instances={instances} with a model that is divided over ranks: pass "
+            "intra_dp_cp, inter_dist_opt and intra_dist_opt, the group of all ranks of one instance"
         )
     intra, inter = _divide(pgs.dense_dp, instances)
     if pgs.expt_dp is pgs.dense_dp:
@@ -62,6 +62,6 @@ def _divide(group: ProcessGroup | None, instances: int) -> tuple[ProcessGroup | 
         )
     size, me = len(ranks) // instances, group.rank()
     first = me // size * size
-    intra = dist.new_group(ranks[first : first + size], use_local_synchronization=True)
-    inter = dist.new_group(ranks[me % size :: size], use_local_synchronization=True)
+    intra: Any = dist.new_group(ranks[first : first + size], use_local_synchronization=True)
+    inter: Any = dist.new_group(ranks[me % size :: size], use_local_synchronization=True)
     return intra, inter

@@ -85,13 +85,15 @@ def require_fitting(layout: FullParamLayout, trainable: Mapping[str, torch.nn.Pa
         position = 0
         for name, (start, stop) in sorted(buffer.param_ranges.items(), key=lambda item: item[1]):
             if name in placed or start < position or stop > buffer.numel:
-                raise ShardingError(f"the parameter layout places {name!r} at [{start}, {stop}), where it has no room")
+                raise ShardingError(
+                    f"the parameter layout places {name!r} at [{start}, {stop}), where it has no room"
+                )
             placed[name], position = (key, stop - start), stop
     wrong = [*_differing(placed, trainable), *(name for name in placed if name not in trainable)]
     if wrong:
         raise ShardingError(
-            f"the parameter layout does not fit the module: {', '.join(wrong[:5])} ({len(wrong)} parameters) are missing, "
-            "superfluous, or of another size or dtype"
+            f"the parameter layout does not fit the module: {', '.join(wrong[:5])} ({len(wrong)} parameters) are "
+            "missing, superfluous, or of another size or dtype"
         )
 
 
@@ -101,5 +103,7 @@ def _differing(
     return [
         name
         for name, param in trainable.items()
-        if name not in placed or placed[name][1] != param.numel() or placed[name][0].param_dtype != param.dtype
+        if name not in placed
+        or placed[name][1] != param.numel()
+        or placed[name][0].param_dtype != param.dtype
     ]

@@ -61,8 +61,8 @@ class BufferRules:
     def sharded(cls, shards: int, options: LayoutOptions) -> BufferRules:
         """Return the rules of a buffer of which each of `shards` ranks owns an equal part of every bucket.
 
-        Bucket ends are multiples of `lcm(shards, 128)` (and of 2**16 with `pad_buckets`) and such that every rank's part
-        is a multiple of :data:`SHARD_ALIGNMENT` elements.
+        Bucket ends are multiples of `lcm(shards, 128)` (and of 2**16 with `pad_buckets`) and such that every rank's
+        part is a multiple of :data:`SHARD_ALIGNMENT` elements.
 
         Args:
             shards: number of ranks.

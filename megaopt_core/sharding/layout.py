@@ -93,7 +93,8 @@ class World:
     """Sizes of the groups that parameters are sharded over.
 
     Args:
-        data_parallel_size: ranks that share dense parameters out; with several instances of the optimizer, those of one.
+        data_parallel_size: ranks that share dense parameters out; with several instances of the optimizer, those of
+            one.
         expert_data_parallel_size: the same for expert parameters.
     """
 

@@ -33,6 +33,15 @@ import torch.distributed as dist
 
 __all__ = ["RankError", "launch"]
 
+PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "megaopt_core.build",
+    "megaopt_adam.plugin",
+    "megaopt_distributed.plugin",
+]
+"""What the server imports; the last ones may be missing."""
+
 TIMEOUT = 60.0
 """Seconds that all ranks together may take."""
 
@@ -63,7 +72,7 @@ def launch(
         RankError: a rank raised or died, or the time is over.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch.optim", "megaopt_core.build"])
+    context.set_forkserver_preload(PRELOADED)
     code = function.__code__
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
@@ -122,13 +131,24 @@ def _load(path: str) -> ModuleType:
 
 
 def _run(
-    pipe: Connection, rank: int, size: int, store: str, group_timeout: float, path: str, name: str, arguments: tuple
+    pipe: Connection,
+    rank: int,
+    size: int,
+    store: str,
+    group_timeout: float,
+    path: str,
+    name: str,
+    arguments: tuple,
 ) -> None:
     torch.set_num_threads(1)
     value, error = None, None
     try:
         dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=group_timeout)
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=group_timeout),
         )
         value = getattr(_load(path), name)(rank, size, *arguments)
     except BaseException:  # noqa: BLE001 - everything is reported to the test

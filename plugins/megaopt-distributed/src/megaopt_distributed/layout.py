@@ -67,7 +67,7 @@ class FlatLayout:
             dp_rank: rank among those that share dense parameters out.
             expert_dp_rank: rank among those that share expert parameters out.
         """
-        found = []
+        found: list[PieceSpec] = []
         for key, buffer in self.buffers.items():
             rank = expert_dp_rank if key.is_expert else dp_rank
             for start, stop in buffer.buckets:

@@ -93,7 +93,9 @@ class OwnMemory:
             data = move_into(buffer, params)
             self._data[key] = data
             comm = communicator(self.pgs.shard_group(is_expert=key.is_expert), data.device)
-            reduction = Reduction(comm, communicator(None, data.device), scatter=False, average=False, factor=1.0)
+            reduction = Reduction(
+                comm, communicator(None, data.device), scatter=False, average=False, factor=1.0
+            )
             for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
                 buckets.append((Bucket({}, reduction, param_data=data[start:stop]), frozenset(groups)))
         self._gathering = _Gathering(buckets)

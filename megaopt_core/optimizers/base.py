@@ -20,6 +20,8 @@ from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.sharding.base import ShardedParams
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
+
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.optimizers.grad_scaler import MegatronGradScaler
     from megaopt_core.params.routing import Routing
@@ -158,6 +160,12 @@ class MegatronOptimizer(StepPipeline):
         if after_step and not any(part.changes.has_step for part in self.parts):
             raise UnsupportedOperationError("report(after_step=True): no step has been made yet")
         return build_report(self, after_step=after_step)
+
+    def checkpoint_state(self) -> Stateful:
+        """Return the optimizer as torch.distributed.checkpoint knows it, for loops that call `dcp.save` themselves."""
+        from megaopt_core.checkpoint.stateful import OptimizerCheckpointState
+
+        return OptimizerCheckpointState(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's schema, with `param_names` in every group."""

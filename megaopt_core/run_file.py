@@ -39,16 +39,18 @@ class OverridesFromFile(dict[ParamKey, ParamGroupOverride]):
 class RunFile:
     """A configuration with its overrides.
 
-    ```toml
-    optimizer = "adam"
-    lr = 3e-4
-    standard_overrides = true      # keep: no weight decay on biases and vectors
+    A file looks like this:
 
-    [[overrides]]
-    name = ["*.router.weight", "*.gate.weight"]
-    lr = 1e-4
-    optimizer = "sgd"
-    ```
+    .. code-block:: toml
+
+        optimizer = "adam"
+        lr = 3e-4
+        standard_overrides = true      # keep: no weight decay on biases and vectors
+
+        [[overrides]]
+        name = ["*.router.weight", "*.gate.weight"]
+        lr = 1e-4
+        optimizer = "sgd"
 
     A table matches by `name` (glob), `attr` or `role`, each a string or a list; everything else in it is an override.
 

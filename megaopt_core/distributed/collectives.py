@@ -1,8 +1,8 @@
 """The three collectives of data parallelism, in the form that is fastest on each backend.
 
 Every collective works in place on one flat tensor, whose n-th equal part is the shard of the group's n-th rank, and
-returns at once. Gloo moves the shards of a reduce-scatter or an all-gather one after the other; here every pair of ranks
-exchanges them directly, all at the same time. Other backends use their own collectives.
+returns at once. Gloo moves the shards of a reduce-scatter or an all-gather one after the other; here every pair of
+ranks exchanges them directly, all at the same time. Other backends use their own collectives.
 `benchmarks/collectives.py` compares both.
 """
 

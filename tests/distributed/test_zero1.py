@@ -3,42 +3,43 @@
 import pytest
 import torch
 from models import awkward, batch, loss_of, values_of
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, build_optimizer
+from megaopt_core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    ParamKey,
+    ParamPredicate,
+    build_optimizer,
+)
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 10
+OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 400}
+OVERLAPS = {**OVERLAP, "overlap_param_gather": True}
+PLAIN = {"clip_grad": 0.0, "weight_decay": 0.1}
 
 
-def train_under_torch_ddp(rank, size, optimizer, sharding, settings):
+def under_torch_ddp(rank, size, optimizer, sharding, settings=PLAIN, dtype=torch.float32):
     """Train under torch's DDP and return every parameter."""
-    model = awkward()
+    model = awkward(dtype=dtype)
     wrapped = TorchDDP(model)
     stepper = build_optimizer(wrapped, optimizer, lr=1e-2, sharding=sharding, **settings)
-    for step in range(10):
+    for step in range(STEPS):
         loss_of(wrapped, batch(step, rank)).backward()
         stepper.step()
         stepper.zero_grad()
     return values_of(model)
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_under_torch_ddp_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
-    """Two ranks, ten steps, nothing clipped: every bit of every parameter on every rank."""
-    settings = {"clip_grad": 0.0, "weight_decay": 0.1}
-    replicated = launch(train_under_torch_ddp, 2, optimizer, "replicated", settings)
-    sharded = launch(train_under_torch_ddp, 2, optimizer, "distributed", settings)
-    for name, value in replicated[0].items():
-        for rank in range(2):
-            assert torch.equal(value, sharded[rank][name]), name
-
-
-def train_in_buffers(rank, size, optimizer, sharding, settings, ddp, build=None):
-    """Train under our own wrapper and return every parameter and the state that this rank holds."""
-    build = build or {}
-    config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **ddp)
-    model = DistributedDataParallel(awkward(**build), config)
+def in_buffers(rank, size, optimizer, sharding, ddp=None, settings=PLAIN, dtype=torch.float32):
+    """Train under our own wrapper and return every parameter."""
+    config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **(ddp or {}))
+    model = DistributedDataParallel(awkward(dtype=dtype), config)
     stepper = build_optimizer(model, optimizer, lr=1e-2, sharding=sharding, **settings)
-    for step in range(10):
+    for step in range(STEPS):
         loss_of(model, batch(step, rank)).backward()
         stepper.step()
         stepper.zero_grad()
@@ -46,26 +47,200 @@ def train_in_buffers(rank, size, optimizer, sharding, settings, ddp, build=None)
     return values_of(model.module)
 
 
-OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 400}
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_in_buffers_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
-    """With and without overlaps, and the same as under torch's DDP."""
-    settings = {"clip_grad": 0.0, "weight_decay": 0.1}
-    expected = launch(train_under_torch_ddp, 2, optimizer, "replicated", settings)[0]
-    gather = {**settings, "overlap_param_gather": True}
-    runs = {
-        "replicated": launch(train_in_buffers, 2, optimizer, "replicated", settings, {}),
-        "replicated, overlap": launch(train_in_buffers, 2, optimizer, "replicated", settings, OVERLAP),
-        "distributed": launch(train_in_buffers, 2, optimizer, "distributed", settings, {}),
-        "distributed, overlaps": launch(
-            train_in_buffers, 2, optimizer, "distributed", gather, {**OVERLAP, "overlap_param_gather": True}
-        ),
+def several(rank, size, runs):
+    """Do several runs one after the other in the same processes."""
+    return {
+        name: globals()[function](rank, size, *arguments) for name, (function, *arguments) in runs.items()
     }
-    for run, ranks in runs.items():
-        for values in ranks:
-            assert [name for name, value in expected.items() if not torch.equal(value, values[name])] == [], (
-                run
-            )
+
+
+def given_gradients(rank, size, sharding, build=awkward, settings=PLAIN, pgs=None):
+    """Step on gradients that are the same on all ranks; the last parameter gets none in every third step."""
+    model = build()
+    stepper = build_optimizer(model, "adam", lr=1e-2, sharding=sharding, **settings)
+    generator = torch.Generator().manual_seed(3)
+    params = [param for param in model.parameters() if param.requires_grad]
+    for step in range(STEPS):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        if step % 3 == 2:
+            params[-1].grad = None
+        stepper.step()
+    return values_of(model)
+
+
+def tiny():
+    """A model with fewer parameters than ranks, one of them a scalar."""
+    torch.manual_seed(1)
+    return nn.Linear(1, 1)
+
+
+def differing(expected, ranks):
+    """Return what differs from the expected values, on any rank."""
+    return [
+        (rank, name)
+        for rank, values in enumerate(ranks)
+        for name, value in expected.items()
+        if not torch.equal(value, values[name])
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
+    """Two ranks, ten steps, nothing clipped: under torch's DDP and in buffers, with and without overlaps."""
+    gather = {**PLAIN, "overlap_param_gather": True}
+    runs = {
+        "expected": ("under_torch_ddp", optimizer, "replicated"),
+        "own memory": ("under_torch_ddp", optimizer, "distributed"),
+        "own memory, our wrapper": ("in_buffers", optimizer, "replicated"),
+        "replicated, overlap": ("in_buffers", optimizer, "replicated", OVERLAP),
+        "distributed": ("in_buffers", optimizer, "distributed"),
+        "distributed, small buckets": ("in_buffers", optimizer, "distributed", {"bucket_size": 1}),
+        "distributed, overlap": ("in_buffers", optimizer, "distributed", OVERLAP),
+        "distributed, overlaps": ("in_buffers", optimizer, "distributed", OVERLAPS, gather),
+        "averaging": ("in_buffers", optimizer, "distributed", {"average_in_collective": True}),
+    }
+    results = launch(several, 2, runs)
+    expected = results[0]["expected"]
+    assert {run: differing(expected, [result[run] for result in results]) for run in runs} == dict.fromkeys(
+        runs, []
+    )
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_at_more_ranks_given_gradients_make_the_same_bits(launch, size):
+    """Three and four ranks; more ranks than parameters; a parameter without a gradient is skipped."""
+    for build in (awkward, tiny):
+        expected = given_gradients(0, 1, "replicated", build)
+        assert differing(expected, launch(given_gradients, size, "distributed", build)) == []
+
+
+def test_four_ranks_come_within_rounding_of_a_replicated_optimizer(launch):
+    """Gloo adds four ranks up in an order that depends on the position in the bucket."""
+    runs = {
+        "expected": ("under_torch_ddp", "adam", "replicated"),
+        "sharded": ("in_buffers", "adam", "distributed", OVERLAP),
+    }
+    results = launch(several, 4, runs)
+    for result in results:
+        for name, value in results[0]["expected"].items():
+            torch.testing.assert_close(result["sharded"][name], value, rtol=1e-5, atol=1e-6)
+        assert differing(results[0]["sharded"], [result["sharded"]]) == []
+
+
+def test_clipping_is_the_same_up_to_rounding(launch):
+    """Sharded norms add up in another order."""
+    settings = {"clip_grad": 0.01, "log_num_zeros_in_grad": True}
+    runs = {
+        "expected": ("under_torch_ddp", "adam", "replicated", settings),
+        "own memory": ("under_torch_ddp", "adam", "distributed", settings),
+        "buffers": ("in_buffers", "adam", "distributed", OVERLAP, settings),
+    }
+    for result in launch(several, 2, runs):
+        for name, value in result["expected"].items():
+            torch.testing.assert_close(result["own memory"][name], value, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(result["buffers"][name], value, rtol=1e-6, atol=1e-6)
+
+
+MIXED = {
+    "main params": {"bf16": True, **PLAIN},
+    "remainders": {"bf16": True, "use_precision_aware_optimizer": True, **PLAIN},
+    "low moments": {
+        "bf16": True,
+        "use_precision_aware_optimizer": True,
+        "exp_avg_dtype": torch.bfloat16,
+        "exp_avg_sq_dtype": torch.bfloat16,
+        **PLAIN,
+    },
+}
+
+
+@pytest.mark.parametrize("settings", list(MIXED.values()), ids=list(MIXED))
+def test_mixed_precision_has_the_bits_of_a_replicated_optimizer(launch, settings):
+    """bf16 parameters, fp32 reduction: main parameters, remainders and narrow moments are sharded alike."""
+    fp32 = {"grad_reduce_in_fp32": True}
+    runs = {
+        "expected": ("in_buffers", "adam", "replicated", fp32, settings, torch.bfloat16),
+        "sharded": ("in_buffers", "adam", "distributed", {**fp32, **OVERLAP}, settings, torch.bfloat16),
+    }
+    results = launch(several, 2, runs)
+    assert differing(results[0]["expected"], [result["sharded"] for result in results]) == []
+
+
+def with_two_optimizers(rank, size, sharding):
+    """Matrices by adam, the rest by sgd, in the same buffers."""
+    config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **OVERLAP)
+    model = DistributedDataParallel(awkward(), config)
+    overrides = {ParamKey(predicate=ParamPredicate(name="vector", fn=is_vector)): {"optimizer": "sgd"}}
+    stepper = build_optimizer(model, "adam", overrides=overrides, lr=1e-2, sharding=sharding, **PLAIN)
+    for step in range(STEPS):
+        loss_of(model, batch(step, rank)).backward()
+        stepper.step()
+        stepper.zero_grad()
+    return values_of(model.module)
+
+
+def is_vector(param):
+    """Whether a parameter is no matrix."""
+    return param.ndim < 2
+
+
+def test_two_optimizers_share_a_buffer(launch):
+    """A bucket is gathered once, after both have stepped their parts of it."""
+    expected = launch(with_two_optimizers, 2, "replicated")[0]
+    assert differing(expected, launch(with_two_optimizers, 2, "distributed")) == []
+
+
+def with_instances(rank, size, instances):
+    """Train with the optimizer sharded inside instances; return parameters and elements of state."""
+    config = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, num_distributed_optimizer_instances=instances, **OVERLAP
+    )
+    model = DistributedDataParallel(awkward(), config)
+    stepper = build_optimizer(model, "adam", lr=1e-2, sharding="distributed", clip_grad=0.01)
+    for step in range(STEPS):
+        loss_of(model, batch(step, rank)).backward()
+        result = stepper.step()
+        stepper.zero_grad()
+    held = sum(tensor.numel() for tensor in stepper.get_main_params())
+    return values_of(model.module), held, result.grad_norm
+
+
+def test_instances_shard_inside_and_replicate_across(launch):
+    """Two instances of two ranks each train like one of four, and each holds all of the state once."""
+    one, two = launch(with_instances, 4, 1), launch(with_instances, 4, 2)
+    total = sum(param.numel() for param in awkward().parameters() if param.requires_grad)
+    assert sum(held for _, held, _ in one) == total
+    assert sum(held for _, held, _ in two[:2]) == sum(held for _, held, _ in two[2:]) == total
+    assert two[0][2] == pytest.approx(one[0][2], rel=1e-5)
+    for values, *_ in two:
+        for name, value in one[0][0].items():
+            torch.testing.assert_close(values[name], value, rtol=1e-5, atol=1e-6)
+        assert differing(two[0][0], [values]) == []
+
+
+def state_bytes(rank, size, optimizer):
+    """Return the bytes of this rank's state, and what the documentation's formula says."""
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+    config = DistributedDataParallelConfig(use_distributed_optimizer=True)
+    stepper = build_optimizer(
+        DistributedDataParallel(model.bfloat16(), config),
+        optimizer,
+        lr=1e-2,
+        sharding="distributed",
+        bf16=True,
+    )
+    part = stepper.parts[0]
+    tensors = [tensor for state in part.inner.state.values() for tensor in state.values() if tensor.ndim]
+    tensors += part.stepped
+    (layout,) = stepper.parts[0].sharded.memory.layout.buffers.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors), layout.numel
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_state_takes_the_bytes_that_the_documentation_says(launch, size):
+    """12 bytes a parameter (fp32 main copy and two moments), divided by the number of ranks."""
+    params = 2 * (256 * 256 + 256)
+    measured = launch(state_bytes, size, "adam")
+    assert [held for held, _ in measured] == [12 * params // size] * size
+    assert measured[0][1] == params

@@ -72,7 +72,7 @@ def test_bits_per_byte_is_the_mean_over_every_byte() -> None:
     measured = run.train().val_bits_per_byte
     tokens, total = TEXT.val, 0.0
     for start in range(0, len(tokens) - 1, 16):
-        window = tokens[start : start + 17]
+        window = tokens[start : start + 17].long()
         probabilities = run.model(window[None, :-1])[0].double().softmax(dim=-1)
         total -= probabilities[range(len(window) - 1), window[1:]].log2().sum().item()
     assert measured == pytest.approx(total / (len(tokens) - 1), rel=1e-6)

@@ -28,7 +28,7 @@ class EventLog:
 
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), flush_secs=10)
 
     def __enter__(self) -> Self:
         return self

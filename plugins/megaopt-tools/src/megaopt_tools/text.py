@@ -46,12 +46,12 @@ class Text:
 
     @property
     def train(self) -> torch.Tensor:
-        """The first 90 % as tokens, int64, shape `[bytes]`."""
+        """The first 90 % as tokens, uint8, shape `[bytes]`."""
         return _tokens(self.data[: self.train_bytes])
 
     @property
     def val(self) -> torch.Tensor:
-        """The last 10 % as tokens, int64, shape `[bytes]`."""
+        """The last 10 % as tokens, uint8, shape `[bytes]`."""
         return _tokens(self.data[self.train_bytes :])
 
     @property
@@ -79,7 +79,8 @@ class Text:
 
 
 def _tokens(data: bytes) -> torch.Tensor:
-    return torch.tensor(list(data), dtype=torch.int64)
+    # A bytearray is a copy that may be written to; torch warns of memory that may not.
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def builtin_text() -> Text:
@@ -115,20 +116,20 @@ def batches(
     """Yield batches from random places, without end; the same seed yields the same ones.
 
     Args:
-        tokens: int64, shape `[bytes]`, longer than `context`.
+        tokens: whole numbers, shape `[bytes]`, longer than `context`.
         batch_size: windows in a batch.
         context: length of a window.
         seed: of the places.
 
     Yields:
-        Inputs and targets, each `[batch_size, context]`; a target is the byte that follows its input.
+        Inputs and targets, int64, each `[batch_size, context]`; a target is the byte that follows its input.
     """
     generator = torch.Generator().manual_seed(seed)
     places = len(tokens) - context
     reach = torch.arange(context + 1)
     while True:
         starts = torch.randint(places, (batch_size, 1), generator=generator)
-        window = tokens[starts + reach]
+        window = tokens[starts + reach].long()
         yield window[:, :-1], window[:, 1:]
 
 
@@ -138,12 +139,12 @@ def windows(
     """Yield a text from its beginning to its end, every byte but the first as a target exactly once.
 
     Args:
-        tokens: int64, shape `[bytes]`.
+        tokens: whole numbers, shape `[bytes]`.
         batch_size: most windows in a batch.
         context: length of a window; the last one may be shorter.
 
     Yields:
-        Inputs and targets, each `[windows, length]`.
+        Inputs and targets, int64, each `[windows, length]`.
 
     Example:
         >>> for inputs, targets in windows(torch.arange(6), batch_size=8, context=2):
@@ -155,7 +156,7 @@ def windows(
     inputs = tokens[: whole * context].view(whole, context)
     targets = tokens[1 : whole * context + 1].view(whole, context)
     for start in range(0, whole, batch_size):
-        yield inputs[start : start + batch_size], targets[start : start + batch_size]
-    rest = tokens[whole * context :]
+        yield inputs[start : start + batch_size].long(), targets[start : start + batch_size].long()
+    rest = tokens[whole * context :].long()
     if len(rest) > 1:
         yield rest[None, :-1], rest[None, 1:]

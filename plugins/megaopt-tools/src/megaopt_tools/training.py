@@ -222,7 +222,7 @@ def bits_per_byte(model: GPT, tokens: torch.Tensor, context: int, batch_size: in
 
     Args:
         model: the model.
-        tokens: int64, shape `[bytes]`.
+        tokens: whole numbers, shape `[bytes]`.
         context: length of a window.
         batch_size: windows that are computed at once.
     """

@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.sharding.layout import BufferKey, GradReduction, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_core.sharding.layout import (
+    BufferKey,
+    GradReduction,
+    LayoutOptions,
+    PerBufferParamLayout,
+    PieceSpec,
+    World,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megaopt_core.parallel.groups import ProcessGroupCollection
 
-__all__ = ["LiveModel", "ParamLayout", "Piece", "ShardedParams", "ShardingStrategy"]
+__all__ = [
+    "LiveModel",
+    "ParamLayout",
+    "Piece",
+    "ShardedParams",
+    "ShardingStrategy",
+    "finish_grad_sync",
+    "gradient_of",
+]
+
+
+def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient that a step uses: `main_grad` where a buffer provides one, else `grad`.
+
+    Args:
+        param: the model parameter.
+    """
+    main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
+    return param.grad if main_grad is None else main_grad
+
+
+def finish_grad_sync(chunks: Sequence[torch.nn.Module]) -> None:
+    """Wait until the gradients of wrapped chunks are reduced; chunks that megaopt does not wrap are left alone.
+
+    Args:
+        chunks: the model chunks.
+    """
+    for chunk in chunks:
+        finish = getattr(chunk, "finish_grad_sync", None)
+        if finish is not None:
+            finish()
 
 
 class ParamLayout(Protocol):
@@ -67,6 +104,19 @@ class LiveModel:
 
     chunks: Sequence[torch.nn.Module]
     params: Mapping[str, torch.nn.Parameter]
+    _shared: dict[int, tuple[object, Any]] = field(factory=dict, init=False)
+
+    def shared[T](self, key: object, make: Callable[[], T]) -> T:
+        """Return what a strategy keeps once for all optimizers of this model, made at the first call.
+
+        Args:
+            key: an object that tells it from others, such as the layout; compared by identity.
+            make: makes it.
+        """
+        if id(key) not in self._shared:
+            self._shared[id(key)] = key, make()
+        value: T = self._shared[id(key)][1]
+        return value
 
 
 class ShardedParams(Protocol):
@@ -87,7 +137,7 @@ class ShardedParams(Protocol):
         """Begin to bring the updated pieces to every rank that needs them."""
 
     def finish_param_sync(self) -> None:
-        """Return when every model parameter is up to date on this rank."""
+        """Return when every model parameter is up to date on this rank, or when its forward pass will wait for it."""
 
 
 @runtime_checkable

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import define, frozen
 
+from megaopt_core.errors import ShardingError
 from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
+from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece, finish_grad_sync, gradient_of
 from megaopt_core.sharding.layout import (
     BufferKey,
     GradReduction,
@@ -24,17 +25,7 @@ if TYPE_CHECKING:
 
     from megaopt_core.parallel.groups import ProcessGroupCollection
 
-__all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams", "gradient_of"]
-
-
-def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient that a step uses: `main_grad` where a buffer provides one, else `grad`.
-
-    Args:
-        param: the model parameter.
-    """
-    main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
-    return param.grad if main_grad is None else main_grad
+__all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams"]
 
 
 @frozen
@@ -65,13 +56,21 @@ class ReplicatedLayout:
 
 @define
 class ReplicatedParams:
-    """Live pieces that are the model's parameters themselves."""
+    """Live pieces that are the model's parameters themselves.
+
+    Args:
+        pieces: one a parameter.
+        stats_group: norms and counts add up over it.
+        chunks: the model; gradients of wrapped chunks are reduced before they are taken.
+    """
 
     pieces: Sequence[Piece]
     stats_group: ProcessGroup | None = None
+    chunks: Sequence[torch.nn.Module] = ()
 
     def collect_grads(self) -> None:
         """Take every parameter's gradient as it is."""
+        finish_grad_sync(self.chunks)
         for piece in self.pieces:
             piece.grad = gradient_of(piece.model_params[0])
 
@@ -105,8 +104,16 @@ class Replicated:
         Args:
             specs: the parameters, in model order.
             world: not used.
-            options: not used.
+            options: the buffers that the model is wrapped in.
+
+        Raises:
+            ShardingError: gradients are scattered, so that no rank has whole ones.
         """
+        if options.buffers is not None:
+            raise ShardingError(
+                f"sharding={self.name!r} needs whole gradients, but DistributedDataParallel leaves each rank its part: "
+                "wrap the model with use_distributed_optimizer=False, or build with sharding='distributed'"
+            )
         return ReplicatedLayout(tuple(specs))
 
     def attach(
@@ -133,4 +140,4 @@ class Replicated:
             if spec.group in wanted:
                 param = model.params[spec.members[0][1].name]
                 pieces.append(Piece(spec, param, (param,)))
-        return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert))
+        return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert), model.chunks)

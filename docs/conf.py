@@ -34,6 +34,8 @@ myst_heading_anchors = 3
 packages = {
     "megaopt_core": "../megaopt_core",
     "megaopt_adam": "../plugins/megaopt-adam/src/megaopt_adam",
+    "megaopt_distributed": "../plugins/megaopt-distributed/src/megaopt_distributed",
+    "megaopt_lion": "../plugins/megaopt-lion/src/megaopt_lion",
     "megaopt_muon": "../plugins/megaopt-muon/src/megaopt_muon",
     "megaopt_tools": "../plugins/megaopt-tools/src/megaopt_tools",
 }

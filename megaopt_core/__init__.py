@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.chained import ChainedOptimizer
     from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler
     from megaopt_core.optimizers.result import StepResult
-    from megaopt_core.optimizers.wrappers import (
-        Float16OptimizerWithFloat16Params,
-        FP32Optimizer,
-        MixedPrecisionOptimizer,
-    )
     from megaopt_core.parallel.groups import ProcessGroupCollection
     from megaopt_core.params.keys import ParamKey, ParamPredicate, ParamWithNamePredicate
     from megaopt_core.params.overrides import (
@@ -50,6 +45,11 @@ if TYPE_CHECKING:
     from megaopt_core.schedules.scheduler import OptimizerParamScheduler
     from megaopt_core.schedules.styles import ScheduleStyle
     from megaopt_core.sharding.base import ShardingStrategy
+    from megaopt_core.wrappers import (
+        FP32Optimizer,
+        Float16OptimizerWithFloat16Params,
+        MixedPrecisionOptimizer,
+    )
 
 __all__ = [
     "ChainedOptimizer",
@@ -101,14 +101,14 @@ _HOME = {
     "DistributedDataParallel": "distributed.data_parallel",
     "DistributedDataParallelConfig": "distributed.config",
     "DynamicGradScaler": "optimizers.grad_scaler",
-    "FP32Optimizer": "optimizers.wrappers",
-    "Float16OptimizerWithFloat16Params": "optimizers.wrappers",
+    "FP32Optimizer": "wrappers",
+    "Float16OptimizerWithFloat16Params": "wrappers",
     "Granularity": "params.specs",
     "LoadReport": "checkpoint.report",
     "MatrixView": "params.views",
     "MegaoptError": "errors",
     "MegatronOptimizer": "optimizers.base",
-    "MixedPrecisionOptimizer": "optimizers.wrappers",
+    "MixedPrecisionOptimizer": "wrappers",
     "OptimizerConfig": "config",
     "OptimizerEntry": "entries",
     "OptimizerParamScheduler": "schedules.scheduler",

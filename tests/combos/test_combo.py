@@ -10,11 +10,15 @@ import pytest
 PLUGINS = Path(__file__).parents[2] / "plugins"
 EVERY = {folder.name.removeprefix("megaopt-") for folder in PLUGINS.glob("megaopt-*")}
 
-# The plugins of an environment, named and needed. muon steps what is not a matrix with adam.
+# The plugins of an environment, named and needed. adam steps what lion and muon leave alone.
 COMBOS = {
     "core": set(),
     "adam": {"adam"},
+    "adam-distributed": {"adam", "distributed"},
+    "lion": {"adam", "lion"},
     "muon": {"adam", "muon"},
+    "models": set(),
+    "thirdparty": set(),
     "all": EVERY,
     "wheels": EVERY,
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
     from megaopt_core.params.specs import ParamSpec
 
-__all__ = ["ModelTensors", "chunks_of_model", "collect_model", "model_key"]
+__all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key"]
 
 
 def model_key(name: str) -> str:
@@ -28,12 +28,19 @@ def model_key(name: str) -> str:
     return f"model.{name}"
 
 
-def chunks_of_model(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:
-    """Return the chunks of what a caller gave as a model.
+def finish_param_sync(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> None:
+    """Wait until parameters that are still being gathered after a step have arrived.
 
     Args:
-        model: a module, a sequence of modules, or None.
+        model: the model, its chunks, or None.
     """
+    for chunk in _chunks(model):
+        finish = getattr(chunk, "finish_param_sync", None)
+        if finish is not None:
+            finish()
+
+
+def _chunks(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:
     if model is None:
         return []
     return [model] if isinstance(model, torch.nn.Module) else list(model)
@@ -88,7 +95,7 @@ def collect_model(
     if optimizer is not None and optimizer.routing is not None:
         specs = {name: entry.spec for name, entry in optimizer.routing.params.items()}
     seen: dict[int, str] = {}
-    for chunk in chunks_of_model(model):
+    for chunk in _chunks(model):
         for prefix, module in named_modules(chunk):
             for attribute, tensor in _own_tensors(module):
                 local = join(prefix, attribute)

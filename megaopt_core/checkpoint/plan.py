@@ -10,7 +10,7 @@ from attrs import define, field
 
 from megaopt_core.checkpoint.mapping import PieceState, piece_states
 from megaopt_core.checkpoint.matching import Matching, match
-from megaopt_core.checkpoint.model import ModelTensors, collect_model
+from megaopt_core.checkpoint.model import ModelTensors, collect_model, finish_param_sync
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.renaming import Rename
 from megaopt_core.checkpoint.report import LoadReport
@@ -133,6 +133,7 @@ def plan_load(
     Raises:
         CheckpointError: it does not fit.
     """
+    finish_param_sync(model)
     tensors = ranks.agree(lambda: collect_model(model, optimizer))
     found = match(source, tensors, model is not None, optimizer, strict=strict, rename=rename, ranks=ranks)
     plan = LoadPlan(source, found.report, optimizer, tensors)

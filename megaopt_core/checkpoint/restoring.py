@@ -13,7 +13,7 @@ from megaopt_core.checkpoint.scalars import agreed_value, ranges_of
 from megaopt_core.checkpoint.sources import Request, Source
 from megaopt_core.checkpoint.values import decode, dtype_named
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.optimizers.state_codes import decode_state, encode_state
+from megaopt_core.optimizers.state_codes import decode_state
 from megaopt_core.params.specs import Shard
 
 __all__ = ["MAIN_PARAM", "Member", "PieceRestore"]
@@ -210,11 +210,10 @@ class PieceRestore:
             for start, stop, scale in scales:
                 values[start:stop] = decode_state(raw.view(-1)[start:stop], torch.as_tensor(scale, device=raw.device))
             values = values.view(raw.shape)
-            if scale_key not in live:
-                live[key] = values if key not in live else live[key].copy_(values)
-                return
-            live[key], scale = encode_state(values, live[key].dtype)
-            live[scale_key] = scale
+            if key in live:
+                self.piece.part.precision.write_state(self.piece.index, key, live, values)
+            else:
+                live[key] = values
 
         self.finals.append(finish)
 

@@ -18,7 +18,7 @@ from megaopt_core.checkpoint.background import PendingSave, background_group, in
 from megaopt_core.checkpoint.document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.checkpoint.manifest import Manifest
 from megaopt_core.checkpoint.mapping import collect_state
-from megaopt_core.checkpoint.model import collect_model
+from megaopt_core.checkpoint.model import collect_model, finish_param_sync
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.retention import remove_older, require_numbered
 from megaopt_core.checkpoint.staging import Staging
@@ -110,6 +110,7 @@ def save_checkpoint(
     target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that must not be replaced
     ranks = Ranks(process_group)
     require_numbered(target, keep_last)
+    finish_param_sync(model)
     tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks)
     held: list[Staging] = []
     ranks.first(lambda: held.append(Staging.begin(target)))

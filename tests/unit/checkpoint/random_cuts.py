@@ -1,0 +1,131 @@
+"""A sharding strategy whose layouts are cut anywhere: what every checkpoint must be able to load and save.
+
+All parameters of a group lie one after the other in a random order; each rank steps the range between two random cuts,
+in memory of its own.
+"""
+
+import random
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from attrs import define, frozen
+
+from megaopt_core import hookimpl
+from megaopt_core.params.specs import Granularity
+from megaopt_core.parallel.groups import is_distributed
+from megaopt_core.sharding.base import Piece
+from megaopt_core.sharding.layout import PieceSpec
+from megaopt_core.testing import temporary_plugin
+
+
+@frozen
+class CutLayout:
+    specs: tuple
+    ranks: int
+    seed: int
+
+    buffers = {}
+    reduction = {}
+
+    def pieces(self, dp_rank, expert_dp_rank):
+        found = []
+        for group in sorted({spec.group for spec in self.specs}):
+            chance = random.Random(f"{self.seed} {group}")
+            specs = [spec for spec in self.specs if spec.group == group]
+            chance.shuffle(specs)
+            total = sum(spec.numel for spec in specs)
+            cuts = [0, *sorted(chance.randint(0, total) for _ in range(self.ranks - 1)), total]
+            low, high = cuts[dp_rank], cuts[dp_rank + 1]
+            members, size, at = [], 0, 0
+            for spec in specs:
+                start, stop = max(low - at, 0), min(high - at, spec.numel)
+                if start < stop:
+                    members.append((size, spec.shard(start, stop)))
+                    size += stop - start
+                at += spec.numel
+            if members:
+                found.append(PieceSpec(group, (size,), tuple(members)))
+        return found
+
+
+@define
+class CutParams:
+    pieces: list
+    model: object
+    stats_group = None
+
+    def collect_grads(self):
+        for piece in self.pieces:
+            piece.grad = torch.cat(
+                [
+                    param.grad.reshape(-1)[shard.start : shard.stop]
+                    for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
+                ]
+            )
+
+    def start_param_sync(self):
+        """Every element has one owner: the others send zeros."""
+        owned = {name: torch.zeros_like(param).view(-1) for name, param in self.model.items()}
+        for piece in self.pieces:
+            for offset, shard in piece.spec.members:
+                owned[shard.name][shard.start : shard.stop] = piece.param[offset : offset + shard.numel]
+        for name, param in self.model.items():
+            if is_distributed():
+                dist.all_reduce(owned[name])
+            param.data.copy_(owned[name].view_as(param))
+
+    def finish_param_sync(self):
+        pass
+
+
+@frozen
+class RandomCuts:
+    """Args: name; seed of the cuts; ranks: None means those of the world."""
+
+    name: str
+    seed: int
+    ranks: int | None = None
+    rank: int | None = None
+    granularities = frozenset({Granularity.ELEMENT})
+    companion = "replicated"
+
+    def refuse(self, param, spec):
+        return None
+
+    def layout(self, specs, world, options):
+        return CutLayout(tuple(specs), self.ranks or world.data_parallel_size, self.seed)
+
+    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+        rank = self.rank if self.rank is not None else (dist.get_rank() if is_distributed() else 0)
+        pieces = []
+        for spec in layout.pieces(rank, rank):
+            if spec.group in groups:
+                params = tuple(model.params[shard.name] for _, shard in spec.members)
+                flat = torch.cat([
+                    param.detach().reshape(-1)[shard.start : shard.stop]
+                    for param, (_, shard) in zip(params, spec.members, strict=True)
+                ])
+                pieces.append(Piece(spec, torch.nn.Parameter(flat), params))
+        mine = {spec.name: model.params[spec.name] for spec in layout.specs if spec.group in groups}
+        return CutParams(pieces, mine)
+
+
+class CutPlugin:
+    """Strategies `cut0`, `cut1`...: one a seed."""
+
+    megaopt_api = "1"
+
+    def __init__(self, seeds, **where):
+        self.strategies = {f"cut{seed}": RandomCuts(f"cut{seed}", seed, **where) for seed in seeds}
+
+    @hookimpl
+    def megaopt_sharding_strategies(self):
+        return self.strategies
+
+
+@contextmanager
+def random_cuts(*seeds, **where):
+    """Register a strategy a seed for the time of a `with` block."""
+    with temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"):
+        yield [f"cut{seed}" for seed in seeds]

@@ -1,0 +1,56 @@
+"""A small model that trains, and what two of them are compared by."""
+
+import torch
+
+from megaopt_core import build_optimizer
+from megaopt_core.checkpoint.mapping import collect_state
+from megaopt_core.testing.models import TinyGPT
+
+
+def make(seed=0, optimizer="adam", *, dtype=torch.float32, width=8, layers=1, **settings):
+    """Return a model and its optimizer."""
+    torch.manual_seed(seed)
+    model = TinyGPT(width=width, layers=layers).to(dtype)
+    if dtype is not torch.float32:
+        settings["bf16" if dtype is torch.bfloat16 else "fp16"] = True
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.0, **settings}
+    return model, build_optimizer(model, optimizer, **settings)
+
+
+def train(model, optimizer, steps, scheduler=None):
+    """Take the steps of these numbers, with gradients that depend on the numbers alone."""
+    for step in steps:
+        chance = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            if param.requires_grad:
+                param.grad = torch.randn(param.shape, generator=chance).to(param.dtype)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step(increment=1)
+
+
+def values(model):
+    """Return every parameter, copied."""
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+def logical_state(optimizer):
+    """Return this rank's state as `{key: whole tensor with NaN where another rank holds it}`."""
+    found = {}
+    for key, tensor in collect_state(optimizer).tensors.items():
+        whole = torch.full(tensor.shape, torch.nan, dtype=torch.float64)
+        for index, chunk in enumerate(tensor.chunks):
+            box = whole
+            for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                box = box.narrow(dim, offset, size)
+            box.copy_(tensor.local(index))
+        found[key] = whole
+    return found
+
+
+def same(left, right):
+    """Return whether two mappings hold the same tensors, bit for bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+__all__ = ["logical_state", "make", "same", "train", "values"]

@@ -1,0 +1,74 @@
+"""A rank that dies in the middle of a step stops the others, and the run resumes from its checkpoint."""
+
+import os
+import signal
+
+import pytest
+import torch
+from models import awkward, batch, loss_of, values_of
+
+from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, build_optimizer
+from megaopt_core.errors import CommunicationError
+
+pytestmark = pytest.mark.distributed
+
+
+def build():
+    """Return a wrapped model and its optimizer."""
+    config = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=400
+    )
+    model = DistributedDataParallel(awkward(), config)
+    return model, build_optimizer(model, "adam", lr=1e-2, sharding="distributed", clip_grad=0.0)
+
+
+def train(model, optimizer, rank, steps):
+    """Train for some steps."""
+    for step in steps:
+        loss_of(model, batch(step, rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def dies_in_mid_step(rank, size, folder):
+    """Save after three steps; rank 1 is killed inside of the fifth; the others report their error."""
+    model, optimizer = build()
+    train(model, optimizer, rank, range(3))
+    torch.save((model.state_dict(), optimizer.state_dict()), f"{folder}/{rank}.pt")
+    train(model, optimizer, rank, range(3, 4))
+    loss_of(model, batch(4, rank)).backward()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        optimizer.step()
+    except CommunicationError as error:
+        return str(error)
+    return "no error"
+
+
+def resumes(rank, size, folder):
+    """Load what was saved and go on to the sixth step."""
+    model, optimizer = build()
+    weights, state = torch.load(f"{folder}/{rank}.pt", weights_only=False)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, rank, range(3, 6))
+    return values_of(model.module)
+
+
+def undisturbed(rank, size):
+    """Train six steps without any accident."""
+    model, optimizer = build()
+    train(model, optimizer, rank, range(6))
+    return values_of(model.module)
+
+
+def test_the_others_fail_in_time_and_the_run_resumes(launch, tmp_path):
+    """The error says what to do; the resumed run has the bits of an undisturbed one."""
+    error, _ = launch(dies_in_mid_step, 2, str(tmp_path), group_timeout=10.0, may_die=True)
+    assert "another rank has stopped" in error
+    assert "Restart all ranks from the last checkpoint" in error
+    expected, resumed = launch(undisturbed, 2), launch(resumes, 2, str(tmp_path))
+    for rank in range(2):
+        for name, value in expected[rank].items():
+            assert torch.equal(value, resumed[rank][name]), name

@@ -1,0 +1,58 @@
+"""Layouts for hundreds of ranks, without the ranks: torch's fake process group and tensors without memory."""
+
+import subprocess
+import sys
+
+CODE = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, OptimizerConfig, route
+from megaopt_core.sharding.layout import World
+from megaopt_core.sharding.wrapped import strategy_layouts, wrapped_buffers
+
+RANKS = 512
+begun = time.monotonic()
+with torch.device("meta"):
+    bare = nn.Sequential(nn.Embedding(50257, 1024), *(nn.TransformerEncoderLayer(1024, 16, 4096) for _ in range(12)))
+routing = route(OptimizerConfig(optimizer="adam", lr=1e-3, sharding="distributed"), bare)
+dist.init_process_group("fake", rank=37, world_size=RANKS, store=FakeStore())
+with FakeTensorMode():
+    module = nn.Sequential(nn.Embedding(50257, 1024), *(nn.TransformerEncoderLayer(1024, 16, 4096) for _ in range(12)))
+    config = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=20_000_000
+    )
+    model = DistributedDataParallel(module, config)
+    (layout,) = strategy_layouts(routing, model.process_groups, wrapped_buffers([model], None)).values()
+    model.start_param_sync()
+    model.finish_grad_sync()
+    shards = {bucket.shard_range(bucket.grad_data.numel()) for bucket in model.buckets}
+
+owned = dict.fromkeys(routing.params, 0)
+per_rank = []
+for rank in range(RANKS):
+    elements = 0
+    for piece in layout.pieces(rank, rank):
+        for _, shard in piece.members:
+            owned[shard.name] += shard.numel
+            elements += shard.numel
+    per_rank.append(elements)
+assert owned == {name: entry.spec.numel for name, entry in routing.params.items()}
+(buffer,) = layout.buffers.values()
+assert all((high - low) % (RANKS * 8) == 0 for low, high in buffer.buckets)
+assert max(per_rank) <= buffer.numel // RANKS
+print(len(buffer.buckets), "buckets", round(time.monotonic() - begun, 1), "seconds")
+"""
+
+
+def test_512_ranks_share_every_element_out_in_seconds():
+    """200 M parameters in buckets over 512 ranks: every element has one owner, every cut is aligned."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "buckets"

@@ -14,7 +14,7 @@ from attrs import asdict, define, field, frozen
 from megaopt_core.checkpoint.files import write_durably
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, CheckpointVersionError
 
-__all__ = ["FORMAT_VERSION", "MANIFEST", "Manifest", "StoredChunk", "StoredTensor", "read_manifest", "write_manifest"]
+__all__ = ["FORMAT_VERSION", "MANIFEST", "Manifest", "StoredChunk", "StoredTensor", "parse_manifest", "read_manifest", "write_manifest"]
 
 FORMAT_VERSION = 1
 """The newest format that is read, and the one that is written."""
@@ -144,7 +144,10 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             f"{folder / MANIFEST} is not what was written: its SHA-256 differs from that in {_CHECKSUM}",
             path=str(folder / MANIFEST),
         )
-    return _parse(folder, data)
+    values = json.loads(data)
+    if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
+        raise CheckpointError(f"{folder / MANIFEST} is not a megaopt checkpoint's", path=str(folder))
+    return parse_manifest(folder, values)
 
 
 def _require_folder(folder: Path) -> None:
@@ -175,10 +178,17 @@ def _no_manifest(folder: Path, missing: str) -> CheckpointError:
     return CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}", path=str(folder))
 
 
-def _parse(folder: Path, data: bytes) -> Manifest:
-    values = json.loads(data)
-    if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
-        raise CheckpointError(f"{folder / MANIFEST} is not a megaopt checkpoint's", path=str(folder))
+def parse_manifest(folder: Path, values: Any) -> Manifest:
+    """Return the manifest that a JSON document holds.
+
+    Args:
+        folder: where it comes from.
+        values: the document.
+
+    Raises:
+        CheckpointVersionError: a newer version of megaopt wrote it.
+        CheckpointCorruptError: it names a file outside of its folder.
+    """
     version = values.get("version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         by = values.get("written", {}).get("megaopt-core", "a newer version")

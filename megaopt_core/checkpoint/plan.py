@@ -23,7 +23,7 @@ from megaopt_core.optimizers.precision import LOW_PRECISION
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
 
-__all__ = ["LoadPlan", "plan_load"]
+__all__ = ["LoadPlan", "plan_load", "plan_optimizer"]
 
 
 @define
@@ -141,7 +141,7 @@ def plan_load(
     def fill() -> list[str]:
         _plan_model(plan, found, tensors)
         if optimizer is not None and source.manifest.optimizer is not None:
-            _plan_optimizer(plan, found, optimizer)
+            plan_optimizer(plan, found, optimizer)
         if scheduler is not None:
             _plan_scheduler(plan, scheduler)
         plan.report.extra = read_values(source, source.manifest.extra)
@@ -187,7 +187,14 @@ def _plan_model(plan: LoadPlan, found: Matching, tensors: ModelTensors) -> None:
 _LOW_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in LOW_PRECISION)
 
 
-def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer) -> None:
+def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer) -> None:
+    """Find out what will be written into an optimizer; nothing is changed.
+
+    Args:
+        plan: receives it.
+        found: which name is which.
+        optimizer: the optimizer.
+    """
     for piece in piece_states(optimizer):
         restore = PieceRestore(piece, _members(plan.source, found, piece), plan.source)
         restore.plan()

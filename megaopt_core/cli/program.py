@@ -12,15 +12,33 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from megaopt_core.cli import check_plugin, describe, explain, optimizers, plugins, schedule
+from megaopt_core.cli import (
+    check_plugin,
+    convert,
+    describe,
+    explain,
+    optimizers,
+    plugins,
+    schedule,
+    verify_checkpoint,
+)
 from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, MegaoptError
 from megaopt_core.registry import get_registry
 
 __all__ = ["CORE_COMMANDS", "build_parser", "main"]
 
-_MODULES = (plugins, optimizers, describe, explain, schedule, check_plugin)
+_MODULES = (plugins, optimizers, describe, explain, schedule, check_plugin, verify_checkpoint, convert)
 
-CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain", "schedule", "check-plugin")
+CORE_COMMANDS = (
+    "plugins",
+    "optimizers",
+    "describe",
+    "explain",
+    "schedule",
+    "check-plugin",
+    "verify-checkpoint",
+    "convert",
+)
 """Commands that the core brings."""
 
 

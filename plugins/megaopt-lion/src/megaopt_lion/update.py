@@ -1,6 +1,8 @@
 r"""Lion's update of one tensor, in one pass over memory.
 
-.. math:: p \leftarrow f p - \eta \operatorname{sign}(m + (1 - \beta_1)(g - m)), \quad m \leftarrow m + (1 - \beta_2)(g - m)
+.. math::
+    p \leftarrow f p - \eta \operatorname{sign}(m + (1 - \beta_1)(g - m)), \qquad
+    m \leftarrow m + (1 - \beta_2)(g - m)
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ def batch_limit(rows: int, columns: int, device: torch.device) -> int:
         columns: of each matrix.
         device: where they are.
     """
-    elements = rows * columns
-    budget = 1 << 16 if device.type == "cpu" else 1 << 26
-    return max(1, budget // max(1, elements))
+    if device.type == "cpu" and min(rows, columns) >= 256:
+        return 1
+    budget = 1 << (18 if device.type == "cpu" else 26)
+    return max(1, budget // max(1, rows * columns))
 
 
 def orthogonalize_pieces(

@@ -38,6 +38,7 @@ class Spectrum(StrEnum):
 SPREAD_LIMIT = 0.08
 """Frobenius norm of a Gram matrix of trace 1 up to which no singular value stands out."""
 
+_SMALLEST_BLOCKS = 256
 _EVEN_LIMIT = 1.6  # the same norm relative to that of equal eigenvalues; 1.41 for a square Gaussian matrix
 
 
@@ -68,6 +69,8 @@ def plan_blocks(
         return standard
     if method == "gram":
         return longest_blocks(coefficients, torch.bfloat16, spectrum)
+    if device.type == "cpu" and dtype.itemsize == 2 and small < _SMALLEST_BLOCKS:
+        return standard  # products of so small matrices take no longer than what goes on around them
     blocks = longest_blocks(coefficients, dtype, spectrum)
     share, aspect = symmetric_share(small, dtype, device), large / small
     return min(standard, blocks, key=lambda lengths: _cost(lengths, share, aspect))

@@ -1,0 +1,184 @@
+"""Time one step of Muon against other packages', in turns, one thread.
+
+    python benchmarks/muon.py                     # every suite
+    python benchmarks/muon.py squares --rounds 9  # some
+
+Peers that are not installed are left out and named. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
+spectrum that falls with a power of 3/4, as those of real networks do: what shortcut is allowed depends on it.
+"""
+
+import argparse
+import importlib
+import warnings
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from harness import interleave, ratio, summary, write_result
+from megaopt_muon.muon import TensorParallelMuon
+
+WIDTH = 768
+GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+LLAMA = [(512, 4096), (128, 4096), (128, 4096), (4096, 512), (1792, 4096), (1792, 4096), (4096, 1792)]
+SMALL = [(384, 128), (128, 128), (512, 128), (128, 512)]
+SUITES = {
+    "gpt2": (GPT2, 7),
+    "gpt2_concentrated": (GPT2, 5),
+    "llama": (LLAMA, 2),
+    "square_768": ([(WIDTH, WIDTH)], 15),
+    "square_2048": ([(2048, 2048)], 4),
+    "small": (SMALL * 4, 25),
+}
+"""One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; squares; a demo model."""
+
+LR, MOMENTUM, DECAY = 0.02, 0.95, 0.1
+
+
+def parameters(shapes: list[tuple[int, int]], *, concentrated: bool) -> list[torch.nn.Parameter]:
+    """Return parameters with gradients of the suite's spectrum."""
+    generator = torch.Generator().manual_seed(0)
+    params = []
+    for rows, columns in shapes:
+        param = torch.nn.Parameter(torch.randn(rows, columns, generator=generator) * 0.02)
+        gradient = torch.randn(rows, columns, generator=generator)
+        if concentrated:
+            size = min(rows, columns)
+            left = torch.linalg.qr(torch.randn(rows, size, generator=generator))[0]
+            right = torch.linalg.qr(torch.randn(columns, size, generator=generator))[0]
+            gradient = (left * torch.arange(1, size + 1) ** -0.75) @ right.mT
+        param.grad = gradient
+        params.append(param)
+    return params
+
+
+def ours(params: list[torch.nn.Parameter], precision: str) -> torch.optim.Optimizer:
+    """Return Muon of megaopt."""
+    return TensorParallelMuon(params, LR, MOMENTUM, True, DECAY, fp32_matmul_prec=precision)
+
+
+def emerging(params: list[torch.nn.Parameter], precision: str) -> torch.optim.Optimizer:
+    """Return Muon of emerging-optimizers."""
+    module = importlib.import_module("emerging_optimizers.orthogonalized_optimizers")
+    return module.Muon(params, LR, MOMENTUM, DECAY, nesterov=True, fp32_matmul_prec=precision)
+
+
+def torch_muon(params: list[torch.nn.Parameter], precision: str) -> torch.optim.Optimizer | None:
+    """Return Muon of torch, which computes in bfloat16."""
+    return torch.optim.Muon(params, LR, DECAY, MOMENTUM) if precision == "medium" else None
+
+
+def pytorch_optimizer(
+    params: list[torch.nn.Parameter], precision: str, **kwargs: Any
+) -> torch.optim.Optimizer | None:
+    """Return Muon of pytorch_optimizer, which computes in bfloat16."""
+    module = importlib.import_module("pytorch_optimizer")
+    group = {"params": params, "use_muon": True}
+    return module.Muon([group], LR, MOMENTUM, DECAY, **kwargs) if precision == "medium" else None
+
+
+def pytorch_optimizer_gram(params: list[torch.nn.Parameter], precision: str) -> torch.optim.Optimizer | None:
+    """Return Muon of pytorch_optimizer with its iteration on Gram matrices."""
+    return pytorch_optimizer(params, precision, ns_method="gram_newton_schulz")
+
+
+def heavyball(params: list[torch.nn.Parameter], precision: str) -> torch.optim.Optimizer | None:
+    """Return Muon of heavyball, which computes in bfloat16."""
+    module = importlib.import_module("heavyball")
+    return (
+        module.Muon(params, lr=LR, betas=(MOMENTUM, 0.99), weight_decay=DECAY)
+        if precision == "medium"
+        else None
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer | None]] = {
+    "megaopt": ours,
+    "emerging-optimizers": emerging,
+    "torch": torch_muon,
+    "pytorch_optimizer": pytorch_optimizer,
+    "pytorch_optimizer_gram": pytorch_optimizer_gram,
+    "heavyball": heavyball,
+}
+
+
+def candidates(
+    suite: str, precision: str, names: list[str], skipped: dict[str, str]
+) -> dict[str, Callable[[], Any]]:
+    """Return a step of every package that is there and computes in this precision."""
+    steps = {}
+    for name in names:
+        params = parameters(SUITES[suite][0], concentrated="concentrated" in suite)
+        gradients = [param.grad.clone() for param in params]
+        try:
+            optimizer = OPTIMIZERS[name](params, precision)
+            if optimizer is None:
+                continue
+            optimizer.step()
+        except Exception as error:  # noqa: BLE001 - a peer that does not run here is reported, not fatal
+            skipped[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[
+                :200
+            ]
+            continue
+
+        def step(optimizer=optimizer, params=params, gradients=gradients) -> None:
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = gradient  # some packages drop gradients after a step
+            optimizer.step()
+
+        steps[name] = step
+    return steps
+
+
+def installed(package: str) -> str | None:
+    """Return a distribution's version."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Measure, print a table, and write JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suites", nargs="*", default=list(SUITES))
+    parser.add_argument("--rounds", type=int)
+    # pytorch_optimizer's Gram iteration computes in float16, which takes a CPU a hundred times as long.
+    peers = [name for name in OPTIMIZERS if name not in {"megaopt", "pytorch_optimizer_gram"}]
+    parser.add_argument("--peers", nargs="*", default=peers)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    versions = {
+        name: installed(name) for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion")
+    }
+    for suite in arguments.suites:
+        result: dict[str, Any] = {"shapes": SUITES[suite][0], "versions": versions}
+        for precision in ("medium", "highest"):
+            skipped: dict[str, str] = {}
+            steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped)
+            times = interleave(steps, rounds=arguments.rounds or SUITES[suite][1], warmup=1)
+            speedups = {name: ratio(times, name, "megaopt") for name in times if name != "megaopt"}
+            best = summary(times)
+            least = (
+                min(best[name]["best_ms"] for name in times if name != "megaopt") / best["megaopt"]["best_ms"]
+            )
+            result[precision] = {
+                "times": best,
+                "times_slower_than_megaopt": speedups,
+                "best_peer_over_megaopt_of_best_times": round(least, 3),
+                "skipped": skipped,
+            }
+            print(f"{suite:18} {precision:8} best peer / megaopt {least:.2f}", end="  ")
+            print(
+                "  ".join(f"{name} {value['median']:.2f}" for name, value in speedups.items()),
+                skipped or "",
+                flush=True,
+            )
+        write_result(f"muon_{suite}", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,8 @@ import torch
 __all__ = ["decode_state", "encode_state"]
 
 _WIDE_RANGE = 1.0e30
+_SMALLEST_EXPONENT = -126
+"""Below it a scale is no normal fp32 number, and dividing by it is not exact."""
 
 
 def decode_state(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -48,7 +50,8 @@ def encode_state(
     if torch.finfo(dtype).max > _WIDE_RANGE:
         return value.to(dtype), None
     largest = value.abs().max() if value.numel() else value.new_zeros(())
-    _, exponent = torch.frexp(largest / torch.finfo(dtype).max)
+    mantissa, exponent = torch.frexp(largest / torch.finfo(dtype).max)
+    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(min=_SMALLEST_EXPONENT)
     usable = torch.isfinite(largest) & (largest > 0)
     scale = torch.where(usable, torch.ldexp(torch.ones_like(largest), exponent), torch.ones_like(largest))
     scaled = value / scale

@@ -1,0 +1,135 @@
+"""What the benchmarks share: alternating measurements, ratios of them, and results as JSON."""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["gpt2_parameters", "interleave", "parameters_of", "ratio", "summary", "write_result"]
+
+RESULTS = Path(__file__).parent / "results"
+
+WIDTH, DEPTH, VOCABULARY, CONTEXT = 768, 12, 50257, 1024
+
+
+def gpt2_parameters() -> list[torch.nn.Parameter]:
+    """Return the 148 parameters of GPT-2 with 124 million elements, each with a gradient."""
+    block = [
+        (WIDTH,),
+        (WIDTH,),
+        (3 * WIDTH, WIDTH),
+        (3 * WIDTH,),
+        (WIDTH, WIDTH),
+        (WIDTH,),
+        (WIDTH,),
+        (WIDTH,),
+        (4 * WIDTH, WIDTH),
+        (4 * WIDTH,),
+        (WIDTH, 4 * WIDTH),
+        (WIDTH,),
+    ]
+    shapes = [(VOCABULARY, WIDTH), (CONTEXT, WIDTH), *block * DEPTH, (WIDTH,), (WIDTH,)]
+    return parameters_of(shapes)
+
+
+def parameters_of(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
+    """Return parameters with small random values and gradients.
+
+    Args:
+        shapes: one a parameter.
+    """
+    generator = torch.Generator().manual_seed(0)
+    params = []
+    for shape in shapes:
+        param = torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02)
+        param.grad = torch.randn(shape, generator=generator) * 1e-3
+        params.append(param)
+    return params
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Time candidates in turns, in an order that rotates from round to round.
+
+    What else the machine does then hits all of them alike, so that ratios within a round mean something where the
+    times themselves do not.
+
+    Args:
+        candidates: name to what is timed.
+        rounds: how often each is timed.
+        warmup: rounds before, which are not timed.
+
+    Returns:
+        Name to seconds, one a round.
+    """
+    names = list(candidates)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for round_number in range(-warmup, rounds):
+        turn = round_number % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = time.perf_counter()
+            candidates[name]()
+            elapsed = time.perf_counter() - start
+            if round_number >= 0:
+                times[name].append(elapsed)
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], above: str, below: str) -> dict[str, float]:
+    """Return median and quartiles of the ratio of two candidates' times, round by round.
+
+    Args:
+        times: what :func:`interleave` returned.
+        above: numerator.
+        below: denominator.
+    """
+    ratios = [a / b for a, b in zip(times[above], times[below], strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {"median": round(statistics.median(ratios), 4), "q25": round(low, 4), "q75": round(high, 4)}
+
+
+def summary(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Return median and best time of every candidate in milliseconds.
+
+    Args:
+        times: what :func:`interleave` returned.
+    """
+    return {
+        name: {
+            "median_ms": round(1e3 * statistics.median(values), 4),
+            "best_ms": round(1e3 * min(values), 4),
+            "rounds": len(values),
+        }
+        for name, values in times.items()
+    }
+
+
+def write_result(name: str, result: Mapping[str, Any]) -> Path:
+    """Write a result with what it was measured on, and return the file.
+
+    Args:
+        name: of the benchmark.
+        result: what it found.
+    """
+    environment = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: version(name) for name in ("megaopt-core", "megaopt-adam")},
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment, **result}, indent=2) + "\n")
+    return path

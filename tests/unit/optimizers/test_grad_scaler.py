@@ -1,0 +1,119 @@
+"""Loss scalers: the tracker rule, its limits, and its state."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaopt_core import ConstantGradScaler, DynamicGradScaler
+from megaopt_core.errors import ConfigurationError, StateDictError
+
+
+class Model:
+    """The rule in ten lines."""
+
+    def __init__(self, scale, least, growth, backoff, window, hysteresis):
+        self.scale, self.least, self.growth, self.backoff = scale, least, growth, backoff
+        self.window, self.hysteresis, self.good, self.left = window, hysteresis, 0, hysteresis
+
+    def update(self, overflow):
+        self.good = 0 if overflow else self.good + 1
+        self.left -= overflow
+        if overflow and self.left <= 0:
+            self.scale = max(self.scale * self.backoff, self.least)
+        if self.good == self.window:
+            self.scale, self.good, self.left = self.scale * self.growth, 0, self.hysteresis
+
+
+@given(
+    overflows=st.lists(st.booleans(), max_size=60),
+    window=st.integers(1, 5),
+    hysteresis=st.integers(1, 4),
+    exponent=st.integers(0, 20),
+    backoff=st.sampled_from([0.5, 0.25]),
+    growth=st.sampled_from([2.0, 4.0]),
+)
+def test_dynamic_scale_follows_the_tracker_rule(overflows, window, hysteresis, exponent, backoff, growth) -> None:
+    """After any sequence of overflows and good steps the scale is what the rule says."""
+    arguments = (2.0**exponent, 1.0, growth, backoff, window, hysteresis)
+    scaler, model = DynamicGradScaler(*arguments), Model(*arguments)
+    for overflow in overflows:
+        scaler.update(overflow)
+        model.update(overflow)
+        assert scaler.scale.item() == torch.tensor(model.scale, dtype=torch.float32).item()
+
+
+def test_hysteresis_stays_spent_until_the_scale_grows() -> None:
+    """Good steps alone do not make the scaler patient again."""
+    scaler = DynamicGradScaler(16.0, 1.0, growth_interval=3, hysteresis=2)
+    for overflow in (True, False, True, False, True):
+        scaler.update(overflow)
+    assert scaler.scale.item() == 4.0
+
+
+def test_scale_never_falls_below_the_minimum() -> None:
+    """Backing off stops at `min_scale`."""
+    scaler = DynamicGradScaler(4.0, 3.0, hysteresis=1)
+    scaler.update(True)
+    assert scaler.scale.item() == 3.0
+
+
+def test_inverse_is_rounded_once() -> None:
+    """`inv_scale` is the fp32 number nearest to one over the scale."""
+    assert ConstantGradScaler(3.0).inv_scale.item() == torch.tensor(1.0 / 3.0, dtype=torch.float32).item()
+
+
+def test_constant_scale_stays() -> None:
+    """Overflows leave a constant scale alone."""
+    scaler = ConstantGradScaler(128.0)
+    scaler.update(True)
+    scaler.load_state_dict(scaler.state_dict())
+    assert scaler.scale.tolist() == [128.0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"initial_scale": 0.0}, "initial_scale=0.0: must be positive"),
+        ({"min_scale": -1.0}, "min_scale=-1.0: must be positive"),
+        ({"min_scale": 8.0}, "min_scale=8.0: must not be above initial_scale=4.0"),
+        ({"growth_factor": 1.0}, "growth_factor=1.0: out of range"),
+        ({"backoff_factor": 1.0}, "backoff_factor=1.0: out of range"),
+        ({"growth_interval": 0}, "growth_interval=0: out of range"),
+        ({"hysteresis": 0}, "hysteresis=0: out of range"),
+    ],
+)
+def test_bad_values_are_refused(changed, message) -> None:
+    """Every value that the rule cannot work with is named."""
+    with pytest.raises(ConfigurationError) as caught:
+        DynamicGradScaler(**{"initial_scale": 4.0, "min_scale": 1.0, **changed})
+    assert str(caught.value) == message
+    assert caught.value.setting == next(iter(changed))
+
+
+def test_state_round_trip_continues_alike() -> None:
+    """A scaler that took over a state goes on as the one that gave it."""
+    first, second = DynamicGradScaler(64.0, 1.0, growth_interval=2), DynamicGradScaler(4.0, 1.0, growth_interval=2)
+    first.update(True)
+    second.load_state_dict(first.state_dict())
+    for overflow in (True, False, False, True):
+        first.update(overflow)
+        second.update(overflow)
+        assert first.state_dict() == second.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"scale": torch.tensor([2.0])}, "lacks ['growth_tracker', 'hysteresis_tracker']"),
+        ({"scale": torch.tensor([2.0]), "growth_tracker": "x", "hysteresis_tracker": 1}, "cannot be read"),
+    ],
+)
+def test_a_bad_state_changes_nothing(state, message) -> None:
+    """A state that cannot be read is refused as a whole."""
+    scaler = DynamicGradScaler(64.0, 1.0)
+    before = scaler.state_dict()
+    with pytest.raises(StateDictError) as caught:
+        scaler.load_state_dict(state)
+    assert message in str(caught.value)
+    assert scaler.state_dict() == before

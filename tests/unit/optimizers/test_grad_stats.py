@@ -1,0 +1,89 @@
+"""Sums of squares and zero counts over gradients."""
+
+import math
+
+import pytest
+import torch
+
+from megaopt_core.errors import GradientError
+from megaopt_core.optimizers.grad_stats import count_zeros, scale_gradients, sum_of_squares
+
+CPU = torch.device("cpu")
+
+
+def _exact(grads) -> float:
+    real = (torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads)
+    return sum(grad.double().square().sum().item() for grad in real)
+
+
+def _awkward() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    return [
+        randn(1),
+        randn(),
+        randn(0, 3),
+        randn(1024),
+        randn(1025),
+        randn(70, 70),
+        randn(8, 9, 10, 11).to(memory_format=torch.channels_last),
+        randn(100, 200)[:, ::2],
+        randn(100, 90).t(),
+        randn(5000).to(torch.bfloat16),
+        randn(7).to(torch.float16),
+        randn(20, 300).double(),
+        torch.complex(randn(40), randn(40)),
+    ]
+
+
+def test_sums_agree_with_float64_for_every_kind_of_tensor() -> None:
+    """Sizes, strides, dtypes and complex numbers make no difference."""
+    for grads in ([grad] for grad in _awkward()):
+        assert sum_of_squares(grads, CPU).item() == pytest.approx(_exact(grads), rel=1e-6)
+    assert sum_of_squares(_awkward(), CPU).item() == pytest.approx(_exact(_awkward()), rel=1e-6)
+
+
+def test_exact_range_squares_what_overflows_in_fp32() -> None:
+    """Gradients above 1.8e19 have a finite norm."""
+    grads = [torch.full((5,), 1e25), torch.full((9000,), 1e30)]
+    assert math.isinf(sum_of_squares(grads, CPU).item())
+    assert sum_of_squares(grads, CPU, exact_range=True).item() == pytest.approx(_exact(grads), rel=1e-6)
+
+
+def test_a_long_tensor_keeps_its_digits() -> None:
+    """Twenty million elements, where one fp32 reduction is off by more than 1e-4."""
+    grad = torch.full((20_000_000,), 1e-3)
+    assert sum_of_squares([grad], CPU).item() == pytest.approx(_exact([grad[:1]]) * grad.numel(), rel=1e-6)
+
+
+def test_nothing_has_no_norm_and_no_zeros() -> None:
+    """An empty list sums to zero."""
+    assert sum_of_squares([], CPU).item() == count_zeros([], CPU).item() == 0.0
+
+
+def test_zeros_are_counted_in_every_kind_of_tensor() -> None:
+    """Both parts of a complex zero are zero; negative zero is zero."""
+    grads = [torch.tensor([0.0, -0.0, 1.0]), torch.tensor([0j, 1j]), torch.zeros(3, 2).t(), torch.tensor(0.0)]
+    assert count_zeros(grads, CPU).item() == 2 + 1 + 6 + 1
+
+
+def test_scaling_multiplies_in_place() -> None:
+    """Also tensors whose elements are not in order; an empty list is fine."""
+    grads = [torch.ones(2, 3).t(), torch.ones(())]
+    scale_gradients(grads, 0.5)
+    scale_gradients([], 0.5)
+    assert [grad.sum().item() for grad in grads] == [3.0, 0.5]
+
+
+@pytest.mark.parametrize("function", [sum_of_squares, count_zeros])
+def test_sparse_gradients_are_refused(function) -> None:
+    """The error says which settings avoid the question."""
+    with pytest.raises(GradientError) as caught:
+        function([torch.eye(3).to_sparse()], CPU)
+    assert str(caught.value) == (
+        "a sparse gradient of shape (3, 3) has no norm and no zeros here: set clip_grad=0.0 and "
+        "log_num_zeros_in_grad=False, or build the embedding with sparse=False"
+    )

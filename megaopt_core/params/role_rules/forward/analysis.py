@@ -103,6 +103,8 @@ def _evaluate(
                     returned |= deps_of(value)
     except (BudgetExceededError, RecursionError):
         complete = False
+    except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
+        complete = False
     if result is not None:
         result.returned = returned
     return complete
@@ -154,7 +156,7 @@ def _first_takers(module: nn.Module) -> list[nn.Module]:
     forward, trace = forward_of(module), Trace()
     evaluator = Evaluator(trace)
     if forward is not None:
-        with suppress(BudgetExceededError, RecursionError):
+        with suppress(Exception):  # it is a hint about a shape, no more
             _run(evaluator, module, forward, shaped=False)
     called = [
         call.module

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_core.params.role_rules.forward import shapes
+from megaopt_core.params.role_rules.forward import ops, shapes
 from megaopt_core.params.role_rules.forward.objects import (
     Bound,
     Choice,
@@ -19,6 +19,7 @@ from megaopt_core.params.role_rules.forward.objects import (
     attribute_of,
     is_abstract,
     items_of,
+    own_copy,
 )
 from megaopt_core.params.role_rules.forward.operators import Closure, Frame, OperatorEvaluator
 from megaopt_core.params.role_rules.forward.source import global_of
@@ -67,6 +68,9 @@ class ExpressionEvaluator(OperatorEvaluator):
         value = attribute_of(owner, name)
         if isinstance(value, Property):
             return self.call(Bound(value.owner, value.function, name), (), {})
+        if isinstance(value, list | dict | set) and not isinstance(owner, list | dict | set):
+            value = self.assigned[id(owner), name] = own_copy(value)
+            self.kept.append(owner)
         return value
 
     def _read_abstract(self, owner: Flow | Weight, name: str) -> Any:
@@ -87,8 +91,9 @@ class ExpressionEvaluator(OperatorEvaluator):
             return shapes.move(self.trace, "transpose", (owner, *swap), {})
         if name in ("data", "weight", "real"):
             return owner
-        if isinstance(owner, Flow) and owner.deps and not owner.fresh and owner.tensor is None:
-            return Flow(owner.deps)
+        unknown = isinstance(owner, Flow) and owner.deps and not owner.fresh and owner.tensor is None
+        if unknown and not ops.is_known(name):
+            return Flow(deps_of(owner))
         return Bound(owner, None, name)
 
     def _constant(self, node: ast.Constant, frame: Frame) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "is_abstract",
     "items_of",
     "merge_values",
+    "own_copy",
 ]
 
 _MOST_ITEMS = 8
@@ -70,6 +71,15 @@ def abstract(value: Any) -> Any:
         return Flow() if torch.nn.parameter.is_lazy(value) else whole_weight(value)
     if isinstance(value, torch.Tensor):
         return Flow(tensor=torch.empty(tuple(value.shape), device="meta"))
+    return value
+
+
+def own_copy(value: Any) -> Any:
+    """Return a container that may be changed without changing the model that it came from."""
+    if isinstance(value, dict):
+        return {key: own_copy(item) for key, item in value.items()}
+    if type(value) in (list, set):
+        return type(value)(own_copy(item) if isinstance(item, list | dict) else item for item in value)
     return value
 
 

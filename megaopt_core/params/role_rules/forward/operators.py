@@ -75,6 +75,7 @@ class OperatorEvaluator(ABC):
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.assigned: dict[tuple[int, str], Any] = {}
+        self.kept: list[Any] = []  # the owners in `assigned`, so that no identity is used twice
 
     @abstractmethod
     def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:

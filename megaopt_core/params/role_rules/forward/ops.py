@@ -21,7 +21,12 @@ from megaopt_core.params.role_rules.forward.values import (
     weights_of,
 )
 
-__all__ = ["arithmetic", "operation"]
+__all__ = ["arithmetic", "is_known", "operation"]
+
+
+def is_known(name: str) -> bool:
+    """True for the names of tensor methods that `operation` says more about than what they depend on."""
+    return name in CUTS or name in _SPECIAL or name in shapes.SHAPE_OPS or name in SUMS or name in PRODUCTS
 
 
 def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -73,6 +78,8 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
         return Flow(deps_of((left, right)), other.tensor, other.piece)
     if not isinstance(left, Flow) or not isinstance(right, Flow):
         flow = left if isinstance(left, Flow) else right
+        if not isinstance(flow, Flow):
+            return trace.unknown(left, right)
         return Flow(flow.deps, flow.tensor, flow.piece)
     deps = left.deps | right.deps
     if left.piece is not None and right.piece is not None:

@@ -73,13 +73,17 @@ def _agree(module: nn.Module, reads: list[Read]) -> bool:
         other = module.get_submodule(path).__dict__.get(name, missing)
         if other is value:
             continue
-        if (
-            not isinstance(value, int | float | str | tuple | list)
-            or type(other) is not type(value)
-            or other != value
-        ):
+        plain = isinstance(value, int | float | str | tuple | list) and type(other) is type(value)
+        if not plain or not _equal(other, value):
             return False
     return True
+
+
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        return bool(first == second)
+    except Exception:  # noqa: BLE001 - a container may hold anything, tensors that cannot be compared too
+        return False
 
 
 def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Analysis:

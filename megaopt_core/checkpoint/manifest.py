@@ -132,6 +132,9 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """
     folder = Path(path)
     _require_folder(folder)
+    for name in (MANIFEST, _CHECKSUM):
+        if (folder / name).is_symlink():
+            raise CheckpointCorruptError(f"{folder / name} is a symbolic link, not what was written", path=str(folder / name))
     try:
         data = (folder / MANIFEST).read_bytes()
         checksum = (folder / _CHECKSUM).read_bytes()

@@ -165,7 +165,10 @@ def measure(rank: int, ranks: int, store: str, names: list[str], rounds: int) ->
 def report(times: dict[str, list[float]], ranks: int) -> None:
     """Print and write what was measured."""
     ratios = {
-        f"{above} / {below}": ratio(times, above, below) for below in times for above in times if above != below
+        f"{above} / {below}": ratio(times, above, below)
+        for below in times
+        for above in times
+        if above != below
     }
     path = write_result("zero1", {"ranks": ranks, "times": summary(times), "ratios": ratios})
     for name, values in times.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum, auto
 
@@ -71,11 +72,18 @@ class Bucket:
         size = numel // self.reduction.shards.size
         return self.reduction.shards.rank * size, (self.reduction.shards.rank + 1) * size
 
+    @property
+    def _scales_late(self) -> bool:
+        """True when only the shard is scaled, after the sum: a power of two makes the same bits before and after."""
+        grads = self.grad_data
+        power_of_two = math.frexp(self.reduction.factor)[0] == 0.5
+        return self.reduction.scatter and power_of_two and grads is not None and grads.dtype == torch.float32
+
     def start_grad_sync(self) -> None:
         """Begin to reduce the gradients, unless that was begun before."""
         if self.grad_data is None or self.grad_state is not GradSync.LOCAL:
             return
-        if self.reduction.factor != 1.0:
+        if not self._scales_late and self.reduction.factor != 1.0:
             self.grad_data.mul_(self.reduction.factor)
         reduce = (
             self.reduction.shards.reduce_scatter
@@ -91,13 +99,12 @@ class Bucket:
         if self.grad_data is None or self.grad_state is GradSync.REDUCED:
             return
         self._grads.wait()
+        shards = self.reduction.shards
+        whole = not self.reduction.scatter
+        mine = self.grad_data if whole else shard_of(self.grad_data, shards.rank, shards.size)
+        if self._scales_late:
+            mine.mul_(self.reduction.factor)
         if self.reduction.replicas.size > 1:
-            shards = self.reduction.shards
-            mine = (
-                shard_of(self.grad_data, shards.rank, shards.size)
-                if self.reduction.scatter
-                else self.grad_data
-            )
             self.reduction.replicas.all_reduce(mine, average=self.reduction.average).wait()
         self.grad_state = GradSync.REDUCED
 

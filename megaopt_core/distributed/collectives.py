@@ -21,7 +21,11 @@ from megaopt_core.parallel.groups import rank_in, size_of
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["DONE", "Communicator", "Native", "Pending", "PointToPoint", "communicator", "shard_of"]
+__all__ = ["CHUNK", "DONE", "Communicator", "Native", "Pending", "PointToPoint", "communicator", "shard_of"]
+
+
+CHUNK = 2**20
+"""Elements that are sent as one message between two ranks."""
 
 
 def shard_of(bucket: torch.Tensor, rank: int, size: int) -> torch.Tensor:
@@ -43,12 +47,14 @@ class Pending:
     Args:
         what: what it does, for errors.
         works: what torch is doing.
-        then: what is left to do once all works are done.
+        then: what is left to do, before or while the works are waited for.
+        done: what is to be done at the very end.
     """
 
     what: str
     works: Sequence[Any] = ()
     then: Callable[[], None] | None = None
+    done: Callable[[], None] | None = None
 
     def wait(self) -> None:
         """Return when the result may be used; a second call does nothing.
@@ -56,9 +62,11 @@ class Pending:
         Raises:
             CommunicationError: another rank has stopped, or the process group's timeout is over.
         """
-        works, then = self.works, self.then
-        self.works, self.then = (), None
+        works, then, done = self.works, self.then, self.done
+        self.works, self.then, self.done = (), None, None
         try:
+            if then is not None:
+                then()
             for work in works:
                 work.wait()
         except RuntimeError as error:
@@ -66,8 +74,8 @@ class Pending:
                 f"{self.what} failed: another rank has stopped, or the process group's timeout is over "
                 f"({str(error).splitlines()[0]}). Restart all ranks from the last checkpoint"
             ) from error
-        if then is not None:
-            then()
+        if done is not None:
+            done()
 
 
 DONE = Pending("nothing")
@@ -198,7 +206,10 @@ class Native:
 
 @define(eq=False)
 class PointToPoint:
-    """Every pair of ranks exchanges its shards directly, all at the same time.
+    """Every pair of ranks exchanges its shards directly, all at the same time, in chunks.
+
+    Chunks of :data:`CHUNK` elements are added up while the next ones arrive, and while they are in the processor's cache.
+    What is received lies in memory that is kept from one call to the next: fresh memory costs more than the transfer.
 
     Args:
         group: the process group; its backend has no AVG and slow collectives, but sends and receives in parallel.
@@ -207,6 +218,7 @@ class PointToPoint:
     group: ProcessGroup
     size: int = field(init=False)
     rank: int = field(init=False)
+    _unused: list[torch.Tensor] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.size, self.rank = size_of(self.group), rank_in(self.group)
@@ -224,17 +236,29 @@ class PointToPoint:
             average: divide by the number of ranks.
         """
         mine = shard_of(bucket, self.rank, self.size)
-        received = torch.empty((self.size, mine.numel()), dtype=bucket.dtype, device=bucket.device)
-        receive = [(peer, received[peer]) for peer in self._peers]
-        send = [(peer, shard_of(bucket, peer, self.size)) for peer in self._peers]
+        memory = self._borrow(mine.numel() * (self.size - 1), bucket)
+        received = memory[: mine.numel() * (self.size - 1)].view(self.size - 1, mine.numel())
+        arrivals, sends = [], []
+        for start in range(0, mine.numel(), CHUNK):
+            chunk = slice(start, min(start + CHUNK, mine.numel()))
+            receives = [
+                self._receive(peer, row[chunk]) for peer, row in zip(self._peers, received, strict=True)
+            ]
+            sends += [self._send(peer, shard_of(bucket, peer, self.size)[chunk]) for peer in self._peers]
+            arrivals.append((chunk, receives))
 
         def add_up() -> None:
-            for peer in sorted(self._peers):
-                mine.add_(received[peer])
+            for chunk, receives in arrivals:
+                for work in receives:
+                    work.wait()
+                for row in received:
+                    mine[chunk].add_(row[chunk])
             if average:
                 mine.div_(self.size)
 
-        return self._exchange("reduce-scatter", bucket, send, receive, add_up)
+        return Pending(
+            self._what("reduce-scatter", bucket), sends, add_up, lambda: self._unused.append(memory)
+        )
 
     def all_gather(self, bucket: torch.Tensor) -> Pending:
         """Send this rank's shard to every rank, and receive theirs.
@@ -243,9 +267,12 @@ class PointToPoint:
             bucket: a flat tensor.
         """
         mine = shard_of(bucket, self.rank, self.size)
-        send = [(peer, mine) for peer in self._peers]
-        receive = [(peer, shard_of(bucket, peer, self.size)) for peer in self._peers]
-        return self._exchange("all-gather", bucket, send, receive, None)
+        works = []
+        for start in range(0, mine.numel(), CHUNK):
+            chunk = slice(start, min(start + CHUNK, mine.numel()))
+            works += [self._receive(peer, shard_of(bucket, peer, self.size)[chunk]) for peer in self._peers]
+            works += [self._send(peer, mine[chunk]) for peer in self._peers]
+        return Pending(self._what("all-gather", bucket), works)
 
     def all_reduce(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
         """Call `all_reduce`, which gloo does well.
@@ -254,26 +281,28 @@ class PointToPoint:
             bucket: a flat tensor.
             average: divide by the number of ranks.
         """
-        what = f"all-reduce of {bucket.numel():,} elements over {self.size} ranks"
         work = dist.all_reduce(bucket, group=self.group, async_op=True)
 
         def divide() -> None:
             bucket.div_(self.size)
 
-        return Pending(what, [work], divide if average else None)
+        return Pending(self._what("all-reduce", bucket), [work], done=divide if average else None)
 
-    def _exchange(
-        self,
-        name: str,
-        bucket: torch.Tensor,
-        send: Sequence[tuple[int, torch.Tensor]],
-        receive: Sequence[tuple[int, torch.Tensor]],
-        then: Callable[[], None] | None,
-    ) -> Pending:
-        what = f"{name} of {bucket.numel():,} elements over {self.size} ranks"
-        works = [dist.irecv(tensor, group=self.group, group_src=peer) for peer, tensor in receive]
-        works += [dist.isend(tensor, group=self.group, group_dst=peer) for peer, tensor in send]
-        return Pending(what, works, then)
+    def _receive(self, peer: int, tensor: torch.Tensor) -> Any:
+        return dist.irecv(tensor, group=self.group, group_src=peer)
+
+    def _send(self, peer: int, tensor: torch.Tensor) -> Any:
+        return dist.isend(tensor, group=self.group, group_dst=peer)
+
+    def _what(self, name: str, bucket: torch.Tensor) -> str:
+        return f"{name} of {bucket.numel():,} elements over {self.size} ranks"
+
+    def _borrow(self, numel: int, like: torch.Tensor) -> torch.Tensor:
+        """Return memory for at least `numel` elements that nobody uses."""
+        for index, memory in enumerate(self._unused):
+            if memory.numel() >= numel and memory.dtype == like.dtype and memory.device == like.device:
+                return self._unused.pop(index)
+        return torch.empty(numel, dtype=like.dtype, device=like.device)
 
 
 def communicator(group: ProcessGroup | None, device: torch.device) -> Communicator:

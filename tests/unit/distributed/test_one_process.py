@@ -149,6 +149,6 @@ def test_attention_waits_for_weights_that_it_uses_without_calling() -> None:
     model(torch.ones(2, 1, 8))
     waited: list[int] = []
     for bucket in model.buckets:
-        bucket._gather = Pending("a gather", then=lambda bucket=bucket: waited.append(id(bucket)))
+        bucket._gather = Pending("a gather", done=lambda bucket=bucket: waited.append(id(bucket)))
     model(torch.ones(2, 1, 8))
     assert sorted(waited) == sorted(id(bucket) for bucket in model.buckets)

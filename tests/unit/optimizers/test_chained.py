@@ -1,0 +1,166 @@
+"""Chains: any mixture steps as one."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from megaopt_core import (
+    ChainedOptimizer,
+    ConstantGradScaler,
+    FP32Optimizer,
+    MixedPrecisionOptimizer,
+    OptimizerConfig,
+    ParamKey,
+)
+from megaopt_core.errors import ConfigurationError, OwnershipError, PluginNotInstalledError, UnknownNameError
+
+MIXED = {
+    ParamKey(name="0.weight"): {"optimizer": "t_sgd", "lr": 0.1},
+    ParamKey(name="2.*"): {"optimizer": "t_momentum", "lr": 0.2},
+}
+
+
+def test_a_mixture_is_each_optimizer_by_itself_with_one_norm(mlp, build, give) -> None:
+    """Every child steps its parameters as torch would, with gradients clipped by the norm over all."""
+    ours, theirs = mlp(), mlp()
+    optimizer = build(ours, overrides=MIXED, clip_grad=0.1)
+    alone = [
+        torch.optim.AdamW([theirs[0].bias], lr=0.01, weight_decay=0.0, foreach=False),
+        torch.optim.SGD([theirs[0].weight], lr=0.1),
+        torch.optim.SGD(theirs[2].parameters(), lr=0.2, momentum=0.9),
+    ]
+    for step in range(4):
+        give(ours, step)
+        give(theirs, step)
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+        for each in alone:
+            each.step()
+        assert optimizer.step().grad_norm == pytest.approx(norm.item(), rel=1e-6)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
+
+
+def test_groups_are_the_childrens_own_dictionaries(mlp, build) -> None:
+    """What is written into the chain's groups is written into the children's."""
+    optimizer = build(mlp(), overrides=MIXED)
+    groups = [group for child in optimizer.children for group in child.param_groups]
+    assert len(groups) == 3
+    assert all(mine is other for mine, other in zip(optimizer.param_groups, groups, strict=True))
+
+
+def test_state_and_parameters_are_those_of_all_children(mlp, build) -> None:
+    """Each parameter is found once."""
+    model = mlp()
+    optimizer = build(model, overrides=MIXED)
+    assert set(optimizer.state) == set(model.parameters())
+    assert set(optimizer.get_parameters()) == set(model.parameters())
+    assert sorted(optimizer.state[model[2].bias]) == ["momentum_buffer"]
+
+
+def test_defaults_are_what_all_children_have(mlp, build) -> None:
+    """A scheduler that asks for `betas` learns that not every group has them."""
+    optimizer = build(mlp(), overrides=MIXED)
+    assert "betas" not in optimizer.defaults
+    assert optimizer.defaults["lr"] == 0.01
+
+
+def test_a_chain_of_chains_steps_everything_once(mlp, give) -> None:
+    """Children are asked to step, not what they are."""
+    model = mlp()
+    config = OptimizerConfig(lr=1.0, clip_grad=0.0)
+    singles = [FP32Optimizer(torch.optim.SGD([param], lr=1.0), config) for param in model.parameters()]
+    chain = ChainedOptimizer([ChainedOptimizer(singles[:2]), *singles[2:]])
+    before = [param.detach().clone() for param in model.parameters()]
+    give(model)
+    assert chain.step().update_successful
+    for old, param in zip(before, model.parameters(), strict=True):
+        assert torch.equal(param, old - param.grad)
+    assert sorted(chain.state_dict()["param_groups"][0]["param_names"]) == ["optimizer0.optimizer0.group0.param0"]
+
+
+def test_children_share_one_scaler(mlp, give) -> None:
+    """Scaling, skipping and growing happens once a step."""
+    model = mlp(torch.float16)
+    config = OptimizerConfig(lr=0.1, fp16=True, clip_grad=0.0)
+    children = [
+        MixedPrecisionOptimizer(torch.optim.SGD([param], lr=0.1), config, ConstantGradScaler(4.0))
+        for param in model.parameters()
+    ]
+    chain = ChainedOptimizer(children)
+    assert {id(child.grad_scaler) for child in children} == {id(chain.grad_scaler)}
+    give(model)
+    expected = [param.detach().float() - 0.1 * param.grad.float() / 4.0 for param in model.parameters()]
+    chain.step()
+    for want, main in zip(expected, chain.get_main_params(), strict=True):
+        torch.testing.assert_close(main.detach(), want)
+
+
+def test_an_empty_chain_is_refused() -> None:
+    """There is nothing to step."""
+    with pytest.raises(ConfigurationError) as caught:
+        ChainedOptimizer([])
+    assert str(caught.value) == "ChainedOptimizer needs at least one optimizer, got an empty list"
+
+
+def test_two_children_of_one_parameter_are_refused() -> None:
+    """It would be stepped twice."""
+    weight = nn.Parameter(torch.ones(2))
+    children = [FP32Optimizer(torch.optim.SGD([weight], lr=1.0), OptimizerConfig()) for _ in range(2)]
+    with pytest.raises(OwnershipError) as caught:
+        ChainedOptimizer(children)
+    assert str(caught.value) == "two chained optimizers step group0.param0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ({"clip_grad": 1.0}, {"clip_grad": 2.0}),
+            "chained optimizers step as one, but one has clip_grad=1.0 and another clip_grad=2.0",
+        ),
+        (
+            ({"bf16": True}, {}),
+            "chained optimizers step as one, but one has bf16=True and another bf16=False",
+        ),
+    ],
+)
+def test_children_that_disagree_are_refused(settings, message) -> None:
+    """One step has one precision and one limit."""
+    children = [
+        FP32Optimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), OptimizerConfig(**each))
+        for each in settings
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        ChainedOptimizer(children)
+    assert str(caught.value) == message
+
+
+def test_scalers_that_disagree_are_refused() -> None:
+    """One loss has one scale."""
+    config = OptimizerConfig(bf16=True)
+    children = [
+        MixedPrecisionOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), config, scaler)
+        for scaler in (None, ConstantGradScaler(2.0))
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        ChainedOptimizer(children)
+    assert str(caught.value) == "chained optimizers share one loss, but one scales it by nothing and another by 2.0"
+
+
+def test_muon_adam_and_sgd_in_one_chain(build, give) -> None:
+    """Matrices to Muon, the rest to adam but for one bias, which SGD steps with settings of its own."""
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 11))
+    try:
+        overrides = {ParamKey(name="1.bias"): {"optimizer": "sgd", "lr": 0.5}}
+        optimizer = build(model, "muon", overrides=overrides, clip_grad=1.0, sgd_momentum=0.0)
+    except (PluginNotInstalledError, UnknownNameError):
+        pytest.skip("needs megaopt-muon")
+    give(model)
+    expected = math.sqrt(sum(param.grad.double().square().sum().item() for param in model.parameters()))
+    bias, grad = model[1].bias.detach().clone(), model[1].bias.grad.clone()
+    assert optimizer.step().grad_norm == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(model[1].bias.detach(), bias - 0.5 * grad / expected, rtol=1e-4, atol=1e-6)
+    assert len(optimizer.children) == 3
+    assert all(part.changed == part.stepped for part in optimizer.report(after_step=True).parts)

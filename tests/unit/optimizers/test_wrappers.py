@@ -1,0 +1,150 @@
+"""Optimizers that were made by hand, under a policy."""
+
+import pytest
+import torch
+from torch import nn
+
+from megaopt_core import (
+    DynamicGradScaler,
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MixedPrecisionOptimizer,
+    OptimizerConfig,
+)
+from megaopt_core.errors import ConfigurationError, PluginError
+
+
+def test_an_fp32_wrapper_is_its_optimizer(mlp, give) -> None:
+    """Bit for bit, without clipping."""
+    ours, theirs = mlp(), mlp()
+    optimizer = FP32Optimizer(torch.optim.AdamW(ours.parameters()), OptimizerConfig(clip_grad=0.0))
+    alone = torch.optim.AdamW(theirs.parameters())
+    for step in range(3):
+        give(ours, step)
+        give(theirs, step)
+        optimizer.step()
+        alone.step()
+    assert all(torch.equal(*pair) for pair in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_an_optimizer_that_has_stepped_keeps_its_state(mlp, give) -> None:
+    """Moments of bf16 parameters become fp32 with their main parameters."""
+    model = mlp(torch.bfloat16)
+    inner = torch.optim.AdamW(model.parameters())
+    give(model)
+    inner.step()
+    moment = inner.state[model[0].bias]["exp_avg"].clone()
+    optimizer = MixedPrecisionOptimizer(inner, OptimizerConfig(bf16=True))
+    state = optimizer.state[model[0].bias]
+    assert torch.equal(state["exp_avg"], moment.float())
+    assert (state["exp_avg"].dtype, state["step"].item()) == (torch.float32, 1.0)
+    give(model, 1)
+    assert optimizer.step().update_successful
+
+
+def test_names_come_from_the_optimizer_or_its_groups(mlp) -> None:
+    """torch's optimizers know names when they were given them."""
+    named = FP32Optimizer(torch.optim.SGD(mlp().named_parameters()), OptimizerConfig())
+    assert list(named.names.values()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    bare = FP32Optimizer(torch.optim.SGD(mlp().parameters()), OptimizerConfig())
+    assert list(bare.names.values()) == [f"group0.param{index}" for index in range(4)]
+
+
+def test_groups_of_the_optimizer_are_public(mlp) -> None:
+    """Their settings stay, and hold when they are changed here."""
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 1.0}, {"params": model[2].parameters(), "lr": 0.0}]
+    optimizer = FP32Optimizer(torch.optim.SGD(groups, lr=9.0), OptimizerConfig(clip_grad=0.0))
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.param_groups[1]["lr"] = 1.0
+    before = [param.detach().clone() for param in model.parameters()]
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    moved = [not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, True]
+
+
+def test_attributes_of_parameters_decide_how_they_are_counted(mlp, give) -> None:
+    """`shared` and `grad_norm_group` hold for optimizers made by hand too."""
+    model = mlp()
+    model[0].weight.shared = True
+    model[2].weight.grad_norm_group = "head"
+    optimizer = FP32Optimizer(torch.optim.SGD(model.parameters()), OptimizerConfig(clip_grad=1e9))
+    give(model)
+    optimizer.step()
+    main = torch.stack([model[0].bias.grad.norm(), model[2].bias.grad.norm()]).norm().item()
+    expected = {None: main, "head": model[2].weight.grad.norm().item()}
+    assert optimizer.grad_norms == pytest.approx(expected, rel=1e-6)
+
+
+def test_fp16_needs_a_scaler(mlp) -> None:
+    """Gradients would underflow."""
+    config = OptimizerConfig(fp16=True)
+    with pytest.raises(ConfigurationError) as caught:
+        Float16OptimizerWithFloat16Params(torch.optim.SGD(mlp(torch.float16).parameters()), config)
+    assert str(caught.value) == (
+        "fp16 gradients underflow without a loss scale: give a ConstantGradScaler or a DynamicGradScaler"
+    )
+
+
+def test_fp16_follows_its_scaler(mlp, give) -> None:
+    """Overflows skip and lower the scale; the run goes on."""
+    model = mlp(torch.float16)
+    scaler = DynamicGradScaler(4.0, 1.0, hysteresis=1, growth_interval=2)
+    optimizer = Float16OptimizerWithFloat16Params(
+        torch.optim.SGD(model.parameters(), lr=0.1), OptimizerConfig(fp16=True), scaler
+    )
+    scales = []
+    for step in range(4):
+        give(model, step)
+        if step == 0:
+            model[0].bias.grad[0] = float("nan")
+        assert optimizer.step().update_successful == (step > 0)
+        scales.append(optimizer.get_loss_scale().item())
+    assert scales == [2.0, 2.0, 4.0, 4.0]
+
+
+def test_wrapping_twice_is_refused(mlp) -> None:
+    """Only a plain torch optimizer can be wrapped."""
+    once = FP32Optimizer(torch.optim.SGD(mlp().parameters()), OptimizerConfig())
+    for wrong in (once, object()):
+        with pytest.raises(ConfigurationError) as caught:
+            FP32Optimizer(wrong, OptimizerConfig())
+        assert str(caught.value) == f"FP32Optimizer wraps a plain torch.optim.Optimizer, got {type(wrong).__name__}"
+
+
+def test_experts_and_dense_parameters_need_two_optimizers(mlp) -> None:
+    """Their norms are added up over different groups."""
+    model = mlp()
+    model[0].weight.allreduce = False
+    with pytest.raises(ConfigurationError, match="give each kind an optimizer of its own and chain them"):
+        FP32Optimizer(torch.optim.SGD(model.parameters()), OptimizerConfig())
+
+
+def test_state_made_by_a_step_leaves_no_trace(mlp, give) -> None:
+    """Gradients, values, groups and the random state are as they were; counts and moments are zero."""
+    model, other = mlp(), mlp()
+    give(model)
+    grads = [param.grad for param in model.parameters()]
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    optimizer = FP32Optimizer(torch.optim.NAdam(model.parameters(), weight_decay=0.1), OptimizerConfig())
+    assert torch.equal(torch.rand(1), expected)
+    assert all(param.grad is grad for param, grad in zip(model.parameters(), grads, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    state = optimizer.state[model[0].weight]
+    assert (state["step"].item(), state["exp_avg"].any().item()) == (0.0, False)
+
+
+def test_closures_in_a_signature_are_refused() -> None:
+    """An optimizer that demands a closure cannot be a stage."""
+
+    class Probing(torch.optim.SGD):
+        def step(self, closure):
+            return closure()
+
+    with pytest.raises(PluginError, match=r"Probing\.step needs a closure"):
+        FP32Optimizer(Probing([nn.Parameter(torch.ones(1))]), OptimizerConfig())

@@ -30,7 +30,11 @@ class PendingSave:
 
     @classmethod
     def of(
-        cls, path: Path, writing: Future[Any], end: Callable[[], None], failed: Callable[[Exception], Exception]
+        cls,
+        path: Path,
+        writing: Future[Any],
+        end: Callable[[], None],
+        failed: Callable[[Exception], Exception],
     ) -> PendingSave:
         """Return a handle on writing that is under way.
 

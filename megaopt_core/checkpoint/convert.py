@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import tempfile
@@ -35,7 +36,7 @@ def convert_checkpoint(source: str | os.PathLike[str], destination: str | os.Pat
 
     Args:
         source: a checkpoint's folder, or a consolidated file.
-        destination: what the other one will be; a file whose name ends with `.safetensors` is one, any other is torch's.
+        destination: what the other one will be; a file is torch's unless its name ends with `.safetensors`.
 
     Raises:
         CheckpointError: the source is neither, is damaged, or the destination cannot be written.
@@ -75,7 +76,9 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
         for key, stored in source.manifest.tensors.items()
     }
     source.read(tensors.items())
-    manifest = evolve(source.manifest, files={}, tensors={key: _stored(tensor) for key, tensor in tensors.items()})
+    manifest = evolve(
+        source.manifest, files={}, tensors={key: _stored(tensor) for key, tensor in tensors.items()}
+    )
     target = Path(os.path.abspath(file))  # noqa: PTH100 - resolve() would follow a link
     text = json.dumps(asdict(manifest), separators=(",", ":"))
     if target.suffix == ".safetensors":
@@ -165,19 +168,19 @@ def _read(file: Path) -> tuple[str, dict[str, torch.Tensor]]:
         held = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"{file} cannot be read as a torch file of plain tensors: {str(error).splitlines()[0]}", path=str(file)
+            f"{file} cannot be read as a torch file of plain tensors: {str(error).splitlines()[0]}",
+            path=str(file),
         ) from error
     if not isinstance(held, dict) or not isinstance(held.get(_MANIFEST), str):
         raise not_ours
-    return held[_MANIFEST], {**{f"model.{name}": tensor for name, tensor in held["model"].items()}, **held["state"]}
+    return held[_MANIFEST], {
+        **{f"model.{name}": tensor for name, tensor in held["model"].items()},
+        **held["state"],
+    }
 
 
 def _safetensors() -> ModuleType:
     try:
-        import safetensors
-        import safetensors.torch
+        return importlib.import_module("safetensors.torch")
     except ImportError as error:
         raise CheckpointError("safetensors is not installed: pip install safetensors") from error
-    module: ModuleType = safetensors.torch
-    module.safe_open = safetensors.safe_open  # type: ignore[attr-defined]
-    return module

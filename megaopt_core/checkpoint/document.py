@@ -79,16 +79,20 @@ def configured(optimizer: MegatronOptimizer) -> list[dict[str, Any]]:
     Args:
         optimizer: a built optimizer.
     """
-    said = []
+    said: list[dict[str, Any]] = []
     for part in optimizer.parts:
-        for group in part.groups:
-            said.append({key: part.inner.defaults[key] for key in settings_of(group) if key in part.inner.defaults})
+        defaults = part.inner.defaults
+        said += [
+            {key: defaults[key] for key in settings_of(group) if key in defaults} for group in part.groups
+        ]
     routing = optimizer.routing
     if routing is not None:
         indices = [index for child in routing.children for index in child.groups]
         for position, (values, group) in enumerate(zip(said, optimizer.param_groups, strict=True)):
             if group["params"]:
-                values.update(routing.groups[routing.params[optimizer.names[group["params"][0]]].spec.group].values)
+                values.update(
+                    routing.groups[routing.params[optimizer.names[group["params"][0]]].spec.group].values
+                )
             elif len(indices) == len(said):
                 values.update(routing.groups[indices[position]].values)
     return said
@@ -111,7 +115,9 @@ def describe_optimizer(
         for index, group in enumerate(optimizer.param_groups)
         for param in group["params"]
     }
-    strategies = {} if optimizer.routing is None else {n: e.strategy for n, e in optimizer.routing.params.items()}
+    strategies = (
+        {} if optimizer.routing is None else {n: e.strategy for n, e in optimizer.routing.params.items()}
+    )
     mine = {
         name: {
             "optimizer": steps.get(name, ""),
@@ -126,7 +132,10 @@ def describe_optimizer(
     for index, (group, said) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
         where = f"optim.groups.{index}"
         groups.append(
-            {"settings": encode(settings_of(group), tensors, where), "configured": encode(said, {}, f"{where}.configured")}
+            {
+                "settings": encode(settings_of(group), tensors, where),
+                "configured": encode(said, {}, f"{where}.configured"),
+            }
         )
     scaler = None if optimizer.grad_scaler is None else optimizer.grad_scaler.state_dict()
     return {
@@ -160,7 +169,9 @@ def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _merge_record(state: dict[str, Any], key: str, record: Mapping[str, Any]) -> None:
     present = state.get(key)
     if present is None:
-        state[key] = {kind: list(value) if isinstance(value, list) else value for kind, value in record.items()}
+        state[key] = {
+            kind: list(value) if isinstance(value, list) else value for kind, value in record.items()
+        }
         return
     for kind in ("ranges", "objects"):
         if kind in record and kind in present:

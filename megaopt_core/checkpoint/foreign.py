@@ -9,9 +9,9 @@ import torch
 
 from megaopt_core.checkpoint.manifest import Manifest
 from megaopt_core.checkpoint.mapping import is_elementwise, state_key
+from megaopt_core.checkpoint.matching import match
 from megaopt_core.checkpoint.model import ModelTensors
 from megaopt_core.checkpoint.plan import LoadPlan, plan_optimizer
-from megaopt_core.checkpoint.matching import match
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.renaming import Rename
 from megaopt_core.checkpoint.report import LoadReport
@@ -76,7 +76,9 @@ def load_torch_state_dict(
         True
     """
     ranks = Ranks(process_group)
-    source = ranks.agree(lambda: _source(state_dict, _names(state_dict, param_names, model), rename, optimizer))
+    source = ranks.agree(
+        lambda: _source(state_dict, _names(state_dict, param_names, model), rename, optimizer)
+    )
     found = match(source, ModelTensors(), False, optimizer, strict=strict, rename=rename, ranks=ranks)  # noqa: FBT003 - no model
     plan = LoadPlan(source, found.report, optimizer)
     ranks.agree(lambda: plan_optimizer(plan, found, optimizer))
@@ -85,7 +87,9 @@ def load_torch_state_dict(
     return plan.report
 
 
-def _names(state_dict: Mapping[str, Any], given: Sequence[str] | None, model: torch.nn.Module | None) -> dict[Any, str]:
+def _names(
+    state_dict: Mapping[str, Any], given: Sequence[str] | None, model: torch.nn.Module | None
+) -> dict[Any, str]:
     """Return index in the state dict to parameter name."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise StateDictError("an optimizer state dict has the keys 'state' and 'param_groups'")
@@ -104,12 +108,17 @@ def _names(state_dict: Mapping[str, Any], given: Sequence[str] | None, model: to
             "optimizer was made from model.parameters()"
         )
     if len(given) != len(indices):
-        raise StateDictError(f"{len(given)} names were given, the state dict has {len(indices)} parameters", names=given)
+        raise StateDictError(
+            f"{len(given)} names were given, the state dict has {len(indices)} parameters", names=given
+        )
     return dict(zip(indices, given, strict=True))
 
 
 def _source(
-    state_dict: Mapping[str, Any], names: Mapping[Any, str], rename: Rename | None, optimizer: MegatronOptimizer
+    state_dict: Mapping[str, Any],
+    names: Mapping[Any, str],
+    rename: Rename | None,
+    optimizer: MegatronOptimizer,
 ) -> MemorySource:
     tensors: dict[str, torch.Tensor] = {}
     parameters: dict[str, Any] = {}
@@ -120,17 +129,21 @@ def _source(
             shape = _shape(name, values, rename, optimizer)
             records = {key: _record(name, key, value, shape, tensors) for key, value in values.items()}
             parameters[name] = {"optimizer": None, "group": position, "shape": list(shape), "state": records}
-    groups = [{"settings": {}, "configured": {}} for _ in state_dict["param_groups"]]
+    groups: list[dict[str, Any]] = [{"settings": {}, "configured": {}} for _ in state_dict["param_groups"]]
     manifest = Manifest(optimizer={"parameters": parameters, "groups": groups, "scaler": None})
     return MemorySource("the state dict", manifest, tensors)
 
 
-def _shape(name: str, values: Mapping[str, Any], rename: Rename | None, optimizer: MegatronOptimizer) -> tuple[int, ...]:
+def _shape(
+    name: str, values: Mapping[str, Any], rename: Rename | None, optimizer: MegatronOptimizer
+) -> tuple[int, ...]:
     """Return a parameter's shape: that of its largest state; without one, whatever it is here."""
     shapes = [tuple(value.shape) for value in values.values() if isinstance(value, torch.Tensor)]
     if any(shapes):
         return max(shapes, key=lambda shape: torch.Size(shape).numel())
-    here = name if rename is None else (rename.get(name, name) if isinstance(rename, Mapping) else rename(name))
+    here = (
+        name if rename is None else (rename.get(name, name) if isinstance(rename, Mapping) else rename(name))
+    )
     for part in optimizer.parts:
         for piece in part.pieces:
             for _, shard in piece.spec.members:
@@ -145,6 +158,10 @@ def _record(
     if is_elementwise(key, value, torch.empty(shape, device="meta")):
         tensors[state_key(name, key)] = value.detach()
         return {"tensor": state_key(name, key)}
-    if value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+    if (
+        value is None
+        or isinstance(value, (bool, int, float, str))
+        or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    ):
         return {"value": encode(value, {}, f"state {key!r} of {name!r}")}
     return {"objects": [[*whole(shape), encode(value, tensors, state_key(name, key))]]}

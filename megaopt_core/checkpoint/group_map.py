@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from megaopt_core.checkpoint.ranks import Ranks
 
@@ -45,4 +45,4 @@ def dump_group_map(routing: Routing, path: str | os.PathLike[str]) -> None:
     tensors = {name: torch.tensor(group) for name, group in groups.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        dcp.save(tensors, checkpoint_id=os.fspath(path))
+        save(tensors, checkpoint_id=os.fspath(path))

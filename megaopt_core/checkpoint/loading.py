@@ -40,10 +40,10 @@ def load_checkpoint(
 ) -> LoadReport:
     """Load what :func:`save_checkpoint` saved, at whatever world size, sharding strategy and precision.
 
-    Manifest, names, shapes and checksums are verified first, on all ranks; only then is a tensor written. States and step
-    counts come from the checkpoint. A group setting (learning rate, weight decay...) comes from the checkpoint too, unless
-    the configuration has changed since: then the configuration's value is kept, and the report says so. A scheduler's
-    own rules come last.
+    Manifest, names, shapes and checksums are verified first, on all ranks; only then is a tensor written. States
+    and step counts come from the checkpoint. A group setting (learning rate, weight decay...) comes from the
+    checkpoint too, unless the configuration has changed since: then the configuration's value is kept, and the
+    report says so. A scheduler's own rules come last.
 
     Args:
         path: the checkpoint's folder.
@@ -69,9 +69,8 @@ def load_checkpoint(
         >>> import tempfile, torch
         >>> from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
         >>> def make(name):
-        ...     layer = torch.nn.Linear(4, 2, bias=False)
-        ...     return (model := torch.nn.Sequential() if name is None else torch.nn.ModuleDict({name: layer})), build_optimizer(
-        ...         model, "adam", lr=1e-3)
+        ...     model = torch.nn.ModuleDict({name: torch.nn.Linear(4, 2, bias=False)})
+        ...     return model, build_optimizer(model, "adam", lr=1e-3)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_checkpoint(f"{folder}/last", *make("old"))
         ...     print(load_checkpoint(f"{folder}/last", *make("new"), rename={"old.weight": "new.weight"}))
@@ -94,9 +93,7 @@ def _require_same(source: FileSource, ranks: Ranks) -> None:
     digest = hashlib.sha256(json.dumps(asdict(source.manifest), sort_keys=True).encode()).hexdigest()
     if len(set(ranks.gather(digest))) > 1:
         raise CheckpointError(
-            f"the ranks see different checkpoints at {source.folder}: it must be on a file system that all of them share, "
-            "and nobody may save to it meanwhile",
+            f"the ranks see different checkpoints at {source.folder}: it must be on a file system that all of "
+            "them share, and nobody may save to it meanwhile",
             path=str(source.folder),
         )
-
-

@@ -14,7 +14,16 @@ from attrs import asdict, define, field, frozen
 from megaopt_core.checkpoint.files import write_durably
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, CheckpointVersionError
 
-__all__ = ["FORMAT_VERSION", "MANIFEST", "Manifest", "StoredChunk", "StoredTensor", "parse_manifest", "read_manifest", "write_manifest"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "Manifest",
+    "StoredChunk",
+    "StoredTensor",
+    "parse_manifest",
+    "read_manifest",
+    "write_manifest",
+]
 
 FORMAT_VERSION = 1
 """The newest format that is read, and the one that is written."""
@@ -134,7 +143,9 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     _require_folder(folder)
     for name in (MANIFEST, _CHECKSUM):
         if (folder / name).is_symlink():
-            raise CheckpointCorruptError(f"{folder / name} is a symbolic link, not what was written", path=str(folder / name))
+            raise CheckpointCorruptError(
+                f"{folder / name} is a symbolic link, not what was written", path=str(folder / name)
+            )
     try:
         data = (folder / MANIFEST).read_bytes()
         checksum = (folder / _CHECKSUM).read_bytes()
@@ -164,7 +175,8 @@ def _require_folder(folder: Path) -> None:
         raise CheckpointError(f"there is no checkpoint at {folder}", path=str(folder))
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is a file, a checkpoint is a folder; `megaopt convert` reads consolidated files", path=str(folder)
+            f"{folder} is a file, a checkpoint is a folder; `megaopt convert` reads consolidated files",
+            path=str(folder),
         )
 
 
@@ -213,5 +225,7 @@ def parse_manifest(folder: Path, values: Any) -> Manifest:
     }
     for name in values["files"]:
         if Path(name).name != name or name.startswith("."):
-            raise CheckpointCorruptError(f"{folder / MANIFEST} names a file outside its folder: {name!r}", path=str(folder))
+            raise CheckpointCorruptError(
+                f"{folder / MANIFEST} names a file outside its folder: {name!r}", path=str(folder)
+            )
     return Manifest(tensors=tensors, **values)

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
     from megaopt_core.optimizers.part import OptimizerPart
 
-__all__ = ["Collected", "PieceState", "collect_state", "is_elementwise", "piece_states", "sliced", "state_key"]
+__all__ = [
+    "Collected",
+    "PieceState",
+    "collect_state",
+    "is_elementwise",
+    "piece_states",
+    "sliced",
+    "state_key",
+]
 
 PREFIX = "optim.state"
 
@@ -58,7 +66,8 @@ class PieceState:
     @property
     def inner(self) -> dict[str, Any]:
         """What the inner optimizer keeps; live."""
-        return self.part.inner.state[self.stepped]
+        state: dict[str, Any] = self.part.inner.state[self.stepped]
+        return state
 
     @property
     def extra(self) -> Mapping[str, torch.Tensor]:
@@ -94,7 +103,9 @@ def is_elementwise(key: str, value: Any, stepped: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == stepped.shape and key != "step"
 
 
-def sliced(shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]) -> SlicedTensor:
+def sliced(
+    shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]
+) -> SlicedTensor:
     """Return a shard as the part of its logical tensor that it is.
 
     Args:
@@ -121,7 +132,14 @@ class Collected:
     state: dict[str, dict[str, Any]] = field(factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(factory=dict)
 
-    def add_slice(self, key: str, shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]) -> None:
+    def add_slice(
+        self,
+        key: str,
+        shard: Shard,
+        dtype: torch.dtype,
+        device: torch.device,
+        flat: Callable[[], torch.Tensor],
+    ) -> None:
         """Add elements of a named parameter's state.
 
         Args:
@@ -194,8 +212,8 @@ def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> N
     _, shard = piece.members[0]
     if not piece.is_whole:
         raise CheckpointError(
-            f"state {key!r} of {shard.name!r} has neither its parameter's shape nor one element, and this rank steps only a "
-            "part of the parameter: no other layout could load it"
+            f"state {key!r} of {shard.name!r} has neither its parameter's shape nor one element, and this rank "
+            "steps only a part of the parameter: no other layout could load it"
         )
     # Where tensor parallelism cuts the parameter, every rank has a state of its own.
     box = "" if shard.is_whole else "@" + ",".join(map(str, shard.box[0]))

@@ -106,20 +106,28 @@ def match(
             found.state[name] = stored
     ranks.agree(lambda: _check_shapes(found, tensors, optimizer))
     here_model = set().union(*ranks.gather(set(tensors.tensors))) if with_model else set()
-    here_state = set().union(*ranks.gather(set(steps) & set(optimizer.names.values()) if optimizer else set()))
+    here_state = set().union(
+        *ranks.gather(set(steps) & set(optimizer.names.values()) if optimizer else set())
+    )
     if optimizer is not None and manifest.optimizer is None:
         raise CheckpointMismatchError(
             f"{source.name} was saved without an optimizer; load it with optimizer=None", path=source.name
         )
     if with_model and not stored_model:
-        raise CheckpointMismatchError(f"{source.name} was saved without a model; load it with model=None", path=source.name)
-    report.missing = _missing(names, here_model, stored_model) + _missing(names, here_state, manifest.parameters, " (state)")
+        raise CheckpointMismatchError(
+            f"{source.name} was saved without a model; load it with model=None", path=source.name
+        )
+    report.missing = _missing(names, here_model, stored_model) + _missing(
+        names, here_state, manifest.parameters, " (state)"
+    )
     used_model = {names.find(name, stored_model) for name in here_model}
     used_state = {names.find(name, manifest.parameters) for name in here_state}
     if with_model:
         report.unexpected += tuple(sorted(set(stored_model) - used_model))
     if optimizer is not None:
-        report.unexpected += tuple(f"{name} (state)" for name in sorted(set(manifest.parameters) - used_state))
+        report.unexpected += tuple(
+            f"{name} (state)" for name in sorted(set(manifest.parameters) - used_state)
+        )
     report.renamed = {here: old for here, old in names.renamed().items() if here in here_model | here_state}
     _require_names(source, report, strict)
     _compare_optimizers(found, steps, strict)
@@ -131,7 +139,9 @@ def match(
     return found
 
 
-def _missing(names: NameTable, here: Iterable[str], stored: Mapping[str, Any], what: str = "") -> tuple[str, ...]:
+def _missing(
+    names: NameTable, here: Iterable[str], stored: Mapping[str, Any], what: str = ""
+) -> tuple[str, ...]:
     return tuple(f"{name}{what}" for name in sorted(here) if names.find(name, stored) is None)
 
 
@@ -144,7 +154,8 @@ def _require_names(source: Source, report: LoadReport, strict: bool) -> None:
     if report.unexpected:
         parts.append(f"it has {shown(report.unexpected)}, which is not here")
     raise CheckpointMismatchError(
-        f"{source.name} does not fit: {'; '.join(parts)}. rename= maps old names to new ones, strict=False loads what fits",
+        f"{source.name} does not fit: {'; '.join(parts)}. rename= maps old names to new ones, strict=False loads "
+        "what fits",
         path=source.name,
         names=[name.removesuffix(" (state)") for name in (*report.missing, *report.unexpected)],
     )
@@ -165,7 +176,9 @@ def _check_shapes(found: Matching, tensors: ModelTensors, optimizer: MegatronOpt
                     if there != shard.shape:
                         wrong[shard.name] = there, shard.shape
     if wrong:
-        described = [f"{name} has shape {there} there and {here} here" for name, (there, here) in wrong.items()]
+        described = [
+            f"{name} has shape {there} there and {here} here" for name, (there, here) in wrong.items()
+        ]
         raise CheckpointMismatchError(
             f"{found.source.name} does not fit: {shown(described)}", path=found.source.name, names=list(wrong)
         )

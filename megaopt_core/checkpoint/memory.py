@@ -10,7 +10,7 @@ __all__ = ["bytes_of"]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor; the tensor must live as long as the result is used.
+    r"""Return the memory of a contiguous CPU tensor; the tensor must live as long as the result is used.
 
     Args:
         tensor: contiguous, on the CPU; any dtype.
@@ -18,7 +18,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     Example:
         >>> import torch
         >>> bytes(bytes_of(torch.tensor([1, 2], dtype=torch.int16)))
-        b'\\x01\\x00\\x02\\x00'
+        b'\x01\x00\x02\x00'
     """
     size = tensor.numel() * tensor.element_size()
     if size == 0:

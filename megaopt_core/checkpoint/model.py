@@ -116,7 +116,9 @@ def _own_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items()
         if name not in module._non_persistent_buffers_set
     }
-    return [(name, tensor) for name, tensor in {**module._parameters, **buffers}.items() if tensor is not None]
+    return [
+        (name, tensor) for name, tensor in {**module._parameters, **buffers}.items() if tensor is not None
+    ]
 
 
 def _collect_extra(found: ModelTensors, prefix: str, module: torch.nn.Module) -> None:

@@ -88,7 +88,11 @@ class LoadPlan:
                     final()
             for module, value in self.objects:
                 module.set_extra_state(value)
-            if self.scaler is not None and self.optimizer is not None and self.optimizer.grad_scaler is not None:
+            if (
+                self.scaler is not None
+                and self.optimizer is not None
+                and self.optimizer.grad_scaler is not None
+            ):
                 self.optimizer.grad_scaler.load_state_dict(self.scaler)
 
 
@@ -151,7 +155,8 @@ def plan_load(
     missing = sorted({entry for of_rank in ranks.gather(absent) for entry in of_rank})
     if missing and strict:
         raise CheckpointMismatchError(
-            f"{source.name} lacks state that the optimizer keeps here: {'; '.join(missing[:5])}; strict=False lets it start anew",
+            f"{source.name} lacks state that the optimizer keeps here: {'; '.join(missing[:5])}; strict=False lets "
+            "it start anew",
             path=source.name,
             names=[entry.partition(":")[0] for entry in missing],
         )
@@ -173,9 +178,13 @@ def _plan_model(plan: LoadPlan, found: Matching, tensors: ModelTensors) -> None:
         # A parameter that is fp32 here and was not there is best read from its fp32 main parameter.
         if main is not None and place.dtype == torch.float32 and plan.source.stored(key).dtype in _LOW_NAMES:
             key = main
-            found.report.converted[name] = f"{plan.source.stored(manifest.model['tensors'][stored]).dtype} -> float32"
+            found.report.converted[name] = (
+                f"{plan.source.stored(manifest.model['tensors'][stored]).dtype} -> float32"
+            )
         elif plan.source.stored(key).dtype != str(place.dtype).removeprefix("torch."):
-            found.report.converted[name] = f"{plan.source.stored(key).dtype} -> {str(place.dtype).removeprefix('torch.')}"
+            found.report.converted[name] = (
+                f"{plan.source.stored(key).dtype} -> {str(place.dtype).removeprefix('torch.')}"
+            )
         plan.model_requests.append((key, place))
     for name, module in tensors.owners.items():
         objects = manifest.model.get("objects", {})
@@ -223,6 +232,7 @@ def _members(source: Source, found: Matching, piece: PieceState) -> list[Member]
 def _plan_scheduler(plan: LoadPlan, scheduler: Any) -> None:
     if plan.source.manifest.scheduler is None:
         raise CheckpointMismatchError(
-            f"{plan.source.name} was saved without a scheduler; load it with scheduler=None", path=plan.source.name
+            f"{plan.source.name} was saved without a scheduler; load it with scheduler=None",
+            path=plan.source.name,
         )
     plan.scheduler = scheduler, read_values(plan.source, plan.source.manifest.scheduler)

@@ -104,4 +104,6 @@ class Ranks:
 
 def _portable(error: Exception) -> CheckpointError:
     """Return an error that can be sent: a checkpoint's as it is, others by their words."""
-    return error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
+    return (
+        error if isinstance(error, CheckpointError) else CheckpointError(f"{type(error).__name__}: {error}")
+    )

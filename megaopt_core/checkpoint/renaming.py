@@ -44,14 +44,16 @@ class NameTable:
             unknown = [name for name in rename if name not in names and name not in aliases]
             if unknown:
                 raise CheckpointMismatchError(
-                    f"rename: {shown(unknown)} is not in the checkpoint, which has {shown(names)}", names=unknown
+                    f"rename: {shown(unknown)} is not in the checkpoint, which has {shown(names)}",
+                    names=unknown,
                 )
         table = cls()
         for name in names:
             here = _renamed(name, rename)
             if here in table.stored:
                 raise CheckpointMismatchError(
-                    f"rename: {name!r} and {table.stored[here]!r} would both become {here!r}", names=[name, table.stored[here]]
+                    f"rename: {name!r} and {table.stored[here]!r} would both become {here!r}",
+                    names=[name, table.stored[here]],
                 )
             table.stored[here] = name
         for alias, name in aliases.items():

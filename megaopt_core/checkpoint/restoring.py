@@ -72,7 +72,9 @@ class PieceRestore:
             holders = [member for member in self.members if key in member.state]
             if key in live:
                 self.missing += [
-                    f"{member.shard.name}: {key}" for member in self.members if member.state and key not in member.state
+                    f"{member.shard.name}: {key}"
+                    for member in self.members
+                    if member.state and key not in member.state
                 ]
             if holders:
                 self._plan_key(key, live, holders)
@@ -112,7 +114,9 @@ class PieceRestore:
     def _plan_elements(self, key: str, present: Any, holders: Sequence[Member]) -> None:
         stepped = self.piece.stepped
         if isinstance(present, torch.Tensor) and not is_elementwise(key, present, stepped):
-            self._mismatch(key, holders[0], f"has its parameter's shape, here it has shape {tuple(present.shape)}")
+            self._mismatch(
+                key, holders[0], f"has its parameter's shape, here it has shape {tuple(present.shape)}"
+            )
         target = present
         if not isinstance(present, torch.Tensor):
             target = self._new_elements(self._stored_dtype(key, holders))
@@ -144,7 +148,9 @@ class PieceRestore:
             return
         target = present.detach().clone(memory_format=torch.contiguous_format)
         self._request(target, wanted)
-        self.finals.append(lambda: self.piece.part.precision.set_extra_state(self.piece.index, MAIN_PARAM, target))
+        self.finals.append(
+            lambda: self.piece.part.precision.set_extra_state(self.piece.index, MAIN_PARAM, target)
+        )
 
     def _plan_number(self, key: str, present: Any, holders: Sequence[Member]) -> None:
         values = [agreed_value(member.state[key], member.shard) for member in holders]
@@ -153,7 +159,9 @@ class PieceRestore:
         value = decode(_latest(values), _no_tensor)
         if isinstance(present, torch.Tensor):
             if present.numel() != 1:
-                self._mismatch(key, holders[0], f"is a number there and has shape {tuple(present.shape)} here")
+                self._mismatch(
+                    key, holders[0], f"is a number there and has shape {tuple(present.shape)} here"
+                )
             self.finals.append(lambda: _copy(present, torch.as_tensor(value).reshape(present.shape)))
             return
         if isinstance(value, torch.Tensor):
@@ -166,7 +174,9 @@ class PieceRestore:
         found = [entry[-1] for entry in member.state[key].get("objects", []) if _same_box(entry, shard)]
         if not found or not self.piece.is_whole:
             self._mismatch(
-                key, member, "belongs to the whole parameter or to another part of it, and cannot be cut as this layout asks"
+                key,
+                member,
+                "belongs to the whole parameter or to another part of it, and cannot be cut as this layout asks",
             )
         device = self.piece.stepped.device
 
@@ -181,7 +191,9 @@ class PieceRestore:
         value = decode(found[0], place)
         if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
             if present.shape != value.shape:
-                self._mismatch(key, member, f"has shape {tuple(value.shape)}, here it has shape {tuple(present.shape)}")
+                self._mismatch(
+                    key, member, f"has shape {tuple(value.shape)}, here it has shape {tuple(present.shape)}"
+                )
             self.finals.append(lambda: _copy(present, value))
         else:
             self.finals.append(lambda: self._set(key, value))
@@ -195,7 +207,9 @@ class PieceRestore:
         scales: list[tuple[int, int, Any]] = []
         for member in holders:
             record = member.state.get(scale_key)
-            for start, stop, value in ranges_of(record, member.shard) if record else [(0, member.shard.numel, 1.0)]:
+            for start, stop, value in (
+                ranges_of(record, member.shard) if record else [(0, member.shard.numel, 1.0)]
+            ):
                 scales.append((member.offset + start, member.offset + stop, decode(value, _no_tensor)))
         same = len({float(scale) for _, _, scale in scales}) == 1 and len(holders) == len(self.members)
         exact = same and isinstance(present, torch.Tensor) and present.dtype == stored_dtype
@@ -208,7 +222,9 @@ class PieceRestore:
                 return
             values = torch.zeros(raw.shape, dtype=torch.float32, device=raw.device).view(-1)
             for start, stop, scale in scales:
-                values[start:stop] = decode_state(raw.view(-1)[start:stop], torch.as_tensor(scale, device=raw.device))
+                values[start:stop] = decode_state(
+                    raw.view(-1)[start:stop], torch.as_tensor(scale, device=raw.device)
+                )
             values = values.view(raw.shape)
             if key in live:
                 self.piece.part.precision.write_state(self.piece.index, key, live, values)

@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
-import torch.distributed.checkpoint as dcp
 from attrs import define
-from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_core.checkpoint.background import PendingSave, background_group, in_thread
 from megaopt_core.checkpoint.document import describe_optimizer, optimizer_names, plugins_of, versions
@@ -75,9 +76,10 @@ def save_checkpoint(
 ) -> PendingSave | None:
     """Save everything that a run needs to go on, as a folder that any world size and sharding strategy can load.
 
-    With torch.distributed initialised it is a collective: every rank writes one file with what it alone holds, replicas
-    share the work, nothing is gathered. The checkpoint grows in a hidden folder beside `path` and takes its place in one
-    rename after everything is on the disk: whatever kills the run, `path` is the old checkpoint or the new one.
+    With torch.distributed initialised it is a collective: every rank writes one file with what it alone holds,
+    replicas share the work, nothing is gathered. The checkpoint grows in a hidden folder beside `path` and takes its
+    place in one rename after everything is on the disk: whatever kills the run, `path` is the old checkpoint or the
+    new one.
 
     Args:
         path: the folder; its file system is shared by all ranks. An older checkpoint there is replaced.
@@ -141,7 +143,9 @@ def _collect(
 
     def collect() -> Any:
         manifest.model = collect_model(model, optimizer).describe(tensors)
-        manifest.scheduler = None if scheduler is None else encode(scheduler.state_dict(), tensors, "scheduler")
+        manifest.scheduler = (
+            None if scheduler is None else encode(scheduler.state_dict(), tensors, "scheduler")
+        )
         manifest.extra = None if ranks.rank else encode(extra, tensors, "extra")
         return None if optimizer is None else collect_state(optimizer)
 
@@ -173,7 +177,12 @@ class _Save:
             if self.ranks.size == 1:
                 write_alone(self.tensors, self.writer)
             else:
-                dcp.save(self.tensors, storage_writer=self.writer, planner=planner(), process_group=self.ranks.group)
+                dcp_save(
+                    self.tensors,
+                    storage_writer=self.writer,
+                    planner=planner(),
+                    process_group=self.ranks.group,
+                )
         except (CheckpointException, OSError, RuntimeError) as error:
             raise failed(self.target, error) from error
         finally:
@@ -187,12 +196,12 @@ class _Save:
             if self.ranks.size == 1:
                 writing: Future[Any] = in_thread(lambda: write_alone(staged, self.writer))
             else:
-                response = dcp.async_save(
+                response: Any = dcp_async_save(
                     staged,
                     storage_writer=self.writer,
                     planner=planner(),
                     process_group=group,
-                    async_stager=_AlreadyStaged(),
+                    async_stager=cast("Any", _AlreadyStaged()),
                 )
                 writing = getattr(response, "upload_completion", response)
         except BaseException:
@@ -248,7 +257,7 @@ def write_alone(tensors: dict[str, torch.Tensor], writer: CheckpointWriter) -> N
     writer.finish(metadata, [results])
 
 
-def failed(target: Path, error: Exception) -> CheckpointError:
+def failed(target: Path, error: BaseException) -> CheckpointError:
     """Return the error that every rank raises.
 
     Args:
@@ -261,5 +270,6 @@ def failed(target: Path, error: Exception) -> CheckpointError:
     if isinstance(error, CheckpointException):
         reasons = [f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items())]
     return CheckpointError(
-        f"could not save to {target}: {'; '.join(reasons)}; what was there before is still there", path=str(target)
+        f"could not save to {target}: {'; '.join(reasons)}; what was there before is still there",
+        path=str(target),
     )

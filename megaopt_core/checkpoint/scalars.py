@@ -32,7 +32,8 @@ def ranges_of(record: Mapping[str, Any], shard: Shard) -> list[tuple[int, int, A
     for offsets, sizes, start, stop, value in record["ranges"]:
         if (tuple(offsets), tuple(sizes)) != shard.box:
             raise CheckpointMismatchError(
-                f"a number in the state of {shard.name!r} differs over its parallel parts, and they are cut otherwise here",
+                f"a number in the state of {shard.name!r} differs over its parallel parts, which are cut otherwise "
+                "here",
                 names=[shard.name],
             )
         first, last = max(start, shard.start), min(stop, shard.stop)

@@ -86,7 +86,8 @@ def merge_groups(
             merge.changes.append({})
             continue
         decoded = [
-            (decode(groups[s]["settings"], tensor), decode(groups[s]["configured"], tensor)) for s in sorted(sources)
+            (decode(groups[s]["settings"], tensor), decode(groups[s]["configured"], tensor))
+            for s in sorted(sources)
         ]
         merge.changes.append(_merge_one(merge, index, group, now, decoded))
     return merge

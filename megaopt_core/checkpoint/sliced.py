@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -42,11 +42,9 @@ class SlicedTensor(torch.Tensor):
         device: torch.device,
         chunks: Sequence[Chunk],
         fetch: Callable[[int], torch.Tensor],
-    ) -> SlicedTensor:
+    ) -> Self:
         """Make the wrapper; see the class."""
-        made: SlicedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, torch.Size(shape), dtype=dtype, device=device
-        )
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
         made._chunks = tuple(chunks)
         made._fetch = fetch
         return made
@@ -55,7 +53,7 @@ class SlicedTensor(torch.Tensor):
         super().__init__()
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override] # torch annotates it without `cls` and `func`
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Refuse: there is nothing to compute with, except that detaching changes nothing."""
@@ -81,11 +79,16 @@ class SlicedTensor(torch.Tensor):
 
     def copied(self) -> SlicedTensor:
         """Return the same boxes in CPU memory of their own."""
-        boxes = [self.local(index).detach().to("cpu", copy=True).reshape(-1) for index in range(len(self._chunks))]
-        chunks = [Chunk(chunk.offsets, chunk.sizes, 0, box.numel()) for chunk, box in zip(self._chunks, boxes, strict=True)]
+        boxes = [
+            self.local(index).detach().to("cpu", copy=True).reshape(-1) for index in range(len(self._chunks))
+        ]
+        chunks = [
+            Chunk(chunk.offsets, chunk.sizes, 0, box.numel())
+            for chunk, box in zip(self._chunks, boxes, strict=True)
+        ]
         return SlicedTensor(self.shape, self.dtype, torch.device("cpu"), chunks, boxes.__getitem__)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # torch annotates no result
         boxes = ", ".join(f"{list(chunk.offsets)}+{list(chunk.sizes)}" for chunk in self._chunks)
         return f"SlicedTensor({list(self.shape)}, {self.dtype}, boxes: {boxes or 'none'})"
 
@@ -93,7 +96,7 @@ class SlicedTensor(torch.Tensor):
 
     # What torch.distributed.checkpoint calls.
 
-    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:  # noqa: PLW3201 - torch's name
+    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
         """Return one item per box."""
         properties = TensorProperties(dtype=self.dtype)
         return [
@@ -105,14 +108,14 @@ class SlicedTensor(torch.Tensor):
             for chunk, box in zip(self._chunks, self.__create_chunk_list__(), strict=True)
         ]
 
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:  # noqa: PLW3201 - torch's name
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """Return the boxes."""
         return [
             ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
             for chunk in self._chunks
         ]
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:  # noqa: PLW3201 - torch's name
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Return the box that begins at the index's offset."""
         for position, chunk in enumerate(self._chunks):
             if torch.Size(chunk.offsets) == index.offset:

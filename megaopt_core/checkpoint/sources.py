@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from attrs import frozen
-from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from megaopt_core.checkpoint.manifest import Manifest, StoredTensor, read_manifest
 from megaopt_core.checkpoint.sliced import SlicedTensor
@@ -92,7 +92,9 @@ class FileSource:
         """
         found = self.manifest.tensors.get(key)
         if found is None:
-            raise CheckpointCorruptError(f"{self.folder} refers to {key!r} but does not hold it", path=str(self.folder))
+            raise CheckpointCorruptError(
+                f"{self.folder} refers to {key!r} but does not hold it", path=str(self.folder)
+            )
         return found
 
     def read(self, requests: Iterable[Request]) -> None:

@@ -152,5 +152,3 @@ def _is_at(descriptor: int, lock: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), lock.stat())
     except FileNotFoundError:
         return False
-
-

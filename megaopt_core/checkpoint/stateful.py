@@ -29,9 +29,9 @@ _DESCRIPTION = "description"
 class OptimizerCheckpointState:
     """The `Stateful` of an optimizer: `dcp.save({"model": model, "optim": optimizer.checkpoint_state()}, ...)`.
 
-    Every state tensor is a slice of its parameter's logical state, so that any world size and strategy loads it. What
-    torch itself does holds here: files are not replaced atomically, a load that fails may have written some tensors, and
-    torch unpickles its own metadata. :func:`save_checkpoint` and :func:`load_checkpoint` are stricter.
+    Every state tensor is a slice of its parameter's logical state, so that any world size and strategy loads it.
+    What torch itself does holds here: files are not replaced atomically, a load that fails may have written some
+    tensors, and torch unpickles its own metadata. :func:`save_checkpoint` and :func:`load_checkpoint` are stricter.
 
     Args:
         optimizer: a built optimizer.
@@ -67,7 +67,9 @@ class OptimizerCheckpointState:
             StateDictError: it is not such a result, or belongs to other parameters.
         """
         if set(state_dict) != {"state", _DESCRIPTION}:
-            raise StateDictError(f"a checkpoint state has the keys 'state' and {_DESCRIPTION!r}, got {sorted(state_dict)}")
+            raise StateDictError(
+                f"a checkpoint state has the keys 'state' and {_DESCRIPTION!r}, got {sorted(state_dict)}"
+            )
         described = json.loads(state_dict[_DESCRIPTION])
         tensors = {_full_key(key): tensor for key, tensor in state_dict["state"].items()}
         source = _SliceSource("the checkpoint", Manifest(optimizer=described), tensors)
@@ -135,5 +137,3 @@ class _SliceSource(MemorySource):
                 target, value = place.local(index), held.local(boxes[chunk.offsets, chunk.sizes])
                 if target.data_ptr() != value.data_ptr():
                     target.copy_(value)
-
-

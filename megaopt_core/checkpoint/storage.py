@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 
 import torch
 from attrs import frozen
-from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -30,10 +29,16 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from megaopt_core.checkpoint.manifest import Manifest, StoredChunk, StoredTensor, read_manifest, write_manifest
+from megaopt_core.checkpoint.manifest import (
+    Manifest,
+    StoredChunk,
+    StoredTensor,
+    read_manifest,
+    write_manifest,
+)
 from megaopt_core.checkpoint.memory import bytes_of
 from megaopt_core.checkpoint.values import dtype_named, name_of_dtype
 from megaopt_core.errors import CheckpointError
@@ -153,7 +158,12 @@ class CheckpointWriter(StorageWriter):
             where: _Written = result.storage_data
             offsets = tuple(result.index.offset or ())
             box = StoredChunk(
-                offsets, volumes[result.index.fqn, offsets], where.file, where.position, where.length, where.crc32
+                offsets,
+                volumes[result.index.fqn, offsets],
+                where.file,
+                where.position,
+                where.length,
+                where.crc32,
             )
             chunks.setdefault(result.index.fqn, []).append(box)
             sizes[where.file] = max(sizes.get(where.file, 0), where.position + where.length)
@@ -172,13 +182,13 @@ class CheckpointWriter(StorageWriter):
             file = self._folder / name
             if not file.exists() or file.stat().st_size != size:
                 raise CheckpointError(
-                    f"{name} was written by its rank but cannot be seen from rank {self._rank}: a checkpoint must be on a "
-                    "file system that all ranks share",
+                    f"{name} was written by its rank but cannot be seen from rank {self._rank}: a checkpoint must be "
+                    "on a file system that all ranks share",
                     path=str(file),
                 )
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's signature
         """Return False: a writer is made by :func:`save_checkpoint`, not guessed from a path.
 
         Args:
@@ -247,7 +257,9 @@ class CheckpointReader(StorageReader):
         """
         return metadata_of(self._manifest)
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         """Do nothing.
 
         Args:
@@ -313,7 +325,7 @@ class CheckpointReader(StorageReader):
                 file.close()
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's signature
         """Return False: a reader is made by hand, not guessed from a path.
 
         Args:
@@ -322,7 +334,9 @@ class CheckpointReader(StorageReader):
         return False
 
 
-def _read(file: BinaryIO | Any, tensor: StoredTensor, chunk: StoredChunk, item: ReadItem, planner: LoadPlanner) -> None:
+def _read(
+    file: BinaryIO | Any, tensor: StoredTensor, chunk: StoredChunk, item: ReadItem, planner: LoadPlanner
+) -> None:
     target = planner.resolve_tensor(item).detach()
     dtype = dtype_named(tensor.dtype)
     sizes, offsets, lengths = chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths)
@@ -363,7 +377,10 @@ def metadata_of(manifest: Manifest) -> Metadata:
         key: TensorStorageMetadata(
             TensorProperties(dtype=dtype_named(tensor.dtype)),
             torch.Size(tensor.shape),
-            [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in tensor.chunks],
+            [
+                ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+                for chunk in tensor.chunks
+            ],
         )
         for key, tensor in manifest.tensors.items()
     }

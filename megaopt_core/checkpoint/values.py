@@ -34,15 +34,17 @@ def dtype_named(name: object) -> torch.dtype:
     """
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"the checkpoint holds values of dtype {name!r}, which torch {torch.__version__} lacks")
+        raise CheckpointError(
+            f"the checkpoint holds values of dtype {name!r}, which torch {torch.__version__} lacks"
+        )
     return dtype
 
 
 def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:
     """Return a value as JSON has it; tensors of more than one element are put into `tensors`.
 
-    None, booleans, integers, floats (with infinities and NaN), strings, bytes, lists, tuples, sets, mappings, dtypes and
-    tensors come back from :func:`decode` as they were.
+    None, booleans, integers, floats (with infinities and NaN), strings, bytes, lists, tuples, sets, mappings, dtypes
+    and tensors come back from :func:`decode` as they were.
 
     Args:
         value: what is to be saved.
@@ -56,12 +58,8 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
         >>> encode({"betas": (0.9, 0.95), "lr": float("inf")}, {}, "group")
         {'betas': {'$tuple': [0.9, 0.95]}, 'lr': {'$float': 'inf'}}
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return _encode_plain(value)
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, tensors, where)
     if isinstance(value, torch.dtype):
@@ -79,9 +77,15 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
             return items
         return {"$tuple" if isinstance(value, tuple) else "$set": items}
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold: it holds None, "
-        "booleans, numbers, strings, bytes, tensors, dtypes, and lists, tuples, sets and dicts of them"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold: it holds "
+        "None, booleans, numbers, strings, bytes, tensors, dtypes, and lists, tuples, sets and dicts of them"
     )
+
+
+def _encode_plain(value: bool | float | str | None) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _encode_tensor(value: torch.Tensor, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:

@@ -58,8 +58,8 @@ def check_files(folder: Path, manifest: Manifest, *, part: int = 0, parts: int =
                 share += 1
                 if mine and _crc32(file, chunk) != chunk.crc32:
                     raise CheckpointCorruptError(
-                        f"{folder / name} is damaged: {key} (bytes {chunk.position} to {chunk.position + chunk.length}) does "
-                        "not have the checksum that it was written with",
+                        f"{folder / name} is damaged: {key} (bytes {chunk.position} to "
+                        f"{chunk.position + chunk.length}) does not have the checksum that it was written with",
                         path=str(folder / name),
                     )
 
@@ -67,10 +67,13 @@ def check_files(folder: Path, manifest: Manifest, *, part: int = 0, parts: int =
 def _check_size(file: Path, size: int, manifest: Manifest, boxes: list[tuple[str, StoredChunk]]) -> None:
     rank = file.stem.rpartition("-")[2].lstrip("0") or "0"
     if file.is_symlink():
-        raise CheckpointCorruptError(f"{file} is a symbolic link, not the file that rank {rank} wrote", path=str(file))
+        raise CheckpointCorruptError(
+            f"{file} is a symbolic link, not the file that rank {rank} wrote", path=str(file)
+        )
     if not file.is_file():
         raise CheckpointCorruptError(
-            f"{file} is missing: rank {rank} of {manifest.world_size} wrote {size} bytes into it", path=str(file)
+            f"{file} is missing: rank {rank} of {manifest.world_size} wrote {size} bytes into it",
+            path=str(file),
         )
     found = file.stat().st_size
     covered = sum(chunk.length for _, chunk in boxes)

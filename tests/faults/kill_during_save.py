@@ -59,7 +59,9 @@ def run(rank, size, path, store, first, background, returned, begun):
     torch.set_num_threads(1)
     if size > 1:
         limit = timedelta(seconds=PATIENCE)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit
+        )
     model, optimizer = build()
     number = first
     while True:
@@ -86,7 +88,16 @@ def kill_once(context, folder, index, chance, last):
     processes = [
         context.Process(
             target=run,
-            args=(rank, size, str(path), f"{folder}/store{index}", last + 1, "background" in mode, returned, begun),
+            args=(
+                rank,
+                size,
+                str(path),
+                f"{folder}/store{index}",
+                last + 1,
+                "background" in mode,
+                returned,
+                begun,
+            ),
         )
         for rank in range(size)
     ]
@@ -120,7 +131,7 @@ def main(arguments=None):
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    chance = random.Random(options.seed)
+    chance = random.Random(options.seed)  # noqa: S311 - the same kills again
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "megaopt_core.build", "megaopt_core.checkpoint.saving"])
     counts = dict.fromkeys(MODES, 0)
@@ -130,7 +141,12 @@ def main(arguments=None):
             last, mode, interrupted = kill_once(context, folder, index, chance, last)
             counts[mode] += 1
             during += interrupted
-    result = {"kills": options.kills, "lost": 0, "killed while files were being written": during, "modes": counts}
+    result = {
+        "kills": options.kills,
+        "lost": 0,
+        "killed while files were being written": during,
+        "modes": counts,
+    }
     print(json.dumps({**result, "saves": last}))
 
 

@@ -67,7 +67,7 @@ def test_thirty_corruptions_thirty_errors(tmp_path):
     save_checkpoint(tmp_path / "good", model, optimizer)
     other_model, other = make(seed=1)
     before = values(other_model), logical_state(other), other.state_dict()["param_groups"]
-    chance = random.Random(3)
+    chance = random.Random(3)  # noqa: S311 - the same damage again
     heard = []
     for index in range(30):
         bad = tmp_path / f"bad{index}"
@@ -93,7 +93,9 @@ def test_a_file_size_limit_leaves_the_old_checkpoint(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(CheckpointError, match=r"could not save to .*last.*what was there before is still there"):
+        with pytest.raises(
+            CheckpointError, match=r"could not save to .*last.*what was there before is still there"
+        ):
             save_checkpoint(tmp_path / "last", model, optimizer, extra=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -106,7 +108,10 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=220k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=220k", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
@@ -116,8 +121,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
         assert read_manifest(disk / "last").nbytes > 110_000
         for background in (False, True):
             with pytest.raises(CheckpointError, match="No space left on device"):
-                pending = save_checkpoint(disk / "last", model, optimizer, extra=2, async_save=background)
-                pending.result()
+                _save(disk / "last", model, optimizer, background)
         assert load_checkpoint(disk / "last", model, optimizer).extra == 1
         assert [entry.name for entry in disk.iterdir()] == ["last"]
     finally:
@@ -137,6 +141,12 @@ def test_an_interrupted_background_save_leaves_the_old_checkpoint(tmp_path, monk
     assert load_checkpoint(tmp_path / "last", model, optimizer).extra == 1
     save_checkpoint(tmp_path / "last", model, optimizer, extra=3)
     assert load_checkpoint(tmp_path / "last", model, optimizer).extra == 3
+
+
+def _save(path, model, optimizer, background):
+    pending = save_checkpoint(path, model, optimizer, extra=2, async_save=background)
+    if background:
+        pending.result()
 
 
 def _refuse(*_):

@@ -1,6 +1,5 @@
 """Checkpoints over real processes: any number of ranks to any other, one file a rank, one error for all."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -176,7 +175,7 @@ def async_rounds(rank, size, folder):
 def test_async_save_keeps_the_state_of_its_call(launch, tmp_path):
     """Steps and collectives of training do not meet those of the save."""
     assert launch(async_rounds, 2, str(tmp_path)) == [True, True]
-    assert sorted(os.listdir(tmp_path)) == ["last"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
 
 
 def stateful(rank, size, folder, sharding, load):

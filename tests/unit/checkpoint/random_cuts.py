@@ -6,14 +6,15 @@ in memory of its own.
 
 import random
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
 from megaopt_core import hookimpl
-from megaopt_core.params.specs import Granularity
 from megaopt_core.parallel.groups import is_distributed
+from megaopt_core.params.specs import Granularity
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_core.testing import temporary_plugin
@@ -25,13 +26,13 @@ class CutLayout:
     ranks: int
     seed: int
 
-    buffers = {}
-    reduction = {}
+    buffers: ClassVar = {}
+    reduction: ClassVar = {}
 
     def pieces(self, dp_rank, expert_dp_rank):
         found = []
         for group in sorted({spec.group for spec in self.specs}):
-            chance = random.Random(f"{self.seed} {group}")
+            chance = random.Random(f"{self.seed} {group}")  # noqa: S311 - the same on every rank
             specs = [spec for spec in self.specs if spec.group == group]
             chance.shuffle(specs)
             total = sum(spec.numel for spec in specs)
@@ -102,10 +103,12 @@ class RandomCuts:
         for spec in layout.pieces(rank, rank):
             if spec.group in groups:
                 params = tuple(model.params[shard.name] for _, shard in spec.members)
-                flat = torch.cat([
-                    param.detach().reshape(-1)[shard.start : shard.stop]
-                    for param, (_, shard) in zip(params, spec.members, strict=True)
-                ])
+                flat = torch.cat(
+                    [
+                        param.detach().reshape(-1)[shard.start : shard.stop]
+                        for param, (_, shard) in zip(params, spec.members, strict=True)
+                    ]
+                )
                 pieces.append(Piece(spec, torch.nn.Parameter(flat), params))
         mine = {spec.name: model.params[spec.name] for spec in layout.specs if spec.group in groups}
         return CutParams(pieces, mine)

@@ -16,6 +16,7 @@ from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 
 @pytest.fixture
 def saved(tmp_path):
+    """A checkpoint and what it was made from."""
     model, optimizer = make(dtype=torch.bfloat16)
     train(model, optimizer, range(2))
     save_checkpoint(tmp_path / "last", model, optimizer, extra={"step": 2, "rng": torch.get_rng_state()})

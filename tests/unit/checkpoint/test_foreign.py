@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from random_cuts import random_cuts
 from training import logical_state, make
 
 from megaopt_core.checkpoint.foreign import load_torch_state_dict
 from megaopt_core.errors import CheckpointMismatchError, StateDictError
-from random_cuts import random_cuts
 
 
 def stepped(plain, model, count=3):
+    """Return the state dict of a torch optimizer that has stepped."""
     for step in range(count):
         chance = torch.Generator().manual_seed(step)
         for param in model.parameters():
@@ -54,7 +55,10 @@ def test_muon_beside_adamw():
         pytest.skip("megaopt-muon is not installed")
     model, optimizer = make(optimizer="muon")
     steps = {name: entry.spec.optimizer for name, entry in optimizer.routing.params.items()}
-    split = {which: [(n, p) for n, p in model.named_parameters() if steps[n] == which] for which in ("muon", "adam")}
+    split = {
+        which: [(n, p) for n, p in model.named_parameters() if steps[n] == which]
+        for which in ("muon", "adam")
+    }
     muon = stepped(torch.optim.Muon(split["muon"], lr=1e-3), model)
     adamw = stepped(torch.optim.AdamW(split["adam"], lr=1e-3), model)
     first = load_torch_state_dict(optimizer, muon, strict=False)

@@ -38,7 +38,10 @@ def test_boxes_are_the_range(shard):
         numbers[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))].reshape(-1)
         for chunk in chunks
     ]
-    assert torch.cat([torch.empty(0, dtype=torch.long), *taken]).tolist() == inside[shard.start : shard.stop].tolist()
+    assert (
+        torch.cat([torch.empty(0, dtype=torch.long), *taken]).tolist()
+        == inside[shard.start : shard.stop].tolist()
+    )
     assert [(chunk.start, chunk.stop) for chunk in chunks] == [
         (sum(map(len, taken[:index])), sum(map(len, taken[: index + 1]))) for index in range(len(taken))
     ]

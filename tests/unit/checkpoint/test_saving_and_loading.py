@@ -8,8 +8,13 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from training import logical_state, make, same, train, values
 
-from megaopt_core import OptimizerParamScheduler, build_optimizer, load_checkpoint, save_checkpoint
-from megaopt_core import get_registry
+from megaopt_core import (
+    OptimizerParamScheduler,
+    build_optimizer,
+    get_registry,
+    load_checkpoint,
+    save_checkpoint,
+)
 from megaopt_core.checkpoint.manifest import read_manifest
 from megaopt_core.errors import (
     CheckpointError,
@@ -19,10 +24,11 @@ from megaopt_core.errors import (
     ScheduleError,
 )
 
-OPTIMIZERS = [name for name in sorted(get_registry().optimizers())]
+OPTIMIZERS = sorted(get_registry().optimizers())
 
 
 def scheduler_of(optimizer, **changes):
+    """Return a schedule that changes learning rate and weight decay at every step."""
     settings = {
         "init_lr": 0.0, "max_lr": 1e-2, "min_lr": 1e-3, "lr_warmup_steps": 2, "lr_decay_steps": 12,
         "lr_decay_style": "cosine", "start_wd": 0.0, "end_wd": 0.1, "wd_incr_steps": 12, "wd_incr_style": "linear",
@@ -117,6 +123,7 @@ class Renamed(torch.nn.Module):
 
 
 def adam(model):
+    """Return an optimizer."""
     return build_optimizer(model, "adam", lr=1e-3)
 
 
@@ -135,9 +142,9 @@ def test_renamed_parameters(tmp_path):
         assert torch.equal(other.front.weight, model.first.weight)
         mine, theirs = optimizer.state[model.first.weight], other_optimizer.state[other.front.weight]
         assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
-    with pytest.raises(CheckpointMismatchError, match="rename: frist.weight is not in the checkpoint"):
+    with pytest.raises(CheckpointMismatchError, match=r"rename: frist\.weight is not in the checkpoint"):
         load_checkpoint(tmp_path / "last", model, optimizer, rename={"frist.weight": "a"})
-    with pytest.raises(CheckpointMismatchError, match="would both become 'last.bias'"):
+    with pytest.raises(CheckpointMismatchError, match=r"would both become 'last\.bias'"):
         load_checkpoint(tmp_path / "last", model, optimizer, rename={"first.bias": "last.bias"})
 
 
@@ -150,7 +157,9 @@ def test_added_and_removed_and_frozen_parameters(tmp_path):
     bigger = Renamed(extra=True)
     bigger_optimizer = adam(bigger)
     before = values(bigger)
-    with pytest.raises(CheckpointMismatchError, match=r"it lacks added\.bias, added\.weight.*strict=False") as caught:
+    with pytest.raises(
+        CheckpointMismatchError, match=r"it lacks added\.bias, added\.weight.*strict=False"
+    ) as caught:
         load_checkpoint(tmp_path / "small", bigger, bigger_optimizer)
     assert "added.bias" in caught.value.names
     assert same(values(bigger), before)
@@ -237,7 +246,9 @@ def test_a_scheduler_that_refuses_changes_nothing(tmp_path):
     assert same(values(other_model), before[0])
     assert same(logical_state(other), before[1])
     for group, saved in zip(other.param_groups, before[2], strict=True):
-        assert {k: v for k, v in group.items() if k != "params"} == {k: v for k, v in saved.items() if k != "params"}
+        assert {k: v for k, v in group.items() if k != "params"} == {
+            k: v for k, v in saved.items() if k != "params"
+        }
     save_checkpoint(tmp_path / "without", model, optimizer)
     with pytest.raises(CheckpointMismatchError, match="saved without a scheduler"):
         load_checkpoint(tmp_path / "without", model, optimizer, schedule)
@@ -250,7 +261,9 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
         patched.setattr("megaopt_core.checkpoint.manifest.FORMAT_VERSION", 2)
         patched.setattr("megaopt_core.checkpoint.saving.Manifest", _newer)
         save_checkpoint(tmp_path / "last", model, optimizer)
-    with pytest.raises(CheckpointVersionError, match=r"format version 2.*reads up to version 1.*pip install --upgrade"):
+    with pytest.raises(
+        CheckpointVersionError, match=r"format version 2.*reads up to version 1.*pip install --upgrade"
+    ):
         load_checkpoint(tmp_path / "last", model, optimizer)
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/adamw.py [--rounds 11] [--threads 1]
 
-All candidates step the same parameters with the same gradients, each with a state of its own, in turns. Clipping is off:
-`benchmarks/clip.py` measures that.
+All candidates step the same parameters with the same gradients, each with a state of its own, in turns. Clipping is
+off: `benchmarks/clip.py` measures that.
 """
 
 import argparse
@@ -73,7 +73,9 @@ def main() -> None:
     print(f"{result['times_faster_than_foreach']['median']:.1f} x as fast as foreach")
     print(f"{result['times_faster_than_for_loop']['median']:.1f} x as fast as the for-loop")
     print(f"the wrapper adds {100 * share:.2f} % at 124 million parameters")
-    print(f"and {result['wrapper_at_150_small_tensors']['milliseconds_more']:.3f} ms at 150 tensors of 256 elements")
+    print(
+        f"and {result['wrapper_at_150_small_tensors']['milliseconds_more']:.3f} ms at 150 tensors of 256 elements"
+    )
     print(write_result("adamw", result))
 
 

@@ -93,7 +93,11 @@ def main() -> None:
             "ours": lambda: clip_and_step(fused, limits()),
         },
     }
-    result = {"elements": sum(grad.numel() for grad in grads), "relative_error_of_the_norm": errors, "cases": {}}
+    result = {
+        "elements": sum(grad.numel() for grad in grads),
+        "relative_error_of_the_norm": errors,
+        "cases": {},
+    }
     for case, candidates in cases.items():
         times = interleave(candidates, rounds=args.rounds)
         speedups = {name: ratio(times, "torch", name) for name in candidates if name != "torch"}

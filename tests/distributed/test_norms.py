@@ -60,6 +60,7 @@ def measured(module: nn.Module, pgs: object) -> tuple[float, int, dict]:
 
 
 def pipeline(rank: int, size: int) -> tuple:
+    """Step a stage."""
     grads = {f"layer{rank}": full_grad(f"layer{rank}", (70, 30)), "tied": full_grad("tied", (20, 5))}
     if rank not in (0, size - 1):
         del grads["tied"]
@@ -71,7 +72,12 @@ def pipeline(rank: int, size: int) -> tuple:
     pgs = ProcessGroupCollection(pp=world, mp=world)
     name = {"tied": "tied"}
     optimizer = build_optimizer(
-        module, "sgd", overrides={}, pg_collection=pgs, fqn=lambda _, local: name.get(local, local), **settings
+        module,
+        "sgd",
+        overrides={},
+        pg_collection=pgs,
+        fqn=lambda _, local: name.get(local, local),
+        **settings,
     )
     result = optimizer.step()
     return result.grad_norm, result.num_zeros_in_grad
@@ -90,6 +96,7 @@ def test_pipeline_stages_add_up_and_shared_parameters_count_once(launch, size) -
 
 
 def tensor_parallel(rank: int, size: int) -> tuple:
+    """Step one part of a cut model."""
     cut, same = full_grad("cut", (40, 12)), full_grad("same", (12,))
     module = Part(cut=cut.chunk(size)[rank], same=same)
     module.cut.tensor_model_parallel = True
@@ -110,12 +117,14 @@ def test_tensor_parallel_duplicates_count_once(launch, size) -> None:
 
 
 def mesh_of(**dims: int):
+    """Return a mesh with named dimensions."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
 def pipeline_and_tensor(rank: int, size: int) -> tuple:
+    """Step one half of one stage."""
     mesh = mesh_of(pp=2, tp=2)
     stage, part = mesh.get_local_rank("pp"), mesh.get_local_rank("tp")
     module = Part(
@@ -142,9 +151,12 @@ def test_tensor_and_pipeline_parallelism_together(launch) -> None:
 
 
 def experts(rank: int, size: int) -> tuple:
+    """Step the dense part and one expert."""
     mesh = mesh_of(dp=size // 2, ep=2)
     mine = mesh.get_local_rank("ep")
-    module = Part(**{"dense": full_grad("dense", (9, 4)), f"expert{mine}": full_grad(f"expert{mine}", (5, 5))})
+    module = Part(
+        **{"dense": full_grad("dense", (9, 4)), f"expert{mine}": full_grad(f"expert{mine}", (5, 5))}
+    )
     getattr(module, f"expert{mine}").allreduce = False
     return measured(module, mesh)
 
@@ -162,6 +174,7 @@ def test_experts_add_up_over_expert_parallel_ranks(launch, size) -> None:
 
 
 def norm_groups(rank: int, size: int, by_hand: bool) -> tuple:
+    """Step two stages, the second with a norm of its own."""
     module = Part(**{f"layer{rank}": full_grad(f"layer{rank}", (6, 6))})
     if rank == 1:
         module.layer1.grad_norm_group = "second"
@@ -186,12 +199,15 @@ def test_every_rank_knows_every_norm(launch, by_hand) -> None:
 
 
 def overflow(rank: int, size: int, group: str, precision: str) -> tuple:
+    """Step, then step with an infinity on rank 1, and tell what changed."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     grad = full_grad("w", (4, 4)).to(dtype)
     module = Part(a=grad, b=grad)
     world = dist.group.WORLD
     pgs = ProcessGroupCollection(pp=world, mp=world) if group == "mp" else ProcessGroupCollection(dp=world)
-    settings = {"fp16": True, "initial_loss_scale": 8.0, "hysteresis": 1} if precision == "fp16" else {"bf16": True}
+    settings = (
+        {"fp16": True, "initial_loss_scale": 8.0, "hysteresis": 1} if precision == "fp16" else {"bf16": True}
+    )
     if precision == "aware":
         settings["use_precision_aware_optimizer"] = True
     overrides = {ParamKey(name="b"): {"optimizer": "sgd"}}
@@ -200,14 +216,24 @@ def overflow(rank: int, size: int, group: str, precision: str) -> tuple:
     )
     first = optimizer.step().update_successful
     before = [param.detach().clone() for param in module.parameters()]
-    state = {name: optimizer.state[param]["exp_avg"].clone() for param, name in optimizer.names.items() if name == "a"}
+    state = {
+        name: optimizer.state[param]["exp_avg"].clone()
+        for param, name in optimizer.names.items()
+        if name == "a"
+    }
     module.a.grad = grad.clone()
     if rank == 1:
         module.a.grad[0, 0] = float("inf")
     result = optimizer.step()
     same = all(torch.equal(*pair) for pair in zip(before, module.parameters(), strict=True))
     same = same and torch.equal(state["a"], optimizer.state[module.a]["exp_avg"])
-    return first, tuple(result), same, optimizer.state[module.a]["step"].item(), optimizer.get_loss_scale().item()
+    return (
+        first,
+        tuple(result),
+        same,
+        optimizer.state[module.a]["step"].item(),
+        optimizer.get_loss_scale().item(),
+    )
 
 
 @pytest.mark.parametrize("group", ["mp", "dp"])
@@ -222,6 +248,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(launch, group, precision)
 
 
 def empty_group(rank: int, size: int) -> tuple:
+    """Step a chain of which rank 0 has one optimizer only."""
     grads = {"a": full_grad("a", (5, 4))}
     if rank == 1:
         grads["b"] = full_grad("b", (5, 4))
@@ -261,6 +288,7 @@ def test_a_rank_without_parameters_of_an_optimizer_joins_in(launch) -> None:
 
 
 def chain_by_hand(rank: int, size: int) -> tuple:
+    """Step a chain that was put together by hand."""
     world = dist.group.WORLD
     pgs = ProcessGroupCollection(pp=world, mp=world)
     module = Part(a=full_grad(f"a{rank}", (3, 3)).half(), b=full_grad(f"b{rank}", (3, 3)).half())
@@ -284,11 +312,14 @@ def test_chains_by_hand_have_one_norm_over_ranks(launch) -> None:
 
 
 def collections(rank: int, size: int) -> dict[str, object]:
+    """Return the ranks of every group."""
+
     def ranks(group) -> list[int] | None:
         return None if group is None else dist.get_process_group_ranks(group)
 
     def describe(pgs) -> dict[str, object]:
-        return {name: ranks(getattr(pgs, name)) for name in ("tp", "pp", "dp", "dp_cp", "mp", "ep", "expt_dp", "tp_ep_pp")}
+        names = ("tp", "pp", "dp", "dp_cp", "mp", "ep", "expt_dp", "tp_ep_pp")
+        return {name: ranks(getattr(pgs, name)) for name in names}
 
     dense = mesh_of(pp=2, dp=1, tp=2)
     experts = mesh_of(dp=2, ep=2)
@@ -334,6 +365,7 @@ def test_collections_from_meshes_and_from_the_default_group(launch) -> None:
 
 
 def bad_mesh(rank: int, size: int) -> list[str]:
+    """Return what is said about meshes that cannot be read."""
     from torch.distributed.device_mesh import init_device_mesh
 
     messages = []
@@ -355,6 +387,7 @@ def test_meshes_that_cannot_be_read_are_refused(launch) -> None:
 
 
 def dumps(rank: int, size: int, folder: str) -> str:
+    """Build with a folder for configurations."""
     build_optimizer(nn.Linear(2, 2), "adam", lr=0.1, config_logger_dir=f"{folder}/{rank}")
     return "done"
 

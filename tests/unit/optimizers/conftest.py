@@ -10,9 +10,7 @@ from torch import nn
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.testing.plugins import temporary_plugin
 
-LOW = frozenset(
-    {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
-)
+LOW = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 MOMENTS = {"exp_avg": LOW, "exp_avg_sq": LOW}
 
 
@@ -92,7 +90,11 @@ def snapshot() -> Callable[..., SimpleNamespace]:
 
     def bits(value):
         if isinstance(value, torch.Tensor):
-            return value.detach().contiguous().clone().view(torch.uint8).tolist() if value.dim() else value.item()
+            return (
+                value.detach().contiguous().clone().view(torch.uint8).tolist()
+                if value.dim()
+                else value.item()
+            )
         return value
 
     def take(model, optimizer):

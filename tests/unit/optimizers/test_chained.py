@@ -77,7 +77,9 @@ def test_a_chain_of_chains_steps_everything_once(mlp, give) -> None:
     assert chain.step().update_successful
     for old, param in zip(before, model.parameters(), strict=True):
         assert torch.equal(param, old - param.grad)
-    assert sorted(chain.state_dict()["param_groups"][0]["param_names"]) == ["optimizer0.optimizer0.group0.param0"]
+    assert sorted(chain.state_dict()["param_groups"][0]["param_names"]) == [
+        "optimizer0.optimizer0.group0.param0"
+    ]
 
 
 def test_children_share_one_scaler(mlp, give) -> None:
@@ -146,12 +148,17 @@ def test_scalers_that_disagree_are_refused() -> None:
     ]
     with pytest.raises(ConfigurationError) as caught:
         ChainedOptimizer(children)
-    assert str(caught.value) == "chained optimizers share one loss, but one scales it by nothing and another by 2.0"
+    assert (
+        str(caught.value)
+        == "chained optimizers share one loss, but one scales it by nothing and another by 2.0"
+    )
 
 
 def test_muon_adam_and_sgd_in_one_chain(build, give) -> None:
     """Matrices to Muon, the rest to adam but for one bias, which SGD steps with settings of its own."""
-    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 11))
+    model = nn.Sequential(
+        nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 11)
+    )
     try:
         overrides = {ParamKey(name="1.bias"): {"optimizer": "sgd", "lr": 0.5}}
         optimizer = build(model, "muon", overrides=overrides, clip_grad=1.0, sgd_momentum=0.0)

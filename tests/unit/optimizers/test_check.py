@@ -63,7 +63,9 @@ def test_shared_memory_after_the_build_is_found(built):
     """Two parameters over one memory would be stepped twice."""
     model, optimizer = built
     model.head.weight.data = model.embed.weight.data
-    assert optimizer.check() == ("'embed.weight' and 'head.weight' share one memory now and would be stepped twice",)
+    assert optimizer.check() == (
+        "'embed.weight' and 'head.weight' share one memory now and would be stepped twice",
+    )
 
 
 def test_added_replaced_and_frozen_parameters_are_found(built):

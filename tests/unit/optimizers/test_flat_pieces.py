@@ -48,7 +48,11 @@ class Flat:
 POLICIES = {
     "fp32": (torch.float32, {}, Fp32),
     "main": (torch.bfloat16, {"bf16": True}, MainParams),
-    "remainders": (torch.bfloat16, {"bf16": True}, lambda: ParamRemainders(state_dtypes={"exp_avg": torch.float16})),
+    "remainders": (
+        torch.bfloat16,
+        {"bf16": True},
+        lambda: ParamRemainders(state_dtypes={"exp_avg": torch.float16}),
+    ),
 }
 
 
@@ -56,7 +60,9 @@ def _specs(params: list[nn.Parameter]) -> PieceSpec:
     members, offset = [], 0
     for name, param, rows in (("a", params[0], 4), ("b", params[1], 4)):
         shape = tuple(param.shape)
-        spec = ParamSpec(name, shape, whole(shape), param.dtype, param.dtype, "x", 0, Granularity.ELEMENT, 0.0)
+        spec = ParamSpec(
+            name, shape, whole(shape), param.dtype, param.dtype, "x", 0, Granularity.ELEMENT, 0.0
+        )
         shard = spec.shard(0, rows * shape[1])
         members.append((offset, shard))
         offset += shard.numel + PADDING
@@ -66,8 +72,10 @@ def _specs(params: list[nn.Parameter]) -> PieceSpec:
 def _build(policy: str, *, counting=None, seed: int = 0, **settings):
     dtype, precision_settings, make = POLICIES[policy]
     generator = torch.Generator().manual_seed(seed)
-    params = [nn.Parameter(torch.randn(4, 3, generator=generator).to(dtype)),
-              nn.Parameter(torch.randn(5, 2, generator=generator).to(dtype))]
+    params = [
+        nn.Parameter(torch.randn(4, 3, generator=generator).to(dtype)),
+        nn.Parameter(torch.randn(5, 2, generator=generator).to(dtype)),
+    ]
     spec = _specs(params)
     memory = torch.zeros(spec.shape, dtype=dtype)
     for (offset, shard), param in zip(spec.members, params, strict=True):
@@ -170,7 +178,9 @@ def test_a_state_dict_continues_the_run(policy) -> None:
         for param, other in zip(params, others, strict=True):
             other.copy_(param)
         for (offset, shard), other in zip(second.parts[0].pieces[0].spec.members, others, strict=True):
-            second.parts[0].pieces[0].param[offset : offset + shard.numel] = other.reshape(-1)[shard.start : shard.stop]
+            second.parts[0].pieces[0].param[offset : offset + shard.numel] = other.reshape(-1)[
+                shard.start : shard.stop
+            ]
     second.load_state_dict(first.state_dict())
     for mine, optimizer in ((params, first), (others, second)):
         _give(mine, 3)
@@ -210,7 +220,10 @@ def test_one_parameter_in_two_pieces_is_refused() -> None:
     """State would have two homes."""
     weight = nn.Parameter(torch.ones(4, 3))
     spec = ParamSpec("a", (4, 3), whole((4, 3)), weight.dtype, weight.dtype, "x", 0, Granularity.ELEMENT, 0.0)
-    halves = [(nn.Parameter(torch.ones(6)), spec.shard(0, 6)), (nn.Parameter(torch.ones(6)), spec.shard(6, 12))]
+    halves = [
+        (nn.Parameter(torch.ones(6)), spec.shard(0, 6)),
+        (nn.Parameter(torch.ones(6)), spec.shard(6, 12)),
+    ]
     pieces = [Piece(PieceSpec(0, (6,), ((0, shard),)), memory, (weight,)) for memory, shard in halves]
     inner = torch.optim.SGD([memory for memory, _ in halves])
     precision = Fp32()

@@ -33,7 +33,9 @@ class Model:
     backoff=st.sampled_from([0.5, 0.25]),
     growth=st.sampled_from([2.0, 4.0]),
 )
-def test_dynamic_scale_follows_the_tracker_rule(overflows, window, hysteresis, exponent, backoff, growth) -> None:
+def test_dynamic_scale_follows_the_tracker_rule(
+    overflows, window, hysteresis, exponent, backoff, growth
+) -> None:
     """After any sequence of overflows and good steps the scale is what the rule says."""
     arguments = (2.0**exponent, 1.0, growth, backoff, window, hysteresis)
     scaler, model = DynamicGradScaler(*arguments), Model(*arguments)
@@ -93,7 +95,10 @@ def test_bad_values_are_refused(changed, message) -> None:
 
 def test_state_round_trip_continues_alike() -> None:
     """A scaler that took over a state goes on as the one that gave it."""
-    first, second = DynamicGradScaler(64.0, 1.0, growth_interval=2), DynamicGradScaler(4.0, 1.0, growth_interval=2)
+    first, second = (
+        DynamicGradScaler(64.0, 1.0, growth_interval=2),
+        DynamicGradScaler(4.0, 1.0, growth_interval=2),
+    )
     first.update(True)
     second.load_state_dict(first.state_dict())
     for overflow in (True, False, False, True):

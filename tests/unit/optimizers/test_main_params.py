@@ -66,13 +66,20 @@ def test_fp32_parameters_of_a_bf16_model_are_stepped_in_place(mlp, build, give) 
     model = mlp(torch.bfloat16)
     model[2].float()
     optimizer = build(model, bf16=True)
-    assert [tensor is param for tensor, param in zip(optimizer.get_main_params(), model.parameters(), strict=True)] == [
+    assert [
+        tensor is param for tensor, param in zip(optimizer.get_main_params(), model.parameters(), strict=True)
+    ] == [
         False,
         False,
         True,
         True,
     ]
-    assert [("main_param" in optimizer.state[param]) for param in model.parameters()] == [True, True, False, False]
+    assert [("main_param" in optimizer.state[param]) for param in model.parameters()] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     give(model)
     before = model[2].weight.detach().clone()
     optimizer.step()

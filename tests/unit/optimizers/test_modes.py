@@ -106,7 +106,9 @@ def test_modes_reach_the_model(mlp, build, give, dtype, settings) -> None:
         alone.eval()
         assert optimizer.param_groups[0]["train_mode"] is False
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(mine.float(), other, rtol=1e-2 if settings else 0, atol=1e-3 if settings else 0)
+            torch.testing.assert_close(
+                mine.float(), other, rtol=1e-2 if settings else 0, atol=1e-3 if settings else 0
+            )
         optimizer.train()
         alone.train()
         assert optimizer.param_groups[0]["train_mode"] is True
@@ -143,11 +145,16 @@ def test_optimizers_without_modes_ignore_them(mlp, build) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "settings"), POLICIES)
-def test_a_group_that_its_optimizer_changes_is_the_public_one(mlp, build, give, monkeypatch, dtype, settings) -> None:
+def test_a_group_that_its_optimizer_changes_is_the_public_one(
+    mlp, build, give, monkeypatch, dtype, settings
+) -> None:
     """`d` grows once a step, over the whole group, and shows in `param_groups`; writing it back holds too."""
     monkeypatch.setattr("megaopt_core.optimizers.policies.BATCH_ELEMENTS", 10)
     ours, theirs = mlp(dtype), mlp(dtype).float()
-    optimizer, alone = build(ours, "prodigy_like", lr=1.0, **settings), ProdigyLike(theirs.parameters(), lr=1.0)
+    optimizer, alone = (
+        build(ours, "prodigy_like", lr=1.0, **settings),
+        ProdigyLike(theirs.parameters(), lr=1.0),
+    )
     assert optimizer.param_groups[0]["d"] == 1e-3
     for step in range(3):
         give(ours, step)
@@ -174,7 +181,12 @@ def test_modes_in_a_chain(mlp, build, give) -> None:
     optimizer.step()
     before = [param.detach().clone() for param in model.parameters()]
     optimizer.eval()
-    assert [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)] == [False, False, True, True]
+    assert [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_an_optimizer_that_needs_closures_is_refused(build) -> None:

@@ -55,8 +55,11 @@ def test_clipping_is_torchs(mlp, build, give, optimizer_name, limit) -> None:
     ours, theirs = mlp(), mlp()
     optimizer = build(ours, optimizer_name, clip_grad=limit)
     inner = optimizer.parts[0].inner
-    settings = {key: inner.defaults[key] for key in ("lr", "weight_decay", "momentum", "foreach", "fused")
-                if key in inner.defaults}
+    settings = {
+        key: inner.defaults[key]
+        for key in ("lr", "weight_decay", "momentum", "foreach", "fused")
+        if key in inner.defaults
+    }
     expected = type(inner)(theirs.parameters(), **settings)
     for step in range(3):
         give(ours, step)
@@ -276,7 +279,11 @@ def test_stages_are_timed_in_order_and_marked_for_the_profiler(mlp, build, give)
             seen.append((*self.key, "stop", None))
 
     model = mlp(torch.float16)
-    timed = {"timers": lambda name, log_level: Timer(name, log_level), "barrier_with_L1_time": True}
+
+    def timers(name: str, log_level: int) -> Timer:
+        return Timer(name, log_level)
+
+    timed = {"timers": timers, "barrier_with_L1_time": True}
     optimizer = build(model, fp16=True, clip_grad=1.0, log_num_zeros_in_grad=True, loss_scale=1.0, **timed)
     give(model)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -338,7 +345,9 @@ def test_sparse_gradients_reach_the_inner_optimizer(clip_grad) -> None:
     """Where no norm is asked for, an optimizer that takes sparse gradients gets them."""
     table = nn.Embedding(5, 2, sparse=True)
     config = OptimizerConfig(lr=1.0, clip_grad=clip_grad)
-    optimizer = FP32Optimizer(torch.optim.SGD(table.parameters(), lr=1.0, foreach=False), config, lambda *_: None)
+    optimizer = FP32Optimizer(
+        torch.optim.SGD(table.parameters(), lr=1.0, foreach=False), config, lambda *_: None
+    )
     table(torch.tensor([1])).sum().backward()
     before = table.weight.detach().clone()
     if clip_grad:

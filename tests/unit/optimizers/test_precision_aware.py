@@ -208,17 +208,24 @@ def _bytes(model: nn.Module, optimizer) -> int:
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
         for storage in getattr(part.precision, "_storages", ()):
             tensors += [value for value in vars_of(storage) if isinstance(value, torch.Tensor)]
-    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    return sum(
+        {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+        }.values()
+    )
 
 
 def vars_of(storage: object) -> list[object]:
+    """Return the values of all slots."""
     return [getattr(storage, name) for name in type(storage).__slots__ if not name.startswith("__")]
 
 
 @pytest.mark.parametrize(("settings", "expected"), _rows(), ids=str)
 def test_memory_is_what_the_documentation_says(build, settings, expected) -> None:
     """Bytes a parameter between steps, gradients not counted, equal the table's number up to a few scalars."""
-    dtype = torch.float16 if settings.get("fp16") else torch.bfloat16 if settings.get("bf16") else torch.float32
+    dtype = (
+        torch.float16 if settings.get("fp16") else torch.bfloat16 if settings.get("bf16") else torch.float32
+    )
     model = nn.Linear(512, 512, bias=False, dtype=dtype)
     optimizer = build(model, **settings)
     model.weight.grad = torch.ones_like(model.weight)

@@ -19,7 +19,9 @@ SCHEDULERS = {
     ),
     "StepLR": lambda opt: lr_scheduler.StepLR(opt, step_size=2),
     "SequentialLR": lambda opt: lr_scheduler.SequentialLR(
-        opt, [lr_scheduler.LinearLR(opt, 0.1, total_iters=3), lr_scheduler.ExponentialLR(opt, 0.9)], milestones=[3]
+        opt,
+        [lr_scheduler.LinearLR(opt, 0.1, total_iters=3), lr_scheduler.ExponentialLR(opt, 0.9)],
+        milestones=[3],
     ),
     "ReduceLROnPlateau": lambda opt: lr_scheduler.ReduceLROnPlateau(opt, patience=0, factor=0.5),
     "SWALR": lambda opt: swa_utils.SWALR(opt, swa_lr=[0.5 * group["lr"] for group in opt.param_groups]),
@@ -37,7 +39,11 @@ def test_schedules_are_those_of_torchs_optimizers(mlp, build, give, name, overri
     model = mlp()
     optimizer = build(model, overrides=overrides)
     stand_in = torch.optim.SGD(
-        [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": group["lr"]} for group in optimizer.param_groups], lr=1.0
+        [
+            {"params": [torch.nn.Parameter(torch.ones(1))], "lr": group["lr"]}
+            for group in optimizer.param_groups
+        ],
+        lr=1.0,
     )
     ours, theirs = SCHEDULERS[name](optimizer), SCHEDULERS[name](stand_in)
     for step in range(8):
@@ -45,7 +51,9 @@ def test_schedules_are_those_of_torchs_optimizers(mlp, build, give, name, overri
         optimizer.step()
         stand_in.step()
         for part in optimizer.parts:
-            assert [group["lr"] for group in part.groups] == [group["lr"] for group in part.inner.param_groups]
+            assert [group["lr"] for group in part.groups] == [
+                group["lr"] for group in part.inner.param_groups
+            ]
         _advance(name, ours)
         _advance(name, theirs)
         expected = [group["lr"] for group in stand_in.param_groups]

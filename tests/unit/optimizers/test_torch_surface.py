@@ -51,7 +51,9 @@ def test_global_hooks_fire_once_a_step(mlp, build, give, overrides, aware, monke
     seen = []
     handles = [
         torch_optimizer.register_optimizer_step_pre_hook(lambda opt, args, kwargs: seen.append(("pre", opt))),
-        torch_optimizer.register_optimizer_step_post_hook(lambda opt, args, kwargs: seen.append(("post", opt))),
+        torch_optimizer.register_optimizer_step_post_hook(
+            lambda opt, args, kwargs: seen.append(("post", opt))
+        ),
     ]
     try:
         model = mlp(torch.bfloat16)
@@ -215,7 +217,7 @@ def test_the_configuration_is_written_down(mlp, build, tmp_path) -> None:
 def test_a_folder_that_cannot_be_written_to_is_an_error(mlp, build, tmp_path) -> None:
     """It names the setting."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="config_logger_dir=.*: cannot be written to") as caught:
+    with pytest.raises(ConfigurationError, match=r"config_logger_dir=.*: cannot be written to") as caught:
         build(mlp(), config_logger_dir=str(tmp_path / "file"))
     assert caught.value.setting == "config_logger_dir"
 

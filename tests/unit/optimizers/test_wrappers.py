@@ -43,7 +43,7 @@ def test_an_optimizer_that_has_stepped_keeps_its_state(mlp, give) -> None:
 
 
 def test_names_come_from_the_optimizer_or_its_groups(mlp) -> None:
-    """torch's optimizers know names when they were given them."""
+    """Torch's optimizers know names when they were given them."""
     named = FP32Optimizer(torch.optim.SGD(mlp().named_parameters()), OptimizerConfig())
     assert list(named.names.values()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     bare = FP32Optimizer(torch.optim.SGD(mlp().parameters()), OptimizerConfig())
@@ -111,7 +111,10 @@ def test_wrapping_twice_is_refused(mlp) -> None:
     for wrong in (once, object()):
         with pytest.raises(ConfigurationError) as caught:
             FP32Optimizer(wrong, OptimizerConfig())
-        assert str(caught.value) == f"FP32Optimizer wraps a plain torch.optim.Optimizer, got {type(wrong).__name__}"
+        assert (
+            str(caught.value)
+            == f"FP32Optimizer wraps a plain torch.optim.Optimizer, got {type(wrong).__name__}"
+        )
 
 
 def test_experts_and_dense_parameters_need_two_optimizers(mlp) -> None:

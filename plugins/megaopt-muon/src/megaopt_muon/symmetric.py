@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from megaopt_muon.hopper import symmetric_kernel
+
 __all__ = ["block_rows", "symmetric_addmm", "symmetric_mm", "symmetric_share"]
 
 # (smallest size, number of block rows, measured part of a full product's time), on one core with AVX-512. Below the
@@ -70,6 +72,10 @@ def symmetric_mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> 
         >>> symmetric_mm(x, x.mT, torch.empty(2, 2)).tolist()
         [[5.0, 2.0], [2.0, 1.0]]
     """
+    kernel = symmetric_kernel(out)
+    if kernel is not None:
+        kernel(left, right, out=out)
+        return out
     size = out.shape[-1]
     height = block_rows(size, out.dtype, out.device)
     if height == size:
@@ -108,6 +114,11 @@ def symmetric_addmm(
         >>> symmetric_addmm(eye, eye, eye, beta=2.0, alpha=3.0, out=torch.empty(2, 2)).tolist()
         [[5.0, 0.0], [0.0, 5.0]]
     """
+    kernel = symmetric_kernel(out)
+    if kernel is not None:
+        # A tile is written twice, also where another reads its base: they must not share memory.
+        kernel(left, right, C=base.clone() if base is out else base, out=out, alpha=alpha, beta=beta)
+        return out
     size = out.shape[-1]
     height = block_rows(size, out.dtype, out.device)
     multiply = torch.addmm if out.dim() == 2 else torch.baddbmm

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, ParamKey
 from megaopt_core.optimizers.result import StepResult
@@ -379,3 +380,36 @@ def test_learning_rates_written_into_groups_hold_at_once(mlp, build, give) -> No
         optimizer.step()
         moves.append((model[0].weight - before).norm().item())
     assert [b / a for a, b in pairwise(moves)] == pytest.approx([2.0, 2.0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (torch.float32, {"clip_grad": 1e-3}),
+        (torch.bfloat16, {"bf16": True, "clip_grad": 1e-3}),
+        (torch.float16, {"fp16": True, "loss_scale": 1.0, "clip_grad": 1e-3}),
+        (torch.float32, {}),
+    ],
+)
+def test_the_host_reads_the_device_once_a_step(mlp, build, give, monkeypatch, dtype, settings) -> None:
+    """Flag, norms and zeros come in one read; without clipping in fp32 there is none."""
+    model = mlp(dtype)
+    wanted = 1 if settings else 0
+    optimizer = build(model, "t_fused", log_num_zeros_in_grad=bool(settings), **settings)
+    give(model)
+    optimizer.step()  # the first step compares all values for the report
+    reads = []
+    to_list = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append("list") or to_list(tensor))
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._local_scalar_dense.default:
+                reads.append("scalar")
+            return function(*args, **(kwargs or {}))
+
+    give(model, 1)
+    with Reads():
+        optimizer.step()
+    scaler_reads = 1 if "fp16" in settings else 0  # of a scale that lives on the host
+    assert reads == ["scalar"] * scaler_reads + ["list"] * wanted

@@ -18,12 +18,12 @@ from attrs import asdict, evolve
 from megaopt_core.checkpoint.files import sync_folder
 from megaopt_core.checkpoint.manifest import Manifest, StoredChunk, StoredTensor, parse_manifest
 from megaopt_core.checkpoint.memory import bytes_of
-from megaopt_core.checkpoint.saving import write_alone
 from megaopt_core.checkpoint.sources import FileSource
 from megaopt_core.checkpoint.staging import Staging
-from megaopt_core.checkpoint.storage import CheckpointWriter
 from megaopt_core.checkpoint.values import dtype_named, name_of_dtype
 from megaopt_core.checkpoint.verify import check_files
+from megaopt_core.checkpoint.writer import CheckpointWriter
+from megaopt_core.checkpoint.writing import write_alone
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]

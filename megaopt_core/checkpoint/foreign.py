@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from megaopt_core.checkpoint.matching import match
 from megaopt_core.checkpoint.model import ModelTensors
 from megaopt_core.checkpoint.plan import LoadPlan, plan_optimizer
 from megaopt_core.checkpoint.ranks import Ranks
-from megaopt_core.checkpoint.renaming import Rename
+from megaopt_core.checkpoint.renaming import Rename, renamed
 from megaopt_core.checkpoint.report import LoadReport
 from megaopt_core.checkpoint.sources import MemorySource
 from megaopt_core.checkpoint.values import encode
@@ -137,19 +138,15 @@ def _source(
 def _shape(
     name: str, values: Mapping[str, Any], rename: Rename | None, optimizer: MegatronOptimizer
 ) -> tuple[int, ...]:
-    """Return a parameter's shape: that of its largest state; without one, whatever it is here."""
-    shapes = [tuple(value.shape) for value in values.values() if isinstance(value, torch.Tensor)]
-    if any(shapes):
-        return max(shapes, key=lambda shape: torch.Size(shape).numel())
-    here = (
-        name if rename is None else (rename.get(name, name) if isinstance(rename, Mapping) else rename(name))
-    )
+    """Return a parameter's shape: what it is here if some state has that, else that of the largest state."""
+    shapes = [tuple(v.shape) for key, v in values.items() if isinstance(v, torch.Tensor) and key != "step"]
+    here = renamed(name, rename)
     for part in optimizer.parts:
         for piece in part.pieces:
             for _, shard in piece.spec.members:
-                if shard.name == here:
+                if shard.name == here and (not shapes or shard.shape in shapes):
                     return shard.shape
-    return ()
+    return max(shapes, key=math.prod, default=())
 
 
 def _record(

@@ -27,12 +27,13 @@ def dump_group_map(routing: Routing, path: str | os.PathLike[str]) -> None:
         path: the folder.
 
     Example:
-        >>> import tempfile, torch
+        >>> import tempfile, torch, warnings
         >>> import torch.distributed.checkpoint as dcp
         >>> from megaopt_core import OptimizerConfig, route
         >>> routing = route(OptimizerConfig(optimizer="adam", lr=1e-3), torch.nn.Linear(2, 2))
         >>> groups = {"weight": torch.tensor(-1), "bias": torch.tensor(-1)}
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # torch remarks that there is one process only
         ...     dump_group_map(routing, folder)
         ...     dcp.load(groups, checkpoint_id=folder, no_dist=True)
         >>> {name: int(group) for name, group in groups.items()}

@@ -91,8 +91,8 @@ def match(
     """
     manifest = source.manifest
     stored_model: Mapping[str, str] = manifest.model.get("tensors", {})
-    aliases = manifest.model.get("aliases", {})
-    names = ranks.agree(lambda: NameTable.of([*stored_model, *manifest.parameters], aliases, rename))
+    aliases, objects = manifest.model.get("aliases", {}), manifest.model.get("objects", {})
+    names = ranks.agree(lambda: NameTable.of([*stored_model, *manifest.parameters, *objects], aliases, rename))
     report = LoadReport(world_size=manifest.world_size, configuration=manifest.configuration)
     found = Matching(source, names, report)
     for name in tensors.tensors if with_model else ():

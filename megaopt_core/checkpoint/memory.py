@@ -10,7 +10,7 @@ __all__ = ["bytes_of"]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    r"""Return the memory of a contiguous CPU tensor; the tensor must live as long as the result is used.
+    r"""Return the memory of a contiguous CPU tensor.
 
     Args:
         tensor: contiguous, on the CPU; any dtype.
@@ -23,4 +23,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     size = tensor.numel() * tensor.element_size()
     if size == 0:
         return memoryview(b"")
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined] # the memory lives as long as somebody looks at it
+    return memoryview(memory).cast("B")

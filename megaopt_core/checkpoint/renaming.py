@@ -9,7 +9,7 @@ from attrs import define, field
 from megaopt_core.checkpoint.report import shown
 from megaopt_core.errors import CheckpointMismatchError
 
-__all__ = ["NameTable", "Rename"]
+__all__ = ["NameTable", "Rename", "renamed"]
 
 type Rename = Mapping[str, str] | Callable[[str], str]
 """`{name in the checkpoint: name here}`, or a function from the one to the other."""
@@ -49,7 +49,7 @@ class NameTable:
                 )
         table = cls()
         for name in names:
-            here = _renamed(name, rename)
+            here = renamed(name, rename)
             if here in table.stored:
                 raise CheckpointMismatchError(
                     f"rename: {name!r} and {table.stored[here]!r} would both become {here!r}",
@@ -57,7 +57,7 @@ class NameTable:
                 )
             table.stored[here] = name
         for alias, name in aliases.items():
-            table.aliases.setdefault(_renamed(alias, rename), name)
+            table.aliases.setdefault(renamed(alias, rename), name)
         return table
 
     def find(self, name: str, among: Mapping[str, object]) -> str | None:
@@ -77,7 +77,13 @@ class NameTable:
         return {here: name for here, name in self.stored.items() if here != name}
 
 
-def _renamed(name: str, rename: Rename | None) -> str:
+def renamed(name: str, rename: Rename | None) -> str:
+    """Return what a name of the checkpoint becomes.
+
+    Args:
+        name: in the checkpoint.
+        rename: what the caller wants; None: every name stays.
+    """
     if rename is None:
         return name
     return rename.get(name, name) if isinstance(rename, Mapping) else rename(name)

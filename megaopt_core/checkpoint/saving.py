@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import torch
 from attrs import define
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -23,9 +22,9 @@ from megaopt_core.checkpoint.model import collect_model, finish_param_sync
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.retention import remove_older, require_numbered
 from megaopt_core.checkpoint.staging import Staging
-from megaopt_core.checkpoint.storage import CheckpointWriter
 from megaopt_core.checkpoint.values import encode
-from megaopt_core.errors import CheckpointError
+from megaopt_core.checkpoint.writer import CheckpointWriter
+from megaopt_core.checkpoint.writing import failed, planner, write_alone
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -236,40 +235,3 @@ class _AlreadyStaged:
 
     def close(self) -> None:
         return None
-
-
-def planner() -> DefaultSavePlanner:
-    """Return torch's planner: replicas are divided among the ranks that hold them."""
-    return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-
-def write_alone(tensors: dict[str, torch.Tensor], writer: CheckpointWriter) -> None:
-    """Write as one process, without a process group.
-
-    Args:
-        tensors: what to write.
-        writer: writes it.
-    """
-    plans = planner()
-    plans.set_up_planner(tensors, writer.storage_meta(), is_coordinator=True)
-    (plan,), metadata = plans.create_global_plan([plans.create_local_plan()])
-    results = writer.write_data(plans.finish_plan(plan), plans).wait()
-    writer.finish(metadata, [results])
-
-
-def failed(target: Path, error: BaseException) -> CheckpointError:
-    """Return the error that every rank raises.
-
-    Args:
-        target: where the checkpoint should have been.
-        error: what went wrong here; torch's says which ranks failed, and why.
-    """
-    if isinstance(error, CheckpointError):
-        return error
-    reasons = [str(error)]
-    if isinstance(error, CheckpointException):
-        reasons = [f"rank {rank}: {cause}" for rank, (cause, _) in sorted(error.failures.items())]
-    return CheckpointError(
-        f"could not save to {target}: {'; '.join(reasons)}; what was there before is still there",
-        path=str(target),
-    )

@@ -12,9 +12,9 @@ from attrs import frozen
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from megaopt_core.checkpoint.manifest import Manifest, StoredTensor, read_manifest
+from megaopt_core.checkpoint.reader import CheckpointReader
 from megaopt_core.checkpoint.sliced import SlicedTensor
 from megaopt_core.checkpoint.staging import recover
-from megaopt_core.checkpoint.storage import CheckpointReader
 from megaopt_core.checkpoint.values import decode, dtype_named, name_of_dtype
 from megaopt_core.errors import CheckpointCorruptError
 

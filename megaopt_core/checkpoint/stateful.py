@@ -37,11 +37,12 @@ class OptimizerCheckpointState:
         optimizer: a built optimizer.
 
     Example:
-        >>> import tempfile, torch
+        >>> import tempfile, torch, warnings
         >>> import torch.distributed.checkpoint as dcp
         >>> from megaopt_core import build_optimizer
         >>> optimizer = build_optimizer(torch.nn.Linear(2, 2), "adam", lr=1e-3)
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # torch remarks that there is one process only
         ...     _ = dcp.save({"optim": optimizer.checkpoint_state()}, checkpoint_id=folder, no_dist=True)
         ...     dcp.load({"optim": optimizer.checkpoint_state()}, checkpoint_id=folder, no_dist=True)
     """

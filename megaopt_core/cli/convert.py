@@ -16,7 +16,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     about = "turn a checkpoint into one file, or such a file into a checkpoint"
     parser = commands.add_parser("convert", help=about, description=f"{about.capitalize()}.")
     parser.add_argument("source", help="a checkpoint's folder, or a file that this command wrote")
-    parser.add_argument("destination", help="NAME.safetensors, NAME.pt (torch), or the folder to make of a file")
+    parser.add_argument(
+        "destination", help="NAME.safetensors, NAME.pt (torch), or the folder to make of a file"
+    )
     parser.set_defaults(run=run)
 
 

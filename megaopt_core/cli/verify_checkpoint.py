@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
         "world size": manifest.world_size,
         "bytes": manifest.nbytes,
         "model tensors": len(manifest.model.get("tensors", {})),
-        "optimizers": {name: f"{count} parameters{_plugin(name, manifest.plugins)}" for name, count in optimizers.items()},
+        "optimizers": {
+            name: f"{count} parameters{_plugin(name, manifest.plugins)}" for name, count in optimizers.items()
+        },
         "scheduler": manifest.scheduler is not None,
         "extra": sorted(manifest.extra) if isinstance(manifest.extra, dict) else manifest.extra is not None,
         "files": manifest.files,
@@ -52,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         for key, tensor in manifest.tensors.items()
     ]
     if args.json:
-        listed = {"tensors": [dict(zip(("name", "dtype", "shape", "boxes"), row, strict=True)) for row in tensors]}
+        listed = {
+            "tensors": [dict(zip(("name", "dtype", "shape", "boxes"), row, strict=True)) for row in tensors]
+        }
         print_json({"path": args.path, "ok": True, **summary, **(listed if args.tensors else {})})
         return 0
     print(f"{args.path} is complete: every checksum is right\n")

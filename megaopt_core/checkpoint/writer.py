@@ -1,49 +1,40 @@
-"""The storage of checkpoints, for torch.distributed.checkpoint: raw bytes in one file a rank, a manifest, no pickle."""
+"""Writing, as torch.distributed.checkpoint asks for it: raw bytes in one file a rank, a manifest, no pickle."""
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from attrs import frozen
 from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     StorageMeta,
-    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
     SavePlan,
     SavePlanner,
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from megaopt_core.checkpoint.manifest import (
     Manifest,
     StoredChunk,
     StoredTensor,
-    read_manifest,
     write_manifest,
 )
 from megaopt_core.checkpoint.memory import bytes_of
-from megaopt_core.checkpoint.values import dtype_named, name_of_dtype
+from megaopt_core.checkpoint.values import name_of_dtype
 from megaopt_core.errors import CheckpointError
 
-__all__ = ["CheckpointReader", "CheckpointWriter", "metadata_of", "rank_file"]
+__all__ = ["CheckpointWriter", "rank_file"]
 
 _BLOCK = 2**24
 
@@ -223,165 +214,3 @@ def _write(file: BinaryIO | Any, planner: SavePlanner, item: WriteItem) -> tuple
         while block:
             block = block[file.write(block) :]
     return len(memory), crc32
-
-
-class CheckpointReader(StorageReader):
-    """Reads a checkpoint, for `torch.distributed.checkpoint.load(..., storage_reader=CheckpointReader(path))`.
-
-    Args:
-        path: the checkpoint's folder.
-        manifest: its manifest, when it has been read already.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
-        super().__init__()
-        self._folder = Path(path)
-        self._manifest = read_manifest(path) if manifest is None else manifest
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, if one is given.
-
-        Args:
-            checkpoint_id: its folder.
-        """
-        if checkpoint_id is not None and Path(checkpoint_id) != self._folder:
-            self._folder = Path(checkpoint_id)
-            self._manifest = read_manifest(checkpoint_id)
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return shapes, dtypes and boxes of all tensors, from the manifest.
-
-        Args:
-            *args: not used.
-            **kwargs: not used.
-        """
-        return metadata_of(self._manifest)
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing.
-
-        Args:
-            metadata: not used.
-            is_coordinator: not used.
-            *args: not used.
-            **kwargs: not used.
-        """
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is.
-
-        Args:
-            plan: this rank's plan.
-        """
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are.
-
-        Args:
-            plans: every rank's plan.
-        """
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read every item into its place, each stored box once.
-
-        Args:
-            plan: what this rank reads.
-            planner: hands out the places.
-        """
-        per_box: dict[MetadataIndex, list[ReadItem]] = {}
-        for item in plan.items:
-            if item.type == LoadItemType.TENSOR:
-                per_box.setdefault(item.storage_index, []).append(item)
-        stored = {
-            (key, chunk.offsets): (tensor, chunk)
-            for key, tensor in self._manifest.tensors.items()
-            for chunk in tensor.chunks
-        }
-        boxes = [(*stored[index.fqn, tuple(index.offset or ())], items) for index, items in per_box.items()]
-        boxes.sort(key=lambda box: (box[1].file, box[1].position))
-        self._read_boxes(boxes, planner)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    def _read_boxes(
-        self, boxes: Iterable[tuple[StoredTensor, StoredChunk, list[ReadItem]]], planner: LoadPlanner
-    ) -> None:
-        name, file = "", None
-        try:
-            for tensor, chunk, items in boxes:
-                if file is None or chunk.file != name:
-                    if file is not None:
-                        file.close()
-                    name, file = chunk.file, (self._folder / chunk.file).open("rb", buffering=0)
-                for item in items:
-                    _read(file, tensor, chunk, item, planner)
-        finally:
-            if file is not None:
-                file.close()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's signature
-        """Return False: a reader is made by hand, not guessed from a path.
-
-        Args:
-            checkpoint_id: not used.
-        """
-        return False
-
-
-def _read(
-    file: BinaryIO | Any, tensor: StoredTensor, chunk: StoredChunk, item: ReadItem, planner: LoadPlanner
-) -> None:
-    target = planner.resolve_tensor(item).detach()
-    dtype = dtype_named(tensor.dtype)
-    sizes, offsets, lengths = chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths)
-    # Leading rows of a box are contiguous in the file; only what is needed of them is read.
-    first, rows = (offsets[0], lengths[0]) if sizes else (0, 1)
-    row_bytes = math.prod(sizes[1:]) * dtype.itemsize
-    direct = (
-        target.device.type == "cpu"
-        and target.dtype == dtype
-        and target.is_contiguous()
-        and lengths[1:] == tuple(sizes[1:])
-    )
-    place = target if direct else torch.empty((rows, *sizes[1:]) if sizes else (), dtype=dtype)
-    _read_exactly(file, chunk.position + first * row_bytes, bytes_of(place))
-    if not direct:
-        for dim in range(1, len(sizes)):
-            place = place.narrow(dim, offsets[dim], lengths[dim])
-        target.copy_(place)
-    planner.commit_tensor(item, target)
-
-
-def _read_exactly(file: Any, position: int, memory: memoryview) -> None:
-    file.seek(position)
-    while memory:
-        count = file.readinto(memory[: 2**30])
-        if not count:
-            raise CheckpointError(f"{file.name} ends too early", path=str(file.name))
-        memory = memory[count:]
-
-
-def metadata_of(manifest: Manifest) -> Metadata:
-    """Return what torch.distributed.checkpoint plans a load with.
-
-    Args:
-        manifest: the checkpoint's manifest.
-    """
-    entries: dict[str, Any] = {
-        key: TensorStorageMetadata(
-            TensorProperties(dtype=dtype_named(tensor.dtype)),
-            torch.Size(tensor.shape),
-            [
-                ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
-                for chunk in tensor.chunks
-            ],
-        )
-        for key, tensor in manifest.tensors.items()
-    }
-    return Metadata(state_dict_metadata=entries)

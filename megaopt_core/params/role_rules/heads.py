@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params.role_rules.decisions import output
-from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
+from megaopt_core.params.role_rules.modules import is_projection
 from megaopt_core.params.role_rules.reading import ModelReading
+from megaopt_core.params.role_rules.widths import Widths
 from megaopt_core.params.roles import RoleDecision
 
 __all__ = ["find_heads"]
@@ -29,18 +29,22 @@ def find_heads(
     for module, getter in _declared(modules):
         for projection in _projections(module, reading):
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
-    ends, _ = reading.ends(model)
+    ends, passes = reading.ends(model)
+    tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     outside = _outside_base(modules)
-    candidates = (set(ends) | outside) - set(found)
+    candidates = (set(ends - tables) | outside) - set(found)
     if not candidates:
         return found
     kept = candidates - reading.consumed(model, candidates)
-    widths, tables = _hidden_widths(modules, kept | set(found))
+    widths = Widths(model, modules, reading, kept | set(found))
+    residual = passes or bool(ends & tables)
     for projection in kept:
-        width = _width(projection, modules)
         if projection in outside:
             found[projection] = output("stands outside the base model, and no other layer takes its output")
-        elif width not in widths or width in tables:
+        elif projection in reading.guessed:
+            if not widths.is_hidden(projection):
+                found[projection] = output("probably the last projection: no forward says so", uncertain=True)
+        elif not widths.is_hidden(projection, residual=residual):
             found[projection] = output("the last projection before the model's output")
     return found
 
@@ -74,6 +78,8 @@ def _projections(module: nn.Module, reading: ModelReading) -> set[int]:
         return set[int]().union(*(_projections(part, reading) for part in copied))
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return set[int]().union(*(_projections(part, reading) for part in module.children()))
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return set()
     return set(reading.ends(module)[0])
 
 
@@ -90,40 +96,3 @@ def _outside_base(modules: dict[str, nn.Module]) -> set[int]:
         inside = {id(part) for part in base.modules()}
         found |= {id(part) for part in module.modules() if is_projection(part) and id(part) not in inside}
     return found
-
-
-def _hidden_widths(modules: dict[str, nn.Module], heads: set[int]) -> tuple[set[int], set[int]]:
-    """Return the widths that hidden layers have, and the numbers of rows of embedding tables."""
-    norms, tables, produced = set[int](), set[int](), set[int]()
-    for module in modules.values():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            tables.add(module.num_embeddings)
-            norms.add(module.embedding_dim)
-        elif is_projection(module):
-            if id(module) not in heads:
-                produced.add(_outputs(module))
-        elif "norm" in type(module).__name__.lower():
-            weight = module._parameters.get("weight")
-            if weight is not None and not nn.parameter.is_lazy(weight) and weight.dim():
-                norms.add(weight.shape[-1])
-    return norms or produced, tables
-
-
-def _width(identity: int, modules: dict[str, nn.Module]) -> int | None:
-    for module in modules.values():
-        if id(module) == identity:
-            return _outputs(module)
-        for param in module._parameters.values():
-            if id(param) == identity and param is not None and param.dim():
-                return param.shape[-1]
-    return None
-
-
-def _outputs(module: nn.Module) -> int:
-    if isinstance(module, _ConvNd):
-        return module.out_channels
-    size = getattr(module, "out_features", None) if is_linear(module) else getattr(module, "nf", None)
-    if isinstance(size, int):
-        return size
-    weight = module._parameters["weight"]
-    return 0 if weight is None else weight.shape[1 if is_conv1d(module) else 0]

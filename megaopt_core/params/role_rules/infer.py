@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import evolve
 from torch import nn
 
 from megaopt_core.errors import RoutingError
@@ -15,6 +16,7 @@ from megaopt_core.params.role_rules.heads import find_heads
 from megaopt_core.params.role_rules.modules import by_module_type, by_shape
 from megaopt_core.params.role_rules.parametrized import target_of
 from megaopt_core.params.role_rules.reading import ModelReading
+from megaopt_core.params.role_rules.scripted import stand_ins
 from megaopt_core.params.role_rules.splits import with_split
 from megaopt_core.params.role_rules.uses import by_uses, is_stack_bias
 from megaopt_core.params.roles import Role, RoleDecision
@@ -68,6 +70,8 @@ class _Rules:
     """The rules, with everything that they look up."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._stand_ins = stand_ins(model)
+        model = self._stand_ins.get(id(model), model)
         self.modules = dict(named_modules(model))
         self.reading = ModelReading(self.modules)
         self.heads = find_heads(model, self.modules, self.reading)
@@ -88,14 +92,17 @@ class _Rules:
             if scales:
                 return elementwise("the gain of a parametrized weight")
         name, module, attribute = owner
+        module = self._stand_ins.get(id(module), module)
         adapted = adapted_role(name, module, self.modules, self.heads)
         if adapted is not None:
             return adapted
         if attribute == "weight" and id(module) in self.heads:
             return self.heads[id(module)]
         decision = by_module_type(module, attribute, shape)
+        if decision is not None and attribute == "weight":
+            return self._if_read(name, module, with_split(decision, module, shape, self.reading))
         if decision is not None:
-            return with_split(decision, module, shape, self.reading) if attribute == "weight" else decision
+            return decision
         if id(param) in self.heads:
             return self.heads[id(param)]
         readable = self.reading.analysis(module).readable
@@ -103,6 +110,13 @@ class _Rules:
         if found.role is not Role.MATRIX and is_stack_bias(module, shape, self.reading.uses):
             return elementwise("bias of a stack of matrices: one row each")
         return with_split(found, param, shape, self.reading)
+
+    def _if_read(self, name: str, module: nn.Module, decision: RoleDecision) -> RoleDecision:
+        """Return the decision for a projection, uncertain where no forward that can be read calls it."""
+        if decision.role is not Role.MATRIX or self.reading.is_read(name, module):
+            return decision
+        why = f"{decision.reason}; the forward that calls it cannot be read"
+        return evolve(decision, reason=why, uncertain=True)
 
 
 def _tied(found: list[RoleDecision]) -> RoleDecision:

@@ -13,7 +13,7 @@ from megaopt_core.params.role_rules.decisions import elementwise, embedding, mat
 from megaopt_core.params.roles import RoleDecision
 from megaopt_core.params.views import MatrixView
 
-__all__ = ["by_module_type", "by_shape", "is_conv1d", "is_linear", "is_projection"]
+__all__ = ["by_module_type", "by_shape", "inputs_of", "is_conv1d", "is_linear", "is_projection", "outputs_of"]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _GATES: dict[type[nn.Module], int] = {
@@ -105,6 +105,33 @@ def is_projection(module: nn.Module) -> bool:
         module: any module.
     """
     return is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd)
+
+
+def outputs_of(module: nn.Module) -> int:
+    """Return how many features a projection returns.
+
+    Args:
+        module: a projection.
+    """
+    return _features(module, "out_channels", "out_features", "nf", 0)
+
+
+def inputs_of(module: nn.Module) -> int:
+    """Return how many features a projection takes.
+
+    Args:
+        module: a projection.
+    """
+    return _features(module, "in_channels", "in_features", "nx", 1)
+
+
+def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:
+    for name in (channels, features, short):
+        size = getattr(module, name, None)
+        if isinstance(size, int):
+            return size
+    weight = module._parameters.get("weight")
+    return 0 if weight is None or weight.dim() < 2 else weight.shape[1 - axis if is_conv1d(module) else axis]
 
 
 def _convolution(module: _ConvNd) -> RoleDecision:

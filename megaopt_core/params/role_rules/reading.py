@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params.role_rules.forward.analysis import Analysis
-from megaopt_core.params.role_rules.forward.source import forward_of
+from megaopt_core.params.role_rules.forward.source import forward_of, own_methods
 from megaopt_core.params.role_rules.forward.templates import Templates
-from megaopt_core.params.role_rules.forward.values import ARGUMENT, Use
-from megaopt_core.params.role_rules.modules import is_conv1d, is_linear, is_projection
+from megaopt_core.params.role_rules.forward.values import ARGUMENT, Part, Use
+from megaopt_core.params.role_rules.modules import is_projection
+from megaopt_core.params.role_rules.unread import guessed_ends, is_torchs
 
 __all__ = ["ModelReading"]
 
@@ -35,7 +35,9 @@ class ModelReading:
         self.splits: dict[int, Split] = {}
         self.cuts: dict[tuple[int, int], Split] = {}
         self._analyses: dict[int, Analysis] = {}
-        self._ends: dict[int, Ends] = {}
+        self.guessed: set[int] = set()
+        self._modules = modules
+        self._ends: dict[tuple[int, int | None], Ends] = {}
         self._templates = Templates()
         seen: set[int] = set()
         for module in modules.values():
@@ -53,24 +55,56 @@ class ModelReading:
             self._analyses[id(module)] = self._templates.analysis(module)
         return self._analyses[id(module)]
 
-    def ends(self, module: nn.Module | nn.Parameter) -> Ends:
+    def ends(self, module: nn.Module | nn.Parameter, item: int | None = None) -> Ends:
         """Return the projections whose output a module returns, with nothing that has parameters in between.
+
+        Embedding tables are among them. Where a forward cannot be read they are a guess, noted in `guessed`.
 
         Args:
             module: a module of the model, or a weight that is used by hand.
+            item: ask for this item of the tuple that the module returns.
         """
         if isinstance(module, nn.Parameter):
             return frozenset({id(module)} if module.dim() == 2 else ()), False
-        if is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd):
+        if is_projection(module) or isinstance(module, nn.Bilinear | nn.Embedding | nn.EmbeddingBag):
             return frozenset({id(module)}), False
         base = module._modules.get("base_layer")
         if base is not None and is_projection(base):
             return frozenset({id(base)}), False
-        if id(module) not in self._ends:
-            self._ends[id(module)] = (frozenset(), False)  # what a recursion sees
-            analysis = self.analysis(module)
-            self._ends[id(module)] = self._resolve(analysis.returned)
-        return self._ends[id(module)]
+        if (id(module), item) not in self._ends:
+            self._ends[id(module), item] = (frozenset(), False)  # what a recursion sees
+            self._ends[id(module), item] = self._found_ends(module, item)
+        return self._ends[id(module), item]
+
+    def _found_ends(self, module: nn.Module, item: int | None) -> Ends:
+        analysis = self.analysis(module)
+        if not analysis.readable and not analysis.calls and not is_torchs(module):
+            found = guessed_ends(module, self.ends)
+            self.guessed |= found
+            return found, False
+        if forward_of(module) is None and not isinstance(module, _HOLDERS) and not analysis.returned:
+            parts = [self.ends(child)[0] for child in module._modules.values() if child is not None]
+            return frozenset[int]().union(*parts), False  # a holder of several models
+        deps = analysis.returned
+        if item is not None and item < len(analysis.parts):
+            deps = analysis.parts[item]
+        return self._resolve(deps)
+
+    def is_read(self, name: str, module: nn.Module) -> bool:
+        """True for a module that a forward calls which could be read, or whose caller is torch's own.
+
+        Args:
+            name: its canonical name.
+            module: the module.
+        """
+        holder: nn.Module | None = None
+        while name and (holder is None or isinstance(holder, _HOLDERS) or holder is module):
+            name = name.rpartition(".")[0]
+            holder = self._modules.get(name)
+        if holder is None or holder is module or is_torchs(holder):
+            return True
+        analysis = self.analysis(holder)
+        return analysis.readable or any(call.module is module for call in analysis.calls)
 
     def consumed(self, module: nn.Module, among: Iterable[int]) -> set[int]:
         """Return which projections a later module takes as input, anywhere inside a module.
@@ -110,7 +144,7 @@ class ModelReading:
             if dep == ARGUMENT:
                 passes = True
                 continue
-            inside, through = self.ends(dep.module)
+            inside, through = self.ends(dep.module, dep.index if isinstance(dep, Part) else None)
             found |= inside
             if through:
                 stack.extend(dep.deps)
@@ -134,8 +168,8 @@ def _worth_reading(module: nn.Module) -> bool:
     """True for modules that own bare parameters or projections, and are not torch's own."""
     kind = type(module)
     if kind not in _own_source:
-        torchs = kind.__module__.startswith(("torch.nn.modules", "torch.ao"))
-        _own_source[kind] = not torchs and forward_of(module) is not None
+        readable = forward_of(module) is not None or bool(own_methods(module))
+        _own_source[kind] = not is_torchs(module) and readable
     if not _own_source[kind]:
         return False
     if any(param is not None for param in module._parameters.values()):

@@ -20,6 +20,7 @@ from megaopt_core.params.role_rules.forward.values import (
     ARGUMENT,
     Call,
     Flow,
+    Part,
     Source,
     Use,
     deps_of,
@@ -41,6 +42,7 @@ class Analysis:
     Args:
         calls: calls of children, in order.
         returned: what the result depends on.
+        parts: the same for each item, where it is a tuple.
         uses: how parameters are used, by identity.
         splits: sizes along the outputs of projections and weights, by identity of the owner; None where they are
             split in a way that a view cannot describe.
@@ -51,6 +53,7 @@ class Analysis:
 
     calls: list[Call] = field(factory=list)
     returned: frozenset[Any] = frozenset()
+    parts: tuple[frozenset[Any], ...] = ()
     uses: dict[int, set[Use]] = field(factory=dict)
     splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
     cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
@@ -87,27 +90,34 @@ def _evaluate(
     module: nn.Module, forward: Callable[..., Any] | None, trace: Trace, result: Analysis | None
 ) -> bool:
     """Evaluate a forward, and the other methods where it is missing or leaves children out."""
-    functions = [forward] if forward is not None else []
     evaluator = Evaluator(trace)
-    complete, returned = forward is not None, frozenset[Any]()
+    methods = own_methods(module)
+    complete = any(
+        function_tree(function) is not None for function in (methods if forward is None else [forward])
+    )
+    returned, parts = frozenset[Any](), tuple[frozenset[Any], ...]()
     try:
-        for function in functions:
-            complete = function_tree(function) is not None and complete
-            value = _run(evaluator, module, function)
+        if forward is not None:
+            value = _run(evaluator, module, forward)
             returned |= deps_of(value)
             trace.use_all(weights_of(value), "returned")
+            parts = tuple(deps_of(item) for item in value) if isinstance(value, list | tuple) else ()
         if not trace.calls or _unused(module, trace):
-            for method in own_methods(module):
+            for method in methods:
                 value = _run(evaluator, module, method)
-                if not any(call in returned for call in trace.calls):
+                if forward is None or not any(_came_from(call, returned) for call in trace.calls):
                     returned |= deps_of(value)
     except (BudgetExceededError, RecursionError):
         complete = False
     except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
         complete = False
     if result is not None:
-        result.returned = returned
+        result.returned, result.parts = returned, parts
     return complete
+
+
+def _came_from(call: Call, deps: frozenset[Any]) -> bool:
+    return any(dep is call or (isinstance(dep, Part) and dep.call is call) for dep in deps)
 
 
 def _unused(module: nn.Module, trace: Trace) -> bool:

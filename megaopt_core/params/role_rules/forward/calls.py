@@ -10,13 +10,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.params.role_rules.forward import ops
-from megaopt_core.params.role_rules.forward.builtin_calls import BuiltinEvaluator
+from megaopt_core.params.role_rules.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_core.params.role_rules.forward.expressions import Closure, Frame
+from megaopt_core.params.role_rules.forward.module_calls import DEEPEST, ModuleCallEvaluator
 from megaopt_core.params.role_rules.forward.objects import (
     Bound,
     Choice,
@@ -25,9 +24,7 @@ from megaopt_core.params.role_rules.forward.objects import (
     merge_values,
 )
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree
-from megaopt_core.params.role_rules.forward.trace import BATCH
-from megaopt_core.params.role_rules.forward.values import Flow, Weight, deps_of, flows_of, weights_of
-from megaopt_core.params.role_rules.modules import is_conv1d, is_linear
+from megaopt_core.params.role_rules.forward.values import Flow, Weight, flows_of, weights_of
 
 __all__ = ["CallEvaluator"]
 
@@ -36,17 +33,10 @@ _PLAIN = (
     divmod, type, repr, slice, pow,
 )  # fmt: skip
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
-_DEEPEST = 12
 
 
-class CallEvaluator(BuiltinEvaluator):
+class CallEvaluator(ModuleCallEvaluator):
     """Evaluates calls; the bodies of functions are left to the subclass."""
-
-    depth = 0
-
-    @abstractmethod
-    def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
-        """Return what the body of a plain function returns."""
 
     @abstractmethod
     def run_closure(self, closure: Closure, names: dict[str, Any]) -> Any:
@@ -54,8 +44,8 @@ class CallEvaluator(BuiltinEvaluator):
 
     def call_node(self, node: ast.Call, frame: Frame) -> Any:
         """Return the value of a call expression."""
-        if _is_super(node.func):
-            callee: Any = self._super(node.func, frame)
+        if is_super(node.func):
+            callee: Any = parent_method(node.func, frame)
         else:
             callee = self.evaluate(node.func, frame)
         self.trace.silent += _is_opaque(callee)
@@ -100,7 +90,7 @@ class CallEvaluator(BuiltinEvaluator):
             results = [self.call_module(module, args, kwargs) for module in callee.modules]
             return functools.reduce(merge_values, results)
         if isinstance(callee, Closure):
-            return self.run_closure(callee, self._bind_closure(callee, args, kwargs))
+            return self.run_closure(callee, bind_closure(callee, args, kwargs))
         if isinstance(callee, functools.partial):
             return self.call(callee.func, [*map(abstract, callee.args), *args], {**callee.keywords, **kwargs})
         if isinstance(callee, Bound):
@@ -108,87 +98,6 @@ class CallEvaluator(BuiltinEvaluator):
         if is_abstract(callee):
             return self._call_unread(callee, args, kwargs)
         return self._call_function(callee, args, kwargs)
-
-    def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a child module."""
-        values = (list(args), kwargs)
-        first = args[0] if args else next(iter(kwargs.values()), Flow())
-        if isinstance(module, nn.Sequential) and forward_of(module) is nn.Sequential.forward:
-            for child in module:
-                first = self.call_module(child, [first], {})
-            return first
-        if is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd):
-            return self._project(module, first, values)
-        if not _has_params(module):
-            return self._call_plain(module, first, args, kwargs)
-        base = module._modules.get("base_layer")
-        if base is not None and is_linear(base):  # an adapter around a layer
-            return self._project(base, first, values, of=module)
-        if self._worth_inlining(module, values):
-            return self.inline(module, args, kwargs)
-        self.trace.use_all(weights_of(values), "elementwise")
-        return Flow(frozenset({self.trace.call(module, deps_of(values))}), self._shape_after(module, first))
-
-    def inline(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a child module by reading its forward."""
-        forward = forward_of(module)
-        if forward is None:
-            return self.trace.unknown(args, kwargs)
-        self.depth += 1
-        try:
-            return self.run(forward, self._bind(forward, [module, *args], kwargs))
-        finally:
-            self.depth -= 1
-
-    def _worth_inlining(self, module: nn.Module, values: Any) -> bool:
-        forward = forward_of(module)
-        if forward is None or type(module).__module__.startswith("torch.") or self.depth > _DEEPEST:
-            return False
-        if function_tree(forward) is None:
-            return False
-        small = len(module._modules) <= 4 and not any(
-            child._modules for child in module._modules.values() if child
-        )
-        return bool(weights_of(values)) or small
-
-    def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
-        self.trace.use_all(weights_of(values), "elementwise")
-        call = self.trace.call(of or module, deps_of(values))
-        weight = module._parameters.get("weight")
-        if isinstance(module, _ConvNd):
-            spatial = (4, 6, 7)[: len(module.kernel_size)]
-            return self.trace.rows_of(module, module.out_channels, frozenset({call}), BATCH[:1], spatial)
-        size = getattr(module, "out_features", None) or getattr(module, "nf", None)
-        if size is None and weight is not None:
-            size = weight.shape[0]
-        if not isinstance(size, int):
-            return Flow(frozenset({call}))
-        return self.trace.rows_of(module, size, frozenset({call}), self.trace.leading(first))
-
-    def _call_plain(self, module: nn.Module, first: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a module without parameters."""
-        kind = type(module)
-        if isinstance(module, nn.GLU):
-            return ops.operation(self.trace, "glu", [first, module.dim], {})
-        if isinstance(module, nn.Identity | nn.Dropout) or kind.__module__ == "torch.nn.modules.activation":
-            return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
-        if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
-            return Flow(first.deps)
-        if (
-            forward_of(module) is not None
-            and self.depth < _DEEPEST
-            and not kind.__module__.startswith("torch.")
-        ):
-            result = self.inline(module, args, kwargs)
-            if deps_of(result) >= deps_of((args, kwargs)) or not deps_of((args, kwargs)):
-                return result
-        self.trace.use_all(weights_of((args, kwargs)), "elementwise")
-        return self.trace.unknown(args, kwargs)
-
-    def _shape_after(self, module: nn.Module, first: Any) -> torch.Tensor | None:
-        tensor = first.tensor if isinstance(first, Flow) else None
-        norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
-        return tensor.to("meta") if norm and tensor is not None else None
 
     def _call_bound(self, method: Bound, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         owner = method.owner
@@ -258,82 +167,17 @@ class CallEvaluator(BuiltinEvaluator):
         return self.trace.unknown(callee, args, kwargs)
 
     def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self.depth > _DEEPEST or function_tree(function) is None:
+        nested = sum(function is other for other in self.running)
+        if nested > 1 or len(self.running) > DEEPEST or function_tree(function) is None:
             return self._call_unread(None, args, kwargs)
-        self.depth += 1
+        self.running.append(function)
         try:
-            return self.run(inspect.unwrap(function), self._bind(function, args, kwargs))
+            return self.run(inspect.unwrap(function), bind(function, args, kwargs))
         finally:
-            self.depth -= 1
-
-    def _bind(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the local variables that a call begins with."""
-        tree = function_tree(function)
-        if tree is None:
-            return {}
-        defaults = inspect.unwrap(function).__defaults__ or ()
-        keyword_defaults = inspect.unwrap(function).__kwdefaults__ or {}
-        parameters = [*tree.args.posonlyargs, *tree.args.args]
-        names: dict[str, Any] = {}
-        for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=False):
-            names[parameter.arg] = abstract(default)
-        names.update({key: abstract(value) for key, value in keyword_defaults.items()})
-        for parameter, value in zip(parameters, args, strict=False):
-            names[parameter.arg] = value
-        known = {parameter.arg for parameter in (*parameters, *tree.args.kwonlyargs)}
-        names.update({key: value for key, value in kwargs.items() if key in known})
-        if tree.args.vararg is not None:
-            names[tree.args.vararg.arg] = list(args[len(parameters) :])
-        if tree.args.kwarg is not None:
-            names[tree.args.kwarg.arg] = {key: value for key, value in kwargs.items() if key not in known}
-        return names
-
-    def _bind_closure(self, closure: Closure, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        parameters = closure.node.args
-        names = dict(zip((parameter.arg for parameter in parameters.args), args, strict=False))
-        if parameters.vararg is not None:
-            names[parameters.vararg.arg] = list(args[len(parameters.args) :])
-        return {**names, **kwargs}
-
-    def _super(self, node: ast.expr, frame: Frame) -> Any:
-        """Return the method that `super().name` means."""
-        name = node.attr if isinstance(node, ast.Attribute) else ""
-        owner = frame.names.get("self")
-        if not isinstance(owner, nn.Module):
-            return Flow()
-        classes = list(type(owner).__mro__)
-        code = getattr(frame.function, "__code__", None)
-        for position, kind in enumerate(classes):
-            own = vars(kind).get(frame.function.__name__)
-            if inspect.isfunction(own) and inspect.unwrap(own).__code__ is code:
-                classes = classes[position + 1 :]
-                break
-        function = next((vars(kind)[name] for kind in classes if name in vars(kind)), None)
-        return _SuperMethod(owner, function, name) if inspect.isfunction(function) else Flow()
-
-
-class _SuperMethod(Bound):
-    """A method of a parent class: never taken for a call of the module itself."""
+            self.running.pop()
 
 
 def _is_opaque(callee: Any) -> bool:
     """True for a call whose plain arguments change nothing: a method of something unknown, like a cache."""
     owner = callee.owner if isinstance(callee, Bound) else callee
     return isinstance(owner, Flow) and owner.tensor is None and owner.piece is None
-
-
-def _is_super(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Call)
-        and isinstance(node.value.func, ast.Name)
-        and node.value.func.id == "super"
-    )
-
-
-def _has_params(module: nn.Module) -> bool:
-    if module._parameters and any(param is not None for param in module._parameters.values()):
-        return True
-    return any(_has_params(child) for child in module._modules.values() if child is not None)

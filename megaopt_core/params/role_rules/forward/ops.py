@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_core.params.role_rules.forward import shapes, weights
 from megaopt_core.params.role_rules.forward.op_names import CUTS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
@@ -67,27 +68,37 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if symbol == "@":
         return weights.product(trace, left, right)
     if isinstance(left, Weight) and isinstance(right, Weight):
-        return weights.combine(left, right)
-    if isinstance(left, Weight) or isinstance(right, Weight):
-        weight, other = (left, right) if isinstance(left, Weight) else (right, left)
-        if not isinstance(other, Flow) or not other.deps:
-            return weight
-        trace.use(weight, Use("elementwise"))
-        if symbol == "*" and len(weight.shape or ()) > 3:  # a modulated kernel
-            return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
-        return Flow(deps_of((left, right)), other.tensor, other.piece)
-    if not isinstance(left, Flow) or not isinstance(right, Flow):
-        flow = left if isinstance(left, Flow) else right
-        if not isinstance(flow, Flow):
-            return trace.unknown(left, right)
-        return Flow(flow.deps, flow.tensor, flow.piece)
+        return weights.scale(trace, left, right) if symbol == "*" else weights.combine(left, right)
+    if isinstance(left, Weight):
+        return _with_weight(trace, symbol, left, right)
+    if isinstance(right, Weight):
+        return _with_weight(trace, symbol, right, left)
+    if isinstance(left, Flow) and isinstance(right, Flow):
+        return _of_two(left, right)
+    flow = left if isinstance(left, Flow) else right
+    return Flow(flow.deps, flow.tensor, flow.piece) if isinstance(flow, Flow) else trace.unknown(left, right)
+
+
+def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
+    if not isinstance(other, Flow) or not other.deps:
+        return weight
+    trace.use(weight, Use("elementwise"))
+    if symbol == "*" and len(weight.shape or ()) > 3:  # a modulated kernel
+        return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
+    return evolve(other, deps=deps_of((weight, other)), fresh=False, call=None)
+
+
+def _of_two(left: Flow, right: Flow) -> Flow:
     deps = left.deps | right.deps
     if left.piece is not None and right.piece is not None:
         same = left.piece is right.piece and left.tensor is not None and right.tensor is not None
         if same and left.tensor.shape == right.tensor.shape:  # type: ignore[union-attr]
             return Flow(deps, left.tensor, left.piece)
         shape = None if left.tensor is None else left.tensor.to("meta")
-        return Flow(deps, shape, mixed=left.pieces + right.pieces)
+        return Flow(deps, shape, mixed=left.pieces + right.pieces, terms=_terms(left, right))
+    terms = _terms(left, right)
+    if terms:
+        return Flow(deps, terms[0].tensor, mixed=left.pieces + right.pieces, terms=terms)
     if left.piece is not None or right.piece is not None:
         flow, other = (left, right) if left.piece is not None else (right, left)
         wider = (
@@ -95,6 +106,15 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
         )
         return Flow(deps) if wider else Flow(deps, flow.tensor, flow.piece)
     return Flow(deps, _broadcast(left.tensor, right.tensor), mixed=left.mixed + right.mixed)
+
+
+def _terms(left: Flow, right: Flow) -> tuple[Flow, ...]:
+    """Return the activations of one shape that a sum or product of two goes on with."""
+    found = tuple(
+        Flow(flow.deps, flow.tensor, flow.piece) for side in (left, right) for flow in (side.terms or (side,))
+    )
+    sizes = {None if flow.tensor is None or flow.piece is None else flow.tensor.shape for flow in found}
+    return found if len(sizes) == 1 and None not in sizes else ()
 
 
 def _broadcast(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
@@ -112,7 +132,7 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(value, Weight):
         return value
     if isinstance(value, Flow):
-        return Flow(value.deps | deps_of(others), value.tensor, value.piece, one_hot=value.one_hot)
+        return evolve(value, deps=value.deps | deps_of(others), fresh=False, mixed=(), call=None)
     return trace.unknown(value, *others)
 
 
@@ -134,6 +154,8 @@ def _join(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
     merge(flows)
     if found and not any(flow.deps for flow in flows):
+        if all(weight.base is found[0].base and weight.axes == found[0].axes for weight in found):
+            return found[0]
         params = tuple({id(param): param for weight in found for param in weight.params}.values())
         return Weight(params, found[0].shape, None, found[0].base)
     trace.use_all(found, "elementwise")

@@ -59,9 +59,13 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     value = args[0]
     if isinstance(value, Weight):
         return _move_weight(trace, name, value, args[1:], kwargs)
+    if isinstance(value, Flow) and value.terms:
+        return _together(value, [move(trace, name, [term, *args[1:]], kwargs) for term in value.terms])
     if not isinstance(value, Flow) or value.tensor is None:
         return _many(name, trace.unknown(*args, *kwargs.values()), args, kwargs)
     arguments = [_size(arg, value) for arg in _plain(args[1:])]
+    if name.endswith("_as") and len(args) > 1 and isinstance(args[1], Flow) and args[1].tensor is not None:
+        arguments = [args[1].tensor]
     keywords = {key: _size(item, value) for key, item in kwargs.items()}
     try:
         if name == "glu":
@@ -72,6 +76,17 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if isinstance(result, torch.Tensor):
         return relabel(result, value)
     return [relabel(part, value) for part in result]
+
+
+def _together(value: Flow, results: list[Any]) -> Any:
+    """Return what an operation makes of a sum, from what it makes of each term."""
+    first = results[0]
+    if isinstance(first, list):
+        return [_together(value, list(parts)) for parts in zip(*results, strict=False)]
+    flows = [result for result in results if isinstance(result, Flow)]
+    shape = next((flow.tensor.to("meta") for flow in flows if flow.tensor is not None), None)
+    pieces = tuple(piece for flow in flows for piece in flow.pieces)
+    return Flow(value.deps, shape, mixed=pieces, terms=tuple(flows))
 
 
 def _run(name: str, tensor: torch.Tensor, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -151,6 +166,10 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         return index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
     if not isinstance(value, Flow):
         return trace.unknown(value, key)
+    if value.terms:
+        return _together(value, [index(trace, term, key) for term in value.terms])
+    if value.call is not None and value.tensor is None and isinstance(key, int) and key >= 0:
+        return value.part(key)
     if value.tensor is None or isinstance(key, str):
         return Flow(value.deps)
     keys = tuple(
@@ -193,6 +212,8 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
         if len(items) == count:
             return items
         return [trace.unknown(value)] * count
+    if isinstance(value, Flow) and value.call is not None and value.tensor is None and starred is None:
+        return [value.part(i) for i in range(count)]
     if isinstance(value, Flow) and value.fresh:
         return [value, *[Flow(value.deps)] * (count - 1)]  # a projection that returns its bias apart
     if (

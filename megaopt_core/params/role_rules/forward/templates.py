@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.params.role_rules.forward.analysis import Analysis, analyze
-from megaopt_core.params.role_rules.forward.values import Call
+from megaopt_core.params.role_rules.forward.values import Call, Part
 
 __all__ = ["Templates"]
 
@@ -94,13 +94,16 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
     }
 
     def moved(deps: frozenset[Any]) -> frozenset[Any]:
-        return frozenset(calls.get(dep, dep) for dep in deps)
+        return frozenset(
+            Part(calls[dep.call], dep.index) if isinstance(dep, Part) else calls.get(dep, dep) for dep in deps
+        )
 
     for call, copy in calls.items():
         copy.deps = moved(call.deps)
     return Analysis(
         list(calls.values()),
         moved(analysis.returned),
+        tuple(moved(part) for part in analysis.parts),
         {id(twin[key]): uses for key, uses in analysis.uses.items() if key in twin},
         {id(twin[key]): split for key, split in analysis.splits.items() if key in twin},
         {(id(twin[key]), axis): split for (key, axis), split in analysis.cuts.items() if key in twin},

@@ -14,7 +14,7 @@ from megaopt_core.params.role_rules.forward.values import Call, Flow, Source, Us
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
-BATCH = (1, 2, 3)
+BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
 _MOST_ROWS = 100_000
 

@@ -13,6 +13,7 @@ __all__ = [
     "Axis",
     "Call",
     "Flow",
+    "Part",
     "Piece",
     "Source",
     "Use",
@@ -39,6 +40,34 @@ class Call:
     module: nn.Module | nn.Parameter
     deps: frozenset[Any]
     order: int
+
+
+@frozen
+class Part:
+    """One item of the tuple that a call returned.
+
+    Args:
+        call: the call.
+        index: position of the item.
+    """
+
+    call: Call
+    index: int
+
+    @property
+    def module(self) -> nn.Module | nn.Parameter:
+        """What was called."""
+        return self.call.module
+
+    @property
+    def deps(self) -> frozenset[Any]:
+        """What the arguments of the call depend on."""
+        return self.call.deps
+
+    @property
+    def order(self) -> int:
+        """Position among the calls of one evaluation."""
+        return self.call.order
 
 
 @define(eq=False)
@@ -96,6 +125,7 @@ class Flow:
         one_hot: it is a one-hot encoding.
         fresh: it is what a projection returned, untouched.
         mixed: the pieces that were added or multiplied to make it.
+        terms: the activations of its own shape that were added or multiplied to make it.
     """
 
     deps: frozenset[Any] = frozenset()
@@ -104,6 +134,13 @@ class Flow:
     one_hot: bool = False
     fresh: bool = False
     mixed: tuple[Piece, ...] = ()
+    terms: tuple[Flow, ...] = ()
+    call: Call | None = None
+    """The call of a module that returned it, while nothing was done to it."""
+
+    def part(self, index: int) -> Flow:
+        """Return one item of it, taken for a tuple that a module returned."""
+        return Flow(self.deps if self.call is None else frozenset({Part(self.call, index)}))
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -119,11 +156,18 @@ class Axis:
         index: which axis of the stored tensor; -1 for an axis that was added.
         rows: the positions that are left; None for all.
         block: the stored axis was reshaped to `[blocks, block]`, and this is the inner part.
+        merged: the stored axes that were flattened into this one, behind `index`.
     """
 
     index: int
     rows: tuple[int, ...] | None = None
     block: int | None = None
+    merged: tuple[int, ...] = ()
+
+    @property
+    def indices(self) -> set[int]:
+        """All stored axes behind this one."""
+        return {self.index, *self.merged} - {-1}
 
 
 @frozen(eq=False)

@@ -68,10 +68,10 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
     """Return `weight[keys]`."""
     if weight.shape is None or weight.axes is None:
         return _index_lost(trace, weight, keys)
-    if Ellipsis in [key for key in keys if not isinstance(key, Flow | Weight)]:
-        position = next(i for i, key in enumerate(keys) if key is Ellipsis)
-        named = sum(1 for key in keys if key is not None and key is not Ellipsis)
-        keys[position : position + 1] = [slice(None)] * (len(weight.shape) - named)
+    keys = _spelled_out(keys, len(weight.shape))
+    if len(keys) == len(weight.shape) > 1 and all(isinstance(key, Flow) for key in keys):
+        trace.use(weight, Use("elementwise"))  # single elements, not rows
+        return Flow(deps_of(keys) | weight.deps)
     result, dim = weight, 0
     for key in keys:
         shape = result.shape or ()
@@ -94,6 +94,15 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             return Flow(deps_of(keys) | result.deps)  # rows of a table: an activation from here on
         result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))
     return result
+
+
+def _spelled_out(keys: list[Any], rank: int) -> list[Any]:
+    """Return the keys with a slice for every axis that an ellipsis stands for."""
+    position = next((i for i, key in enumerate(keys) if key is Ellipsis), None)
+    if position is None:
+        return keys
+    named = sum(1 for key in keys if key is not None and key is not Ellipsis)
+    return [*keys[:position], *[slice(None)] * (rank - named), *keys[position + 1 :]]
 
 
 def _slice(trace: Trace, weight: Weight, dim: int, key: slice) -> Weight:

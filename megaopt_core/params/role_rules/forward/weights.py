@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_core.params.role_rules.forward.trace import BATCH, Trace
 from megaopt_core.params.role_rules.forward.values import Axis, Flow, Use, Weight, deps_of
 
-__all__ = ["combine", "contract", "einsum", "product", "reorder", "reshape", "whole_weight"]
+__all__ = ["combine", "contract", "einsum", "product", "reorder", "reshape", "scale", "whole_weight"]
 
 
 def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
@@ -64,9 +65,12 @@ def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
             if count == 1
             else [*parts[:-1], Axis(axis.index, None, new[1]) if count == 2 else parts[-1]]
         )
+    merged: list[int] = []
     while size < new[0] and old:  # several axes become one
-        size *= old.pop(0)[0]
-    return [axis] if size == new[0] else []
+        more, other = old.pop(0)
+        size *= more
+        merged.append(other.index)
+    return [evolve(axis, merged=tuple(merged))] if size == new[0] else []
 
 
 def combine(first: Weight, second: Weight) -> Weight:
@@ -75,6 +79,17 @@ def combine(first: Weight, second: Weight) -> Weight:
     large = first if sizes[0] >= sizes[1] else second
     params = tuple({id(param): param for param in (*first.params, *second.params)}.values())
     return Weight(params, large.shape, large.axes, large.base, first.deps | second.deps)
+
+
+def scale(trace: Trace, first: Weight, second: Weight) -> Weight:
+    """Return the product of two weights, element by element: the smaller one scales the larger one."""
+    sizes = [None if weight.shape is None else math.prod(weight.shape) for weight in (first, second)]
+    if None in sizes or sizes[0] == sizes[1]:
+        return combine(first, second)
+    large, small = (first, second) if sizes[0] > sizes[1] else (second, first)  # type: ignore[operator]
+    own = tuple(param for param in small.params if not any(param is other for other in large.params))
+    trace.use(evolve(small, params=own), Use("elementwise"))
+    return evolve(large, deps=first.deps | second.deps)
 
 
 def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Sequence[int]) -> bool:
@@ -93,7 +108,8 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
         trace.use(weight, Use("contracted"))
         return weight.base.dim() > 1
     into, out = (
-        tuple(sorted({weight.axes[i].index for i in positions} - {-1})) for positions in (inputs, outputs)
+        tuple(sorted(set[int]().union(*(weight.axes[i].indices for i in positions))))
+        for positions in (inputs, outputs)
     )
     if not into or not out:
         return False
@@ -106,12 +122,7 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
 def product(trace: Trace, left: Any, right: Any) -> Any:
     """Return `left @ right`."""
     if isinstance(left, Weight) and isinstance(right, Weight):
-        trace.use_all((left, right), "factor")
-        rank = max(len(left.shape or ()), len(right.shape or ()))
-        if left.shape is None or right.shape is None or rank != 2 or len(left.shape) != len(right.shape):
-            return combine(left, right)
-        params = tuple({id(param): param for param in (*left.params, *right.params)}.values())
-        return Weight(params, (left.shape[0], right.shape[1]), (Axis(0), Axis(1)), left.base)
+        return _of_parameters(trace, left, right)
     if isinstance(left, Flow) and left.one_hot and isinstance(right, Weight):
         trace.use(right, Use("indexed" if left.deps else "looked_up"))
         return Flow(left.deps)
@@ -130,6 +141,20 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
         elif contract(trace, left, (rank - 1,), (rank - 2,)):
             return Flow(trace.weigh(left, right))
     return trace.unknown(left, right)
+
+
+def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
+    """Return the product of two parameters."""
+    ranks = len(left.shape or ()), len(right.shape or ())
+    if ranks == (1, 2):  # a learned code, and the matrix that makes something of it
+        trace.use(left, Use("elementwise"))
+        contract(trace, right, (0,), (1,))
+        return Weight(right.params, None if right.shape is None else right.shape[1:], None, right.base)
+    trace.use_all((left, right), "factor")
+    if left.shape is None or right.shape is None or ranks != (2, 2):
+        return combine(left, right)
+    params = tuple({id(param): param for param in (*left.params, *right.params)}.values())
+    return Weight(params, (left.shape[0], right.shape[1]), (Axis(0), Axis(1)), left.base)
 
 
 def _rows(trace: Trace, activation: Any, weight: Weight, axis: int) -> Flow:
@@ -211,6 +236,10 @@ def _einsum_operand(
     trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
 ) -> Flow | None:
     """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
+    if operand.shape is not None and operand.deps and len(term) == len(operand.shape) + 1:
+        operand = Weight(
+            operand.params, (1, *operand.shape), (Axis(-1), *(operand.axes or ())), operand.base, operand.deps
+        )
     if operand.shape is None or len(term) != len(operand.shape):
         several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
         contracted = several and set(term) - set(result)
@@ -221,11 +250,17 @@ def _einsum_operand(
     if not into:
         trace.use(operand, Use("elementwise"))
         return None
+    if len(into) > 1 and not out:  # a form in two vectors
+        out, into = into[:-1], into[-1:]
+        contract(trace, operand, into, out)
+        return Flow(trace.weigh(operand, Flow(deps)))
     if not contract(trace, operand, into, out):
         return None
     deps = trace.weigh(operand, Flow(deps))
     stored = operand.axes[out[0]] if len(out) == 1 and operand.axes is not None else None
-    sizes = [*BATCH, 4, 6, 7][: len(result) - 1]
+    known = dict(zip(term, operand.shape, strict=True))
+    letters = result.replace(term[out[0]], "")
+    sizes = [known.get(letter, size) for letter, size in zip(letters, (*BATCH, 4, 6, 7), strict=False)]
     if stored is None or stored.rows is not None or stored.index < 0 or len(sizes) != len(result) - 1:
         return Flow(deps)
     index = result.index(term[out[0]])

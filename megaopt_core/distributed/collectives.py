@@ -253,8 +253,8 @@ class PointToPoint:
                     work.wait()
                 for row in received:
                     mine[chunk].add_(row[chunk])
-            if average:
-                mine.div_(self.size)
+                if average:
+                    mine[chunk].div_(self.size)
 
         return Pending(
             self._what("reduce-scatter", bucket), sends, add_up, lambda: self._unused.append(memory)

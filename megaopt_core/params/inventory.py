@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import define, frozen
@@ -97,7 +98,16 @@ class InventoryItem:
             cost=cost,
             is_expert=self.is_expert,
             shared_embedding=bool(getattr(self.param, "shared_embedding", False)),
+            dp_placements=_placements(self.param),
         )
+
+
+def _placements(param: torch.nn.Parameter) -> tuple[tuple[Any, int], ...]:
+    """Return `(placement, mesh size)` of every mesh dimension of a DTensor; nothing of other parameters."""
+    placements, mesh = getattr(param, "placements", None), getattr(param, "device_mesh", None)
+    if placements is None or mesh is None:
+        return ()
+    return tuple((placement, mesh.size(dim)) for dim, placement in enumerate(placements))
 
 
 @define

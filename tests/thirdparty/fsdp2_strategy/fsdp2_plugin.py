@@ -1,0 +1,96 @@
+"""A sharding strategy for PyTorch's FSDP2, against the public protocol alone: each rank steps its local rows.
+
+Not a product: it shows that a strategy whose parameters are DTensors needs nothing but the protocol.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import define, field, frozen
+from torch.distributed.tensor import DTensor
+
+from megaopt_core import Granularity, ParamSpec, ShardingStrategy, hookimpl
+from megaopt_core.sharding.base import LiveModel, Piece
+from megaopt_core.sharding.layout import PieceSpec
+
+megaopt_api = "1"
+
+
+@frozen(eq=False)
+class RowLayout:
+    """Rank `r` of `n` has rows `[r * ceil(rows / n), ...)` of every parameter, as `torch.chunk` cuts."""
+
+    specs: Sequence[ParamSpec]
+    ranks: int
+    buffers: Mapping = field(factory=dict)
+    reduction: Mapping = field(factory=dict)
+
+    def pieces(self, dp_rank, expert_dp_rank):
+        """Return the rows of a rank, without parameters of which it has none."""
+        found = []
+        for spec in self.specs:
+            rows, width = spec.shape[0], math.prod(spec.shape[1:])
+            height = -(-rows // self.ranks)
+            start, stop = min(dp_rank * height, rows), min((dp_rank + 1) * height, rows)
+            if start < stop:
+                shape = (stop - start, *spec.shape[1:])
+                found.append(PieceSpec(spec.group, shape, ((0, spec.shard(start * width, stop * width)),)))
+        return found
+
+
+@define(eq=False)
+class LocalRows:
+    """Live pieces that are the local tensors of DTensors; FSDP2 reduces and gathers by itself."""
+
+    pieces: Sequence[Piece]
+    stats_group: object
+
+    def collect_grads(self):
+        """Take the local part of every gradient."""
+        for piece in self.pieces:
+            grad = piece.model_params[0].grad
+            piece.grad = None if grad is None else grad.to_local()
+
+    def start_param_sync(self):
+        """Nothing to do: the forward pass gathers."""
+
+    def finish_param_sync(self):
+        """Nothing to wait for."""
+
+
+@frozen
+class FSDP2:
+    """Steps the local shards of `fully_shard`ed parameters."""
+
+    name: str = "fsdp2"
+    granularities: frozenset[Granularity] = frozenset({Granularity.ELEMENT})
+    companion: str | None = None
+
+    def refuse(self, param, spec):
+        """Take parameters that are sharded by rows over one mesh dimension."""
+        if not isinstance(param, DTensor):
+            return "it is no DTensor; call fully_shard on the model first"
+        if len(spec.dp_placements) != 1 or not spec.dp_placements[0][0].is_shard(0):
+            return f"its placements are {spec.dp_placements}, not one Shard(0)"
+        return None
+
+    def layout(self, specs, world, options):
+        """Return who has which rows."""
+        return RowLayout(tuple(specs), world.data_parallel_size)
+
+    def attach(self, layout, model: LiveModel, pgs, groups, *, is_expert=False):
+        """Return this rank's rows."""
+        pieces = []
+        group = pgs.shard_group()
+        for spec in layout.pieces(group.rank(), 0):
+            if spec.group in groups:
+                param = model.params[spec.members[0][1].name]
+                pieces.append(Piece(spec, torch.nn.Parameter(param.detach().to_local()), (param,)))
+        return LocalRows(pieces, pgs.sharded_stats_group())
+
+
+@hookimpl
+def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:
+    """Return the strategy."""
+    return {"fsdp2": FSDP2()}

@@ -34,7 +34,7 @@ class PendingSave:
         path: Path,
         writing: Future[Any],
         end: Callable[[], None],
-        failed: Callable[[Exception], Exception],
+        failed: Callable[[BaseException], BaseException],
     ) -> PendingSave:
         """Return a handle on writing that is under way.
 
@@ -52,7 +52,7 @@ class PendingSave:
             if error is None:
                 result.set_result(None)
             else:
-                result.set_exception(failed(error) if isinstance(error, Exception) else error)
+                result.set_exception(failed(error))
 
         writing.add_done_callback(done)
         return cls(path, result)

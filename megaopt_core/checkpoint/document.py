@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -22,6 +20,9 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
 
 __all__ = ["configured", "describe_optimizer", "optimizer_names", "plugins_of", "settings_of", "versions"]
+
+
+_NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 
 def versions() -> dict[str, str]:
@@ -65,12 +66,12 @@ def plugins_of(optimizers: Iterable[str]) -> dict[str, str]:
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's settings, without its parameters.
+    """Return a group's settings, without its parameters and without how torch computes in this process.
 
     Args:
         group: a public group.
     """
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    return {key: value for key, value in group.items() if key not in _NOT_SAVED}
 
 
 def configured(optimizer: MegatronOptimizer) -> list[dict[str, Any]]:
@@ -139,17 +140,10 @@ def describe_optimizer(
         )
     scaler = None if optimizer.grad_scaler is None else optimizer.grad_scaler.state_dict()
     return {
-        "parameters": _merged(_gather_different(mine, ranks)),
+        "parameters": _merged(ranks.gather_different(mine)),
         "groups": groups,
         "scaler": encode(scaler, tensors, "optim.scaler"),
     }
-
-
-def _gather_different[T: Mapping[str, Any]](mine: T, ranks: Ranks) -> list[T | dict[str, Any]]:
-    """Return what ranks know; replicas, which all know the same, send it once."""
-    digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
-    first = ranks.gather(digest).index(digest) == ranks.rank
-    return ranks.gather(mine if first else {})
 
 
 def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import asdict
 
+from megaopt_core.checkpoint.model import collect_model, finish_param_sync
 from megaopt_core.checkpoint.plan import plan_load
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.renaming import Rename
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.params.routing import NameMap
 
 __all__ = ["load_checkpoint"]
 
@@ -37,6 +39,7 @@ def load_checkpoint(
     rename: Rename | None = None,
     verify: bool = True,
     process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
 ) -> LoadReport:
     """Load what :func:`save_checkpoint` saved, at whatever world size, sharding strategy and precision.
 
@@ -55,6 +58,7 @@ def load_checkpoint(
         rename: `{name in the checkpoint: name here}`, or a function from the one to the other.
         verify: check the checksums of all files; the work is divided among the ranks.
         process_group: who loads together; None: everybody.
+        fqn: maps `(chunk index, local name)` to a globally unique name; the same as for `save_checkpoint`.
 
     Returns:
         What was loaded and what was not.
@@ -80,7 +84,9 @@ def load_checkpoint(
     ranks = Ranks(process_group)
     source = ranks.agree(lambda: FileSource.open(path))
     _require_same(source, ranks)
-    plan = plan_load(source, model, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
+    finish_param_sync(model)
+    tensors = None if model is None else ranks.agree(lambda: collect_model(model, optimizer, fqn))
+    plan = plan_load(source, tensors, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
     if verify:
         ranks.agree(lambda: check_files(source.folder, source.manifest, part=ranks.rank, parts=ranks.size))
     plan.apply(ranks)

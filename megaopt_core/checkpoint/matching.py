@@ -92,7 +92,9 @@ def match(
     manifest = source.manifest
     stored_model: Mapping[str, str] = manifest.model.get("tensors", {})
     aliases, objects = manifest.model.get("aliases", {}), manifest.model.get("objects", {})
-    names = ranks.agree(lambda: NameTable.of([*stored_model, *manifest.parameters, *objects], aliases, rename))
+    names = ranks.agree(
+        lambda: NameTable.of([*stored_model, *manifest.parameters, *objects], aliases, rename)
+    )
     report = LoadReport(world_size=manifest.world_size, configuration=manifest.configuration)
     found = Matching(source, names, report)
     for name in tensors.tensors if with_model else ():
@@ -130,7 +132,7 @@ def match(
         )
     report.renamed = {here: old for here, old in names.renamed().items() if here in here_model | here_state}
     _require_names(source, report, strict)
-    _compare_optimizers(found, steps, strict)
+    ranks.agree(lambda: _compare_optimizers(found, steps, strict))
     merged: dict[str, str] = {}
     for of_rank in ranks.gather(report.reset):
         merged.update(of_rank)

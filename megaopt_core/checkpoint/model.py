@@ -10,10 +10,12 @@ from attrs import define, field
 
 from megaopt_core.checkpoint.mapping import sliced
 from megaopt_core.checkpoint.values import encode
+from megaopt_core.errors import CheckpointError
 from megaopt_core.params.names import join, named_modules
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.params.routing import NameMap
     from megaopt_core.params.specs import ParamSpec
 
 __all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key"]
@@ -81,13 +83,19 @@ class ModelTensors:
 
 
 def collect_model(
-    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: MegatronOptimizer | None
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    fqn: NameMap | None = None,
 ) -> ModelTensors:
     """Return the parameters and persistent buffers of a model; nothing is copied.
 
     Args:
         model: the model or its chunks, wrapped or bare.
         optimizer: knows the globally unique names of its parameters and the parts of them that are here.
+        fqn: maps `(chunk index, local name)` to a globally unique name, for buffers and frozen parameters too.
+
+    Raises:
+        CheckpointError: two chunks have different tensors of one name.
     """
     found = ModelTensors()
     names: Mapping[Any, str] = {} if optimizer is None else optimizer.names
@@ -95,18 +103,25 @@ def collect_model(
     if optimizer is not None and optimizer.routing is not None:
         specs = {name: entry.spec for name, entry in optimizer.routing.params.items()}
     seen: dict[int, str] = {}
-    for chunk in _chunks(model):
+    stored_ids: set[int] = set()
+    for index, chunk in enumerate(_chunks(model)):
         for prefix, module in named_modules(chunk):
             for attribute, tensor in _own_tensors(module):
                 local = join(prefix, attribute)
+                local = local if fqn is None else fqn(index, local)
                 name = names.get(tensor, local)
                 stored = seen.setdefault(id(tensor), name)
                 if local != stored:
                     found.aliases[local] = stored
+                if stored in found.tensors and id(tensor) not in stored_ids:
+                    raise CheckpointError(
+                        f"two chunks of the model have a tensor {stored!r}; tell them apart with fqn="
+                    )
+                stored_ids.add(id(tensor))
                 if stored not in found.tensors:
                     found.live[stored] = tensor.detach()
                     found.tensors[stored] = _logical(tensor.detach(), specs.get(stored))
-            _collect_extra(found, prefix, module)
+            _collect_extra(found, join(prefix, "_extra_state"), module, index, fqn)
     return found
 
 
@@ -121,9 +136,11 @@ def _own_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _collect_extra(found: ModelTensors, prefix: str, module: torch.nn.Module) -> None:
+def _collect_extra(
+    found: ModelTensors, local: str, module: torch.nn.Module, index: int, fqn: NameMap | None
+) -> None:
     if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-        name = join(prefix, "_extra_state")
+        name = local if fqn is None else fqn(index, local)
         if name not in found.objects:
             found.objects[name] = module.get_extra_state()
             found.owners[name] = module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,14 +10,14 @@ from attrs import define, field
 
 from megaopt_core.checkpoint.mapping import PieceState, piece_states
 from megaopt_core.checkpoint.matching import Matching, match
-from megaopt_core.checkpoint.model import ModelTensors, collect_model, finish_param_sync
+from megaopt_core.checkpoint.model import ModelTensors
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.renaming import Rename
 from megaopt_core.checkpoint.report import LoadReport
 from megaopt_core.checkpoint.restoring import MAIN_PARAM, Member, PieceRestore
 from megaopt_core.checkpoint.settings import GroupMerge, merge_groups
 from megaopt_core.checkpoint.sources import Request, Source, read_values
-from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.optimizers.precision import LOW_PRECISION
 
 if TYPE_CHECKING:
@@ -67,17 +67,29 @@ class LoadPlan:
                 undo.append(self.groups.apply(self.optimizer))
             if self.scheduler is not None:
                 scheduler, state = self.scheduler
+                before = dict(vars(scheduler))
+                undo.append(lambda: vars(scheduler).update(before))
                 scheduler.load_state_dict(state)
 
         try:
             ranks.agree(settings)
         except Exception:
-            for step in undo:
+            for step in reversed(undo):
                 step()
             raise
         ranks.agree(self._write)
 
     def _write(self) -> None:
+        try:
+            self._write_values()
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(
+                f"{self.source.name} could not be read to its end, although it was in order a moment before: {error}. "
+                "Model and optimizer are partly loaded: load again before you go on",
+                path=self.source.name,
+            ) from error
+
+    def _write_values(self) -> None:
         with torch.no_grad():
             self.source.read(self.model_requests)
             if self.optimizer is not None and self.model_requests:
@@ -97,7 +109,7 @@ class LoadPlan:
 
 
 def _refresh_pieces(optimizer: MegatronOptimizer) -> None:
-    """Bring the model's new values into pieces that have memory of their own, and into main parameters."""
+    """Bring the model's new values into pieces that have memory of their own."""
     for part in optimizer.parts:
         for piece in part.pieces:
             for (offset, shard), param in zip(piece.spec.members, piece.model_params, strict=True):
@@ -110,12 +122,11 @@ def _refresh_pieces(optimizer: MegatronOptimizer) -> None:
                 values = local.reshape(-1)[shard.start : shard.stop]
                 if target.data_ptr() != values.data_ptr():
                     target.copy_(values)
-    optimizer.reload_model_params()
 
 
 def plan_load(
     source: Source,
-    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    model: ModelTensors | None,
     optimizer: MegatronOptimizer | None,
     scheduler: Any,
     *,
@@ -127,7 +138,7 @@ def plan_load(
 
     Args:
         source: what is loaded.
-        model: the model, its chunks, or None.
+        model: the model's tensors; None: it is not loaded.
         optimizer: the optimizer, or None.
         scheduler: the scheduler, or None.
         strict: names must be the same on both sides.
@@ -137,8 +148,7 @@ def plan_load(
     Raises:
         CheckpointError: it does not fit.
     """
-    finish_param_sync(model)
-    tensors = ranks.agree(lambda: collect_model(model, optimizer))
+    tensors = ModelTensors() if model is None else model
     found = match(source, tensors, model is not None, optimizer, strict=strict, rename=rename, ranks=ranks)
     plan = LoadPlan(source, found.report, optimizer, tensors)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,6 +53,18 @@ class Ranks:
         except RuntimeError as error:
             raise CheckpointError(f"another rank is gone: {error}") from error
         return cast("list[T]", values)
+
+    def gather_different[T](self, value: T) -> list[T]:
+        """Return the ranks' values without repetitions; ranks that have the same value send it once.
+
+        Args:
+            value: this rank's, as JSON has it.
+        """
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        digests = self.gather(digest)
+        mine = digests.index(digest) == self.rank
+        sent = self.gather(value if mine else None)
+        return [cast("T", sent[digests.index(one)]) for one in dict.fromkeys(digests)]
 
     def agree[T](self, action: Callable[[], T]) -> T:
         """Do something on every rank, and raise on all of them if it fails on one.

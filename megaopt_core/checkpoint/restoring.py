@@ -9,7 +9,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.checkpoint.mapping import PieceState, is_elementwise, sliced
-from megaopt_core.checkpoint.scalars import agreed_value, ranges_of
+from megaopt_core.checkpoint.scalars import distinct_values, ranges_of
 from megaopt_core.checkpoint.sources import Request, Source
 from megaopt_core.checkpoint.values import decode, dtype_named
 from megaopt_core.errors import CheckpointMismatchError
@@ -153,10 +153,10 @@ class PieceRestore:
         )
 
     def _plan_number(self, key: str, present: Any, holders: Sequence[Member]) -> None:
-        values = [agreed_value(member.state[key], member.shard) for member in holders]
-        if any(value is None for value in values):
+        found = [distinct_values(member.state[key], member.shard) for member in holders]
+        if any(len(values) != 1 for values in found):
             self._mismatch(key, holders[0], "differs over the elements of the parameter")
-        value = decode(_latest(values), _no_tensor)
+        value = decode(_latest([values[0] for values in found]), _no_tensor)
         if isinstance(present, torch.Tensor):
             if present.numel() != 1:
                 self._mismatch(
@@ -250,4 +250,5 @@ def _latest(values: Sequence[Any]) -> Any:
     """Return the one value, or where parameters that now share a piece have different step counts, the largest."""
     if all(value == values[0] for value in values):
         return values[0]
-    return max(values, key=lambda value: float(decode(value, _no_tensor)))
+    numbers = [value for value in values if value is not None and not isinstance(value, str)]
+    return max(numbers, key=lambda value: float(decode(value, _no_tensor))) if numbers else values[0]

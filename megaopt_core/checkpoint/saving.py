@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.params.routing import NameMap
 
 __all__ = ["save_checkpoint"]
 
@@ -45,6 +46,7 @@ def save_checkpoint(
     keep_last: int | None = None,
     async_save: Literal[False] = False,
     process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
 ) -> None: ...
 
 
@@ -59,6 +61,7 @@ def save_checkpoint(
     keep_last: int | None = None,
     async_save: Literal[True],
     process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
 ) -> PendingSave: ...
 
 
@@ -72,6 +75,7 @@ def save_checkpoint(
     keep_last: int | None = None,
     async_save: bool = False,
     process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
 ) -> PendingSave | None:
     """Save everything that a run needs to go on, as a folder that any world size and sharding strategy can load.
 
@@ -89,6 +93,8 @@ def save_checkpoint(
         keep_last: `path` ends with a number; remove the oldest checkpoints of its series until so many are left.
         async_save: copy the state and return; write while training goes on.
         process_group: who saves together; None: everybody.
+        fqn: maps `(chunk index, local name)` to a globally unique name, where pipeline ranks number locally; the same
+            as for `get_megatron_optimizer`.
 
     Returns:
         None; with `async_save`, a :class:`PendingSave` whose `result()` waits.
@@ -112,7 +118,7 @@ def save_checkpoint(
     ranks = Ranks(process_group)
     require_numbered(target, keep_last)
     finish_param_sync(model)
-    tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks)
+    tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks, fqn)
     held: list[Staging] = []
     ranks.first(lambda: held.append(Staging.begin(target)))
     folder = target.with_name(f".{target.name}.saving")
@@ -136,12 +142,13 @@ def _collect(
     scheduler: Any,
     extra: Any,
     ranks: Ranks,
+    fqn: NameMap | None,
 ) -> tuple[dict[str, torch.Tensor], Manifest]:
     tensors: dict[str, torch.Tensor] = {}
     manifest = Manifest(world_size=ranks.size, written=versions())
 
     def collect() -> Any:
-        manifest.model = collect_model(model, optimizer).describe(tensors)
+        manifest.model = collect_model(model, optimizer, fqn).describe(tensors)
         manifest.scheduler = (
             None if scheduler is None else encode(scheduler.state_dict(), tensors, "scheduler")
         )
@@ -149,7 +156,7 @@ def _collect(
         return None if optimizer is None else collect_state(optimizer)
 
     collected = ranks.agree(collect)
-    for part in ranks.gather(manifest.model):
+    for part in ranks.gather_different(manifest.model):
         for kind, values in part.items():
             manifest.model[kind] = {**values, **manifest.model[kind]}
     if optimizer is not None:

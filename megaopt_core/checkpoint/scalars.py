@@ -8,7 +8,7 @@ from typing import Any
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params.specs import Shard
 
-__all__ = ["agreed_value", "ranges_of"]
+__all__ = ["distinct_values", "ranges_of"]
 
 
 def ranges_of(record: Mapping[str, Any], shard: Shard) -> list[tuple[int, int, Any]]:
@@ -42,14 +42,15 @@ def ranges_of(record: Mapping[str, Any], shard: Shard) -> list[tuple[int, int, A
     return sorted(found, key=lambda entry: entry[:2])
 
 
-def agreed_value(record: Mapping[str, Any], shard: Shard) -> Any:
-    """Return the one value of a shard's elements, None when they have several.
+def distinct_values(record: Mapping[str, Any], shard: Shard) -> list[Any]:
+    """Return the values that a shard's elements have; one, where the number belongs to the whole parameter.
 
     Args:
         record: as for :func:`ranges_of`.
         shard: which elements.
     """
-    values = [value for _, _, value in ranges_of(record, shard)]
-    if values and all(value == values[0] for value in values):
-        return values[0]
-    return None
+    values: list[Any] = []
+    for _, _, value in ranges_of(record, shard):
+        if value not in values:
+            values.append(value)
+    return values

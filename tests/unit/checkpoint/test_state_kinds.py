@@ -24,7 +24,9 @@ class Factors(torch.optim.Optimizer):
             for param in group["params"]:
                 state = self.state[param]
                 if not state:
-                    state.update(count=0, kind="new", scale=torch.ones(()), factors=[], moment=torch.zeros_like(param))
+                    state.update(
+                        count=0, kind="new", scale=torch.ones(()), factors=[], moment=torch.zeros_like(param)
+                    )
                     state["factors"] = [torch.zeros(size, size) for size in param.shape]
                 state["count"] += 1
                 state["kind"] = "used"
@@ -62,14 +64,18 @@ def test_nested_state_and_settings_that_the_optimizer_counts(tmp_path):
         state = next(iter(other.state.values()))
         assert (state["count"], state["kind"], float(state["scale"])) == expected
         train(other_model, other, range(3, 5))
-    assert all(torch.equal(a, b) for a, b in zip(values(model).values(), values(other_model).values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(values(model).values(), values(other_model).values(), strict=True)
+    )
 
 
 def test_state_that_cannot_be_cut_is_named(tmp_path):
     """Before anything is written."""
     with temporary_plugin(FactorsPlugin("element")), random_cuts(1, ranks=2, rank=0):
         model, optimizer = make(optimizer="factors", sharding="cut1")
-        with pytest.raises(CheckpointError, match=r"state 'factors' of .* steps only a part of the parameter"):
+        with pytest.raises(
+            CheckpointError, match=r"state 'factors' of .* steps only a part of the parameter"
+        ):
             save_checkpoint(tmp_path / "last", model, optimizer)
 
 
@@ -111,6 +117,42 @@ def test_scattered_memory_buffers_and_extra_state(tmp_path):
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         for key, value in optimizer.state[mine].items():
             assert torch.equal(value, other_optimizer.state[theirs][key])
+
+
+def test_chunks_that_number_alike_are_told_apart(tmp_path):
+    """A buffer of each chunk under a name of its own with `fqn=`; without it an error, not a silent loss."""
+    chunks = [torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)]
+
+    def fqn(index, name):
+        return f"stage{index}.{name}"
+
+    optimizer = build_optimizer(chunks, "adam", lr=1e-2, fqn=fqn)
+    chunks[1].running_mean.fill_(5.0)
+    with pytest.raises(CheckpointError, match=r"two chunks of the model have a tensor 'running_mean'.*fqn="):
+        save_checkpoint(tmp_path / "last", chunks, optimizer)
+    save_checkpoint(tmp_path / "last", chunks, optimizer, fqn=fqn)
+    others = [torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)]
+    load_checkpoint(tmp_path / "last", others, build_optimizer(others, "adam", lr=1e-2, fqn=fqn), fqn=fqn)
+    assert [float(chunk.running_mean[0]) for chunk in others] == [0.0, 5.0]
+
+
+def test_a_wrapped_torch_optimizer(tmp_path):
+    """`FP32Optimizer` has no routing; its names and states are saved all the same."""
+    from megaopt_core import FP32Optimizer, OptimizerConfig
+
+    def wrapped():
+        model = torch.nn.Linear(3, 2)
+        plain = torch.optim.RMSprop(model.named_parameters(), lr=1e-2, momentum=0.9)
+        return model, FP32Optimizer(plain, OptimizerConfig(lr=1e-2, clip_grad=0.0))
+
+    model, optimizer = wrapped()
+    train(model, optimizer, range(3))
+    save_checkpoint(tmp_path / "last", model, optimizer)
+    train(model, optimizer, range(3, 5))
+    other_model, other = wrapped()
+    assert load_checkpoint(tmp_path / "last", other_model, other).loaded == ("bias", "weight")
+    train(other_model, other, range(3, 5))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other_model.parameters(), strict=True))
 
 
 def test_nothing_can_be_computed_with_a_slice():

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from megaopt_core.schedules.styles import ScheduleStyle
     from megaopt_core.sharding.base import ShardingStrategy
     from megaopt_core.wrappers import (
-        FP32Optimizer,
         Float16OptimizerWithFloat16Params,
+        FP32Optimizer,
         MixedPrecisionOptimizer,
     )
 

@@ -14,17 +14,45 @@ HERE = sorted(
         for name in re.findall(r"`(megaopt_[\w.]+)(?:\(\)[\w.()]*)?`", row.split("|")[2])
     }
 )
-PUBLIC_THERE = """
-    get_megatron_optimizer OptimizerConfig AdamOptimizerConfig SGDOptimizerConfig ParamKey ParamPredicate
-    ParamWithNamePredicate OptimizerParamScheduler ParamGroupOverride combine_param_group_overrides
-    param_group_override_to_tuple MegatronOptimizer FP32Optimizer MixedPrecisionOptimizer
-    Float16OptimizerWithFloat16Params ChainedOptimizer ConstantGradScaler DynamicGradScaler EmergingOptimizerEntry
-    TensorParallelMuon TensorParallelAdaptiveMuon get_supported_coefficient_types validate_coefficient_type
-    _matches _get_param_groups _get_param_groups_and_buffers _get_megatron_optimizer_based_on_param_groups
-    _create_emerging_optimizer _default_param_overrides_factory _is_nonlinear_or_embedding _eopt_init_state_fn
-    _kwargs_from_config _default_adam_based_eopt_config_to_kwargs _muon_config_to_kwargs
-    _adaptive_muon_config_to_kwargs _get_qkv_split_shapes _EMERGING_OPTIMIZERS
-""".split()
+PUBLIC_THERE = [
+    "get_megatron_optimizer",
+    "OptimizerConfig",
+    "AdamOptimizerConfig",
+    "SGDOptimizerConfig",
+    "ParamKey",
+    "ParamPredicate",
+    "ParamWithNamePredicate",
+    "OptimizerParamScheduler",
+    "ParamGroupOverride",
+    "combine_param_group_overrides",
+    "param_group_override_to_tuple",
+    "MegatronOptimizer",
+    "FP32Optimizer",
+    "MixedPrecisionOptimizer",
+    "Float16OptimizerWithFloat16Params",
+    "ChainedOptimizer",
+    "ConstantGradScaler",
+    "DynamicGradScaler",
+    "EmergingOptimizerEntry",
+    "TensorParallelMuon",
+    "TensorParallelAdaptiveMuon",
+    "get_supported_coefficient_types",
+    "validate_coefficient_type",
+    "_matches",
+    "_get_param_groups",
+    "_get_param_groups_and_buffers",
+    "_get_megatron_optimizer_based_on_param_groups",
+    "_create_emerging_optimizer",
+    "_default_param_overrides_factory",
+    "_is_nonlinear_or_embedding",
+    "_eopt_init_state_fn",
+    "_kwargs_from_config",
+    "_default_adam_based_eopt_config_to_kwargs",
+    "_muon_config_to_kwargs",
+    "_adaptive_muon_config_to_kwargs",
+    "_get_qkv_split_shapes",
+    "_EMERGING_OPTIMIZERS",
+]
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import torch
 from attrs import define, field, frozen
 
-from megaopt_core.distributed.collectives import DONE, Communicator, Pending, shard_of
+from megaopt_core.distributed.communicator import DONE, Communicator, Pending, shard_of
 
 __all__ = ["Bucket", "GradSync", "Reduction"]
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megaopt_distributed.strategy import Distributed
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params.specs import Granularity, ParamSpec, whole
 from megaopt_core.sharding.buffer_layout import SHARD_ALIGNMENT, lay_out_buffers
 from megaopt_core.sharding.layout import LayoutOptions, World
-from megaopt_distributed.strategy import Distributed
 
 
 def spec(name, shape, *, group=0, dtype=torch.float32, is_expert=False, shared_embedding=False):
@@ -93,7 +93,10 @@ def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_
             shards = layout.shards(key)
             mine = expert if key.is_expert else dense
             inside = [
-                low + mine * (high - low) // shards <= start < stop <= low + (mine + 1) * (high - low) // shards
+                low + mine * (high - low) // shards
+                <= start
+                < stop
+                <= low + (mine + 1) * (high - low) // shards
                 for low, high in layout.buffers[key].buckets
             ]
             assert inside.count(True) == 1
@@ -115,14 +118,14 @@ def test_gathering_restores_every_parameter(specs, world, bucket_size):
     layout = layout_of(specs, world, bucket_size, in_buffers=True)
     flat = {key: torch.full((buffer.numel,), -1.0) for key, buffer in layout.buffers.items()}
     values = {one.name: torch.arange(one.numel, dtype=torch.float32) for one in specs}
-    for key in flat:
+    for key, memory in flat.items():
         for rank in range(layout.shards(key)):
             for piece in layout.pieces(rank, rank):
                 where, start, _ = piece.buffer
                 if where == key:
                     for offset, shard in piece.members:
                         begin = start + offset
-                        flat[key][begin : begin + shard.numel] = values[shard.name][shard.start : shard.stop]
+                        memory[begin : begin + shard.numel] = values[shard.name][shard.start : shard.stop]
     for key, buffer in layout.buffers.items():
         for name, (start, stop) in buffer.param_ranges.items():
             assert torch.equal(flat[key][start:stop], values[name])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, plan_full_param_layout
-from megaopt_core.distributed.collectives import Pending
+from megaopt_core.distributed.communicator import Pending
 from megaopt_core.distributed.planning import require_fitting
 from megaopt_core.errors import GradientError, ShardingError, UnsupportedOperationError
 from megaopt_core.params.names import named_params
@@ -66,7 +66,7 @@ def test_parameters_that_are_the_same_memory_share_a_gradient() -> None:
     (first(torch.ones(1, 2)) + second(torch.ones(1, 2))).sum().backward()
     assert torch.equal(first.weight.main_grad, torch.full((2, 2), 2.0))
     assert first.weight.data_ptr() == second.weight.data_ptr()
-    assert len(list(model.param_and_grad_buffers.values())[0].params) == 1
+    assert len(next(iter(model.param_and_grad_buffers.values())).params) == 1
 
 
 @pytest.mark.parametrize("zero", ["buffer", "views"])
@@ -75,7 +75,7 @@ def test_gradients_have_to_be_zeroed_between_steps(zero: str) -> None:
     model = model_of()
     backward(model)
     model.finish_grad_sync()
-    with pytest.raises(GradientError, match="call optimizer.zero_grad"):
+    with pytest.raises(GradientError, match=r"call optimizer\.zero_grad"):
         backward(model)
     if zero == "buffer":
         model.zero_grad_buffer()

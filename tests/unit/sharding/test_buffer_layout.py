@@ -50,8 +50,12 @@ def test_sharded_buffers_keep_their_alignment(params, shards, bucket_size, pad) 
         assert stop - start == one.numel
         end = stop
         if one.shared_embedding and one.numel:
-            others = [name for name, bucket in buffer.bucket_of.items() if bucket == buffer.bucket_of[one.name]]
-            assert [name for name in others if buffer.param_ranges[name][0] != buffer.param_ranges[name][1]] == [one.name]
+            others = [
+                name for name, bucket in buffer.bucket_of.items() if bucket == buffer.bucket_of[one.name]
+            ]
+            assert [
+                name for name in others if buffer.param_ranges[name][0] != buffer.param_ranges[name][1]
+            ] == [one.name]
 
 
 def test_buffers_that_are_not_sharded_have_no_padding() -> None:

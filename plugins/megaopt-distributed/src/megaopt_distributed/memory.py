@@ -12,6 +12,7 @@ from megaopt_core import ProcessGroupCollection
 from megaopt_core.distributed.bucket import Bucket, Reduction
 from megaopt_core.distributed.collectives import communicator
 from megaopt_core.distributed.flat import move_into
+from megaopt_core.params.names import named_params
 from megaopt_core.sharding.base import LiveModel, Piece, finish_grad_sync, gradient_of
 from megaopt_core.sharding.layout import BufferKey, PieceSpec
 from megaopt_distributed.layout import FlatLayout
@@ -87,9 +88,13 @@ class OwnMemory:
     _gathering: _Gathering = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        # Moving parameters takes twins apart; which they are is known only before.
+        twins = [(entry.param, entry.twins) for chunk in self.model.chunks for entry in named_params(chunk)]
         buckets = []
         for key, buffer in self.layout.buffers.items():
             params = {name: self.model.params[name] for name in buffer.param_ranges}
+            if not params:
+                continue
             data = move_into(buffer, params)
             self._data[key] = data
             comm = communicator(self.pgs.shard_group(is_expert=key.is_expert), data.device)
@@ -99,6 +104,9 @@ class OwnMemory:
             for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
                 buckets.append((Bucket({}, reduction, param_data=data[start:stop]), frozenset(groups)))
         self._gathering = _Gathering(buckets)
+        for param, others in twins:
+            for twin in others:
+                twin.data = param.data
 
     def piece(self, spec: PieceSpec) -> Piece:
         """Return a slice of one parameter.

@@ -1,0 +1,132 @@
+"""Building with the strategy in a single process: what it takes, what it refuses."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from megaopt_core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    OptimizerConfig,
+    build_optimizer,
+    get_megatron_optimizer,
+    plan_full_param_layout,
+    route,
+)
+from megaopt_core.errors import (
+    PluginNotInstalledError,
+    RoutingChangedError,
+    ShardingError,
+    UnsupportedSettingError,
+)
+
+needs_adam = pytest.mark.skipif(importlib.util.find_spec("megaopt_adam") is None, reason="steps with adam")
+needs_muon = pytest.mark.skipif(importlib.util.find_spec("megaopt_muon") is None, reason="steps with muon")
+SHARDED = DistributedDataParallelConfig(use_distributed_optimizer=True)
+
+
+def model_of() -> nn.Module:
+    """Return two layers."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
+
+
+@needs_adam
+@pytest.mark.parametrize("sharding", ["distributed", "zero1"])
+def test_one_rank_steps_like_a_replicated_optimizer(sharding: str) -> None:
+    """Without torch.distributed there is one shard; neighbours are stepped as one tensor."""
+    plain, wrapped = model_of(), DistributedDataParallel(model_of(), SHARDED)
+    expected = build_optimizer(plain, "adam", lr=1e-2)
+    actual = build_optimizer(wrapped, "adam", lr=1e-2, sharding=sharding)
+    for _ in range(3):
+        for model, optimizer in ((plain, expected), (wrapped, actual)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 16)).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_adam
+def test_neighbours_are_one_tensor_for_the_inner_optimizer() -> None:
+    """One call a group and bucket: parameters without padding between them are fused."""
+    wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), SHARDED)
+    optimizer = build_optimizer(wrapped, "adam", overrides={}, lr=1e-2, sharding="distributed")
+    assert [tensor.shape for tensor in optimizer.get_main_params()] == [(2 * (64 * 64 + 64),)]
+
+
+@needs_adam
+def test_parameters_of_the_same_memory_stay_together() -> None:
+    """Tied by memory, not by object, and moved into memory of the optimizer's own."""
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = nn.Parameter(first.weight.data)
+    build_optimizer(nn.ModuleList([first, second]), "adam", lr=1e-2, sharding="distributed")
+    assert first.weight.data_ptr() == second.weight.data_ptr()
+
+
+@needs_adam
+def test_a_replicated_optimizer_refuses_scattered_gradients() -> None:
+    """No rank has whole gradients then."""
+    with pytest.raises(ShardingError, match="use_distributed_optimizer=False"):
+        build_optimizer(DistributedDataParallel(model_of(), SHARDED), "adam", lr=1e-2)
+
+
+@needs_adam
+def test_chunks_are_wrapped_alike() -> None:
+    """Either all chunks have buffers, or none."""
+    chunks = [DistributedDataParallel(model_of(), SHARDED), model_of()]
+    with pytest.raises(ShardingError, match=r"model chunks \[1\]"):
+        build_optimizer(
+            chunks, "adam", lr=1e-2, sharding="distributed", fqn=lambda chunk, name: f"{chunk}.{name}"
+        )
+
+
+@needs_adam
+def test_several_chunks_have_buffers_of_their_own() -> None:
+    """Local names may be the same in every chunk."""
+    chunks = [DistributedDataParallel(model_of(), SHARDED) for _ in range(2)]
+    optimizer = build_optimizer(
+        chunks, "adam", lr=1e-2, sharding="distributed", fqn=lambda chunk, name: f"{chunk}.{name}"
+    )
+    before = [param.detach().clone() for chunk in chunks for param in chunk.parameters()]
+    for chunk in chunks:
+        chunk(torch.ones(2, 16)).square().sum().backward()
+    optimizer.step()
+    after = [param for chunk in chunks for param in chunk.parameters()]
+    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@needs_adam
+def test_another_routing_than_the_layouts_is_refused() -> None:
+    """A layout that was planned for a routing keeps it."""
+    config = OptimizerConfig(optimizer="adam", lr=1e-2, sharding="distributed")
+    module = model_of()
+    layout = plan_full_param_layout(module, SHARDED, routing=route(config, module))
+    wrapped = DistributedDataParallel(module, SHARDED, full_param_layout=layout)
+    get_megatron_optimizer(config, wrapped)
+    with pytest.raises(RoutingChangedError, match="route 4 parameters otherwise"):
+        get_megatron_optimizer(OptimizerConfig(optimizer="sgd", lr=1e-2, sharding="distributed"), wrapped)
+
+
+@needs_adam
+def test_what_the_strategy_does_not_do_is_refused() -> None:
+    """The gather begins after the whole step."""
+    with pytest.raises(UnsupportedSettingError, match="overlap_param_gather_with_optimizer_step"):
+        build_optimizer(
+            model_of(),
+            "adam",
+            lr=1e-2,
+            sharding="distributed",
+            overlap_param_gather=True,
+            overlap_param_gather_with_optimizer_step=True,
+        )
+
+
+@needs_muon
+@pytest.mark.skipif(importlib.util.find_spec("megaopt_layerwise") is not None, reason="has a companion")
+def test_an_optimizer_of_whole_tensors_is_never_cut() -> None:
+    """While the strategy that takes it is not installed, the error says what to install."""
+    with pytest.raises(PluginNotInstalledError, match="pip install megaopt-layerwise"):
+        build_optimizer(model_of(), "muon", lr=1e-2, sharding="distributed")

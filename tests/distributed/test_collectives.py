@@ -1,0 +1,56 @@
+"""Direct exchanges and the backend's own collectives do the same."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megaopt_core.distributed import point_to_point
+from megaopt_core.distributed.collectives import Native, communicator
+from megaopt_core.distributed.communicator import shard_of
+from megaopt_core.distributed.point_to_point import PointToPoint
+
+pytestmark = pytest.mark.distributed
+
+
+def values(rank, numel, dtype):
+    """Return what a rank contributes: whole numbers, so that every order of additions has one result."""
+    return (torch.arange(numel) % 7 + rank).to(dtype)
+
+
+def everything(rank, size, dtype):
+    """Run all collectives of both kinds, with several under way at a time; return what is wrong."""
+    point_to_point.CHUNK = 64
+    numel = 300 * size
+    total = sum(values(other, numel, dtype) for other in range(size))
+    wrong = []
+    for kind in (PointToPoint, Native):
+        comm = kind(dist.group.WORLD)
+        for average in (False, True) if kind is PointToPoint else (False,):
+            expected = total / size if average else total
+            buckets = [values(rank, numel, dtype) for _ in range(3)]
+            pending = [comm.reduce_scatter(bucket, average=average) for bucket in buckets]
+            for work in pending:
+                work.wait()
+                work.wait()
+            good = [
+                torch.equal(shard_of(bucket, rank, size), shard_of(expected, rank, size))
+                for bucket in buckets
+            ]
+            wrong += [(kind.__name__, "reduce_scatter", average)] * (not all(good))
+            bucket = values(rank, numel, dtype)
+            comm.all_reduce(bucket, average=average).wait()
+            wrong += [(kind.__name__, "all_reduce", average)] * (not torch.equal(bucket, expected))
+        bucket = torch.zeros(numel, dtype=dtype)
+        shard_of(bucket, rank, size).copy_(shard_of(total, rank, size))
+        comm.all_gather(bucket).wait()
+        wrong += [(kind.__name__, "all_gather")] * (not torch.equal(bucket, total))
+    wrong += (
+        [] if isinstance(communicator(dist.group.WORLD, torch.device("cpu")), PointToPoint) else ["choice"]
+    )
+    return wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_collectives_add_up_and_gather(launch, dtype):
+    """Three ranks, chunks that do not divide the shards, several collectives at a time."""
+    assert launch(everything, 3, dtype) == [[], [], []]

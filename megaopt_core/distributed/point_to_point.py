@@ -24,7 +24,7 @@ CHUNK = 2**20
 class PointToPoint:
     """Every pair of ranks exchanges its shards directly, all at the same time, in chunks.
 
-    Chunks of :data:`CHUNK` elements are added up while the next ones arrive, and while they are in the processor's cache.
+    Chunks of :data:`CHUNK` elements are added up while the next ones arrive and while they are in the cache.
     What is received lies in memory that is kept from one call to the next: fresh memory costs more than the transfer.
 
     Args:

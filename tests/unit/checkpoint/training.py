@@ -1,10 +1,36 @@
 """A small model that trains, and what two of them are compared by."""
 
+from contextlib import nullcontext
+
 import torch
 
-from megaopt_core import build_optimizer
+from megaopt_core import OptimizerEntry, build_optimizer, get_registry, hookimpl
 from megaopt_core.checkpoint.mapping import collect_state
+from megaopt_core.testing import temporary_plugin
 from megaopt_core.testing.models import TinyGPT
+
+
+class StandIn:
+    """What these tests need of megaopt-adam."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        """Return torch's own optimizers."""
+        kept = frozenset({torch.float32, torch.float16, torch.bfloat16})
+        dtypes = {"exp_avg": kept, "exp_avg_sq": kept}
+        return {
+            "adam": OptimizerEntry(torch.optim.AdamW, supports_fp16=True, state_dtypes=dtypes),
+            "sgd": OptimizerEntry(torch.optim.SGD),
+        }
+
+
+def stand_in():
+    """Register torch's Adam and SGD for the time of a `with` block, unless megaopt-adam is installed."""
+    if "adam" in get_registry().optimizers():
+        return nullcontext()
+    return temporary_plugin(StandIn(), name="stand-in")
 
 
 def make(seed=0, optimizer="adam", *, dtype=torch.float32, width=8, layers=1, **settings):
@@ -53,4 +79,4 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-__all__ = ["logical_state", "make", "same", "train", "values"]
+__all__ = ["logical_state", "make", "same", "stand_in", "train", "values"]

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["gpt2_parameters", "interleave", "parameters_of", "ratio", "summary", "write_result"]
+__all__ = ["gpt2_parameters", "interleave", "parameters_of", "quartiles", "ratio", "summary", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -57,10 +58,10 @@ def parameters_of(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
 def interleave(
     candidates: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Time candidates in turns, in an order that rotates from round to round.
+    """Time candidates in turns, in an order that is shuffled anew in every round.
 
     What else the machine does then hits all of them alike, so that ratios within a round mean something where the
-    times themselves do not.
+    times themselves do not; and none always runs on the caches that the same other one left.
 
     Args:
         candidates: name to what is timed.
@@ -71,10 +72,10 @@ def interleave(
         Name to seconds, one a round.
     """
     names = list(candidates)
+    order = random.Random(0)  # noqa: S311 - nothing secret
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_number in range(-warmup, rounds):
-        turn = round_number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in order.sample(names, len(names)):
             start = time.perf_counter()
             candidates[name]()
             elapsed = time.perf_counter() - start
@@ -91,9 +92,17 @@ def ratio(times: Mapping[str, list[float]], above: str, below: str) -> dict[str,
         above: numerator.
         below: denominator.
     """
-    ratios = [a / b for a, b in zip(times[above], times[below], strict=True)]
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return {"median": round(statistics.median(ratios), 4), "q25": round(low, 4), "q75": round(high, 4)}
+    return quartiles([a / b for a, b in zip(times[above], times[below], strict=True)])
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    """Return median and quartiles.
+
+    Args:
+        values: at least two numbers.
+    """
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": round(middle, 5), "q25": round(low, 5), "q75": round(high, 5)}
 
 
 def summary(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:

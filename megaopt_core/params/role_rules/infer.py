@@ -70,9 +70,11 @@ class _Rules:
     """The rules, with everything that they look up."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._stand_ins = stand_ins(model)
-        model = self._stand_ins.get(id(model), model)
         self.modules = dict(named_modules(model))
+        self._stand_ins = stand_ins(model, self.modules.values())
+        if self._stand_ins:
+            model = self._stand_ins[id(model)]
+            self.modules = dict(named_modules(model))
         self.reading = ModelReading(self.modules)
         self.heads = find_heads(model, self.modules, self.reading)
 
@@ -92,7 +94,7 @@ class _Rules:
             if scales:
                 return elementwise("the gain of a parametrized weight")
         name, module, attribute = owner
-        module = self._stand_ins.get(id(module), module)
+        module = self._stand_ins.get(id(module), module) if self._stand_ins else module
         adapted = adapted_role(name, module, self.modules, self.heads)
         if adapted is not None:
             return adapted

@@ -82,8 +82,10 @@ def is_linear(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear):
         return True
     weight = module._parameters.get("weight")
+    if weight is None:
+        return False
     sizes = (getattr(module, "out_features", None), getattr(module, "in_features", None))
-    return weight is not None and not torch.nn.parameter.is_lazy(weight) and tuple(weight.shape) == sizes
+    return not torch.nn.parameter.is_lazy(weight) and tuple(weight.shape) == sizes
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -92,7 +94,9 @@ def is_conv1d(module: nn.Module) -> bool:
     Args:
         module: any module.
     """
-    if not any(base.__name__ == "Conv1D" for base in type(module).__mro__):
+    if "weight" not in module._parameters or not any(
+        base.__name__ == "Conv1D" for base in type(module).__mro__
+    ):
         return False
     weight, outputs = module._parameters.get("weight"), getattr(module, "nf", None)
     return weight is not None and weight.dim() == 2 and weight.shape[1] == outputs
@@ -127,7 +131,7 @@ def inputs_of(module: nn.Module) -> int:
 
 def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:
     for name in (channels, features, short):
-        size = getattr(module, name, None)
+        size = module.__dict__.get(name)
         if isinstance(size, int):
             return size
     weight = module._parameters.get("weight")

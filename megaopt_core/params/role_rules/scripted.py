@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +18,7 @@ class Unread(nn.Module):
     """Stands in for a compiled module of an unknown class: it has no forward."""
 
 
-def stand_ins(model: nn.Module) -> dict[int, nn.Module]:
+def stand_ins(model: nn.Module, modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """Return modules to look at in place of a model's own, by identity; nothing where no module is compiled.
 
     A compiled module keeps the name of its class: for torch's own that says what it is. The parameters are those of
@@ -25,9 +26,10 @@ def stand_ins(model: nn.Module) -> dict[int, nn.Module]:
 
     Args:
         model: any module.
+        modules: all that it consists of.
     """
     found: dict[int, nn.Module] = {}
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
         _stand_in(model, found)
     return found
 
@@ -47,9 +49,9 @@ def _stand_in(module: nn.Module, found: dict[int, nn.Module]) -> nn.Module:
     return made
 
 
-def _empty(module: torch.jit.ScriptModule) -> nn.Module:
+def _empty(module: nn.Module) -> nn.Module:
     name = getattr(module, "original_name", "")
-    kind: Any = getattr(nn, name, Unread)
+    kind: Any = getattr(nn, str(name), Unread)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         kind = Unread
     made: nn.Module = kind.__new__(kind)

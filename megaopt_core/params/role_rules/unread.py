@@ -48,9 +48,9 @@ def guessed_ends(
         taken |= set(_inputs(last))
         if not is_projection(child):
             break
-    for child in module._modules.values():
-        if child is not None and is_projection(child) and outputs_of(child) in tables:
-            found.add(id(child))
+    for own in module._modules.values():
+        if own is not None and is_projection(own) and outputs_of(own) in tables:
+            found.add(id(own))
     return frozenset(found)
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from megaopt_core.params.role_rules.forward.evaluator import Evaluator
 from megaopt_core.params.role_rules.forward.rows import find_split
 from megaopt_core.params.role_rules.forward.source import forward_of, function_tree, own_methods
-from megaopt_core.params.role_rules.forward.trace import BATCH, BudgetExceededError, Trace
+from megaopt_core.params.role_rules.forward.trace import BATCH, Trace
 from megaopt_core.params.role_rules.forward.values import (
     ARGUMENT,
     Call,
@@ -102,15 +102,14 @@ def _evaluate(
             returned |= deps_of(value)
             trace.use_all(weights_of(value), "returned")
             parts = tuple(deps_of(item) for item in value) if isinstance(value, list | tuple) else ()
+    except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
+        complete = False
+    with suppress(Exception):  # the same, in methods that nobody may call
         if not trace.calls or _unused(module, trace):
             for method in methods:
                 value = _run(evaluator, module, method)
                 if forward is None or not any(_came_from(call, returned) for call in trace.calls):
                     returned |= deps_of(value)
-    except (BudgetExceededError, RecursionError):
-        complete = False
-    except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
-        complete = False
     if result is not None:
         result.returned, result.parts = returned, parts
     return complete

@@ -52,11 +52,10 @@ def find_heads(
 def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
     for name, module in modules.items():
         for getter in ("get_output_embeddings", "get_classifier"):
-            method = getattr(module, getter, None)
-            if method is None or (getter == "get_classifier" and not _is_root(name)):
+            if not hasattr(type(module), getter) or (getter == "get_classifier" and not _is_root(name)):
                 continue
             try:
-                head = method()
+                head = getattr(module, getter)()
             except (AttributeError, NotImplementedError, TypeError, KeyError):
                 continue
             for part in head if isinstance(head, list | tuple) else (head,):

@@ -51,9 +51,10 @@ class ModelReading:
         Args:
             module: any module of the model.
         """
-        if id(module) not in self._analyses:
-            self._analyses[id(module)] = self._templates.analysis(module)
-        return self._analyses[id(module)]
+        known = self._analyses.get(id(module))
+        if known is None:
+            known = self._analyses[id(module)] = self._templates.analysis(module)
+        return known
 
     def ends(self, module: nn.Module | nn.Parameter, item: int | None = None) -> Ends:
         """Return the projections whose output a module returns, with nothing that has parameters in between.

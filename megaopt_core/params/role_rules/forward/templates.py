@@ -38,7 +38,7 @@ class Templates:
             if _agree(module, reads):
                 return _transfer(analysis, template, module)
         analysis = analyze(module)
-        paths = {id(part): path for path, part in module.named_modules()}
+        paths = {id(part): path for path, part in module.named_modules()} if analysis.reads else {}
         reads = [
             (paths[id(owner)], name, value) for owner, name, value in analysis.reads if id(owner) in paths
         ]
@@ -53,10 +53,12 @@ class Templates:
         """
         if id(module) not in self._structures:
             self._structures[id(module)] = -1  # what a child that holds its parent sees
-            own = tuple((name, _shape(param)) for name, param in module._parameters.items())
+            own = tuple([(name, _shape(param)) for name, param in module._parameters.items()])
             children = tuple(
-                (name, 0 if child is None else self.structure(child))
-                for name, child in module._modules.items()
+                [
+                    (name, 0 if child is None else self.structure(child))
+                    for name, child in module._modules.items()
+                ]
             )
             key = (type(module), own, children)
             self._structures[id(module)] = self._numbers.setdefault(key, len(self._numbers))
@@ -89,6 +91,8 @@ def _equal(first: Any, second: Any) -> bool:
 def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Analysis:
     """Return an analysis of one module as that of its twin."""
     twin = _twins(template, module)
+    if not (analysis.calls or analysis.uses or analysis.splits or analysis.cuts or analysis.returned):
+        return analysis
     calls = {
         call: Call(twin.get(id(call.module), call.module), frozenset(), call.order) for call in analysis.calls
     }
@@ -120,11 +124,12 @@ def _twins(template: nn.Module, module: nn.Module) -> dict[int, Any]:
         if id(first) in found:
             continue
         found[id(first)] = second
-        for name, param in first._parameters.items():
+        for param, twin in zip(first._parameters.values(), second._parameters.values(), strict=True):
             if param is not None:
-                found[id(param)] = second._parameters[name]
-        for name, child in first._modules.items():
-            other = second._modules[name]
-            if child is not None and other is not None:
-                stack.append((child, other))
+                found[id(param)] = twin
+        if first._modules:
+            children = zip(first._modules.values(), second._modules.values(), strict=True)
+            stack.extend(
+                (child, other) for child, other in children if child is not None and other is not None
+            )
     return found

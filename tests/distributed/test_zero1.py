@@ -54,9 +54,9 @@ def several(rank, size, runs):
     }
 
 
-def given_gradients(rank, size, sharding, build=awkward, settings=PLAIN, pgs=None):
+def given_gradients(rank, size, sharding, build="awkward", settings=PLAIN, pgs=None):
     """Step on gradients that are the same on all ranks; the last parameter gets none in every third step."""
-    model = build()
+    model = {"awkward": awkward, "tiny": tiny}[build]()
     stepper = build_optimizer(model, "adam", lr=1e-2, sharding=sharding, **settings)
     generator = torch.Generator().manual_seed(3)
     params = [param for param in model.parameters() if param.requires_grad]
@@ -98,6 +98,13 @@ def test_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
         "distributed, small buckets": ("in_buffers", optimizer, "distributed", {"bucket_size": 1}),
         "distributed, overlap": ("in_buffers", optimizer, "distributed", OVERLAP),
         "distributed, overlaps": ("in_buffers", optimizer, "distributed", OVERLAPS, gather),
+        "distributed, aligned": (
+            "in_buffers",
+            optimizer,
+            "distributed",
+            {**OVERLAPS, "align_param_gather": True},
+            gather,
+        ),
         "averaging": ("in_buffers", optimizer, "distributed", {"average_in_collective": True}),
     }
     results = launch(several, 2, runs)
@@ -108,7 +115,7 @@ def test_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
 @pytest.mark.parametrize("size", [3, 4])
 def test_at_more_ranks_given_gradients_make_the_same_bits(launch, size):
     """Three and four ranks; more ranks than parameters; a parameter without a gradient is skipped."""
-    for build in (awkward, tiny):
+    for build in ("awkward", "tiny"):
         expected = given_gradients(0, 1, "replicated", build)
         assert differing(expected, launch(given_gradients, size, "distributed", build)) == []
 

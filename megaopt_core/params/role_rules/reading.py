@@ -83,9 +83,12 @@ class ModelReading:
             found = guessed_ends(module, self.ends)
             self.guessed |= found
             return found, False
-        if forward_of(module) is None and not isinstance(module, _HOLDERS) and not analysis.returned:
+        if forward_of(module) is None and not isinstance(module, _HOLDERS):  # a holder of several models
+            found, passes = self._resolve(analysis.returned)
             parts = [self.ends(child)[0] for child in module._modules.values() if child is not None]
-            return frozenset[int]().union(*parts), False  # a holder of several models
+            others = frozenset[int]().union(*parts) - found
+            self.guessed |= others
+            return found | others, passes
         deps = analysis.returned
         if item is not None and item < len(analysis.parts):
             deps = analysis.parts[item]

@@ -84,6 +84,8 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
             return matrix("a factor of a matrix product", view)
         return matrix("a matrix product contracts it, over axes that were not found", view, uncertain=True)
     view, sure = oriented(shape, exact[0])
+    if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other
+        return elementwise("a matrix product contracts it, but its axes fit no view", uncertain=True)
     what = (
         "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
     )

@@ -37,7 +37,7 @@ def groups_of_wrapped(
     """
     for chunk in chunks:
         made: ProcessGroupCollection | None = getattr(chunk, "process_groups", None)
-        if _shares_out(chunk) and made is not None and pgs.intra_dp_cp is None:
+        if made is not None and made.intra_dp_cp is not None and pgs.intra_dp_cp is None:
             return evolve(
                 pgs,
                 intra_dp_cp=made.intra_dp_cp,

@@ -95,6 +95,13 @@ class DistributedDataParallel(nn.Module):
         self._queues = self._ready_buckets()
         self._synchronises = True
         self._reduced_at: tuple[int, ...] | None = None
+        self._buffer_of = {
+            name: index
+            for index, buffer in enumerate(self.param_and_grad_buffers.values())
+            for name in buffer.params
+        }
+        self._zeroed: set[str] = set()
+        self._writes = list(self._versions())
         for entry in entries:
             for param in (entry.param, *entry.twins):
                 param.register_post_accumulate_grad_hook(partial(self._accumulate, entry.name))
@@ -187,10 +194,22 @@ class DistributedDataParallel(nn.Module):
                 names=[name],
             )
         main_grad: torch.Tensor = self._params[name].main_grad  # type: ignore[attr-defined]
-        main_grad.add_(param.grad)
+        if self._still_zero(name):
+            main_grad.copy_(param.grad)
+        else:
+            main_grad.add_(param.grad)
+        self._writes[self._buffer_of[name]] += 1
         param.grad = None
         if self._synchronises and self.ddp_config.overlap_grad_reduce:
             self._queues[name].accumulated(name)
+
+    def _still_zero(self, name: str) -> bool:
+        """Return whether a gradient is zero for sure: the first since zeroing, and nobody else has written since."""
+        if name not in self._zeroed:
+            return False
+        self._zeroed.discard(name)
+        index = self._buffer_of[name]
+        return self._versions()[index] == self._writes[index]
 
     def _begin_again(self, name: str) -> None:
         if self._reduced_at == self._versions():
@@ -244,6 +263,7 @@ class DistributedDataParallel(nn.Module):
         self._begin()
         for buffer in self.param_and_grad_buffers.values():
             buffer.grad_data.zero_()
+        self._zeroed, self._writes = set(self._params), list(self._versions())
 
     def scale_gradients(self, scaling_factor: float) -> None:
         """Multiply all gradients.

@@ -96,9 +96,10 @@ class MegatronOptimizer(StepPipeline):
             set_to_none: drop `grad` instead of filling it with zeros; buffers (`main_grad`) are always filled.
         """
         filled = []
+        are_zero = self.watched_model.zero_grad_buffers()
         for param in (*self.get_parameters(), *self.twins):
             main_grad = getattr(param, "main_grad", None)
-            if main_grad is not None:
+            if main_grad is not None and not are_zero:
                 filled.append(main_grad)
             if param.grad is not None:
                 if set_to_none:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -30,6 +31,19 @@ class WatchedModel:
 
     chunks: tuple[weakref.ref[torch.nn.Module], ...] = field(default=(), converter=_references)
     fqn: _Names = None
+
+    def zero_grad_buffers(self) -> bool:
+        """Fill the gradient buffers of wrapped chunks with zeros.
+
+        Returns:
+            True when every chunk has buffers: all `main_grad`s are zero now.
+        """
+        zeros: list[Any] = [getattr(reference(), "zero_grad_buffer", None) for reference in self.chunks]
+        if not zeros or None in zeros:
+            return False
+        for zero in zeros:
+            zero()
+        return True
 
     def problems(
         self, names: Mapping[torch.nn.Parameter, str], chunks: Sequence[torch.nn.Module] | None = None

@@ -152,3 +152,18 @@ def test_attention_waits_for_weights_that_it_uses_without_calling() -> None:
         bucket._gather = Pending("a gather", done=lambda bucket=bucket: waited.append(id(bucket)))
     model(torch.ones(2, 1, 8))
     assert sorted(waited) == sorted(id(bucket) for bucket in model.buckets)
+
+
+def test_what_somebody_adds_between_zeroing_and_backward_is_kept() -> None:
+    """The first gradient may replace zeros, never what was written into `main_grad` meanwhile."""
+    expected, model = model_of(), model_of()
+    backward(expected)
+    model.zero_grad_buffer()
+    model.module[0].weight.main_grad.add_(1.0)
+    backward(model)
+    for (name, one), other in zip(expected.module.named_parameters(), model.module.parameters(), strict=True):
+        added = 1.0 if name == "0.weight" else 0.0
+        assert torch.equal(one.main_grad + added, other.main_grad)
+    model.zero_grad_buffer()
+    backward(model)
+    assert torch.equal(model.module[0].weight.main_grad, expected.module[0].weight.main_grad)

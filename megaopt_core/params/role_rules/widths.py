@@ -81,8 +81,9 @@ def _lone_width(model: nn.Module, reading: ModelReading, heads: set[int]) -> set
         return set()
     width = first.pop()
     squares = {outputs_of(part) for part in projections if inputs_of(part) == outputs_of(part)} - {width}
-    widens = all(inputs_of(part) >= width for part in projections if id(part) in heads)
-    return {width} if widens and not squares else set()
+    ends = [part for part in projections if id(part) in heads]
+    returns = all(inputs_of(part) >= width == outputs_of(part) for part in ends)
+    return {width} if returns and not squares else set()
 
 
 def _only(module: nn.Module) -> nn.Module:

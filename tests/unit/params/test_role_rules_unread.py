@@ -119,6 +119,28 @@ def test_a_narrow_autoencoder_has_a_head():
     assert weights(model)["2.weight"] == (Role.OUTPUT, SURE)
 
 
+class Detector(nn.Module):
+    """Two heads, one as wide as the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 16), nn.ReLU())
+        self.kind, self.box = nn.Linear(16, 3), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = self.body(x)
+        return {"kind": self.kind(x), "box": self.box(x)}
+
+
+def test_heads_as_wide_as_the_input():
+    """A model with several heads is no lone layer, whatever their widths."""
+    assert weights(Detector()) == {
+        "body.0.weight": (Role.MATRIX, SURE),
+        "kind.weight": (Role.OUTPUT, SURE),
+        "box.weight": (Role.OUTPUT, SURE),
+    }
+
+
 class Recorder(nn.Module):
     """Changes a list and a dictionary of its own."""
 

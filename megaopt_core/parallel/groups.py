@@ -57,8 +57,8 @@ class ProcessGroupCollection:
         expt_tp: tensor parallel inside experts.
         expt_dp: data parallel of experts: their gradients are reduced over it.
         tp_ep_pp: every rank that holds a part of the experts of one replica.
-        intra_dist_opt: every rank that holds a part of one sharded optimizer: norms and counts are reduced over it; None:
-            the group that parameters are sharded over, where nothing else divides the model.
+        intra_dist_opt: every rank that holds a part of one sharded optimizer: norms and counts are reduced over it;
+            None: the group that parameters are sharded over, where nothing else divides the model.
         intra_dp_cp: the part of `dp_cp` that shares one instance of the distributed optimizer out; None: all of it.
         intra_expt_dp: the same of `expt_dp`.
         inter_dist_opt: the ranks with the same shard in other instances of the distributed optimizer.
@@ -215,9 +215,9 @@ class ProcessGroupCollection:
         shards, model = self.shard_group(is_expert=is_expert), self.stats_group(is_expert=is_expert)
         if size_of(shards) > 1 and size_of(model) > 1:
             raise ParallelGroupError(
-                f"an optimizer that is sharded over {size_of(shards)} data-parallel ranks, of a model that is divided over "
-                f"{size_of(model)}, needs intra_dist_opt: the group of all {size_of(shards) * size_of(model)} ranks that "
-                "hold a part of it. A DeviceMesh provides it"
+                f"an optimizer that is sharded over {size_of(shards)} data-parallel ranks, of a model that is divided "
+                f"over {size_of(model)}, needs intra_dist_opt: the group of all {size_of(shards) * size_of(model)} "
+                "ranks that hold a part of it. A DeviceMesh provides it"
             )
         return model if size_of(model) > 1 else shards
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from training import stand_in
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _an_adam() -> Iterator[None]:
     """Register torch's Adam and SGD if megaopt-adam is not there: checkpoints are the core's."""
     with stand_in():

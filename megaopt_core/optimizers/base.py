@@ -169,7 +169,19 @@ class MegatronOptimizer(StepPipeline):
         return OptimizerCheckpointState(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in torch's schema, with `param_names` in every group."""
+        """Return the state in torch's schema, with `param_names` in every group.
+
+        Raises:
+            UnsupportedOperationError: parameters are sharded, so that this rank does not have their whole state.
+        """
+        cut = self.state.cut_names()
+        if cut:
+            raise UnsupportedOperationError(
+                f"state_dict(): this rank steps only a part of {len(cut)} parameters ({', '.join(cut[:3])}...), and a "
+                "state dict would lose what other ranks hold. Use save_checkpoint() and load_checkpoint(), or "
+                'dcp.save({"optim": optimizer.checkpoint_state()}): each shard is saved once, and loads on any number '
+                "of ranks"
+            )
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state_dict = export_state_dict(self)

@@ -28,10 +28,12 @@ class ParamState(MutableMapping[str, Any]):
         member: `(offset, shard)` inside the piece; None: the piece is the parameter.
     """
 
+    member: tuple[int, Shard] | None
+
     def __init__(self, part: OptimizerPart, index: int, member: tuple[int, Shard] | None = None) -> None:
         self._part = part
         self._index = index
-        self._member = member
+        self.member = member
 
     @property
     def _inner(self) -> MutableMapping[str, Any]:
@@ -50,25 +52,25 @@ class ParamState(MutableMapping[str, Any]):
             self._part.precision.write_state(self._index, key, self._inner, value)
 
     def _is_cut(self, value: Any) -> bool:
-        if self._member is None or not isinstance(value, torch.Tensor):
+        if self.member is None or not isinstance(value, torch.Tensor):
             return False
         return value.shape == self._part.stepped[self._index].shape and value.dim() > 0
 
     def __getitem__(self, key: str) -> Any:
         value = self._whole(key)
-        if self._member is None or not self._is_cut(value):
+        if self.member is None or not self._is_cut(value):
             return value
-        offset, shard = self._member
+        offset, shard = self.member
         elements = value.detach().view(-1)[offset : offset + shard.numel]
         sizes = shard.box[1]
         return elements.view(sizes) if shard.numel == torch.Size(sizes).numel() else elements
 
     def __setitem__(self, key: str, value: Any) -> None:
         whole = self._whole(key) if key in self else self._new_whole(value)
-        if self._member is None or not self._is_cut(whole) or not isinstance(value, torch.Tensor):
+        if self.member is None or not self._is_cut(whole) or not isinstance(value, torch.Tensor):
             self._store(key, value)
             return
-        offset, shard = self._member
+        offset, shard = self.member
         with torch.no_grad():
             changed = whole.detach().clone()
             changed.view(-1)[offset : offset + shard.numel].copy_(value.reshape(-1))
@@ -82,16 +84,16 @@ class ParamState(MutableMapping[str, Any]):
         """
         if MAIN_PARAM in self:
             elements = param.detach().float()
-            if self._member is not None:
-                shard = self._member[1]
+            if self.member is not None:
+                shard = self.member[1]
                 elements = elements.reshape(-1)[shard.start : shard.stop]
             self[MAIN_PARAM] = elements
 
     def _new_whole(self, value: Any) -> Any:
         """Return zeros of the piece's shape for state that the inner optimizer has not made yet."""
-        if self._member is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
+        if self.member is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
             return None
-        fits = value.numel() == self._member[1].numel
+        fits = value.numel() == self.member[1].numel
         stepped = self._part.stepped[self._index]
         return torch.zeros(stepped.shape, dtype=value.dtype, device=stepped.device) if fits else None
 
@@ -134,6 +136,18 @@ class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
                     if param in self._where:
                         raise ShardingError(f"two pieces of one rank hold parts of {names[param]!r}")
                     self._where[param] = ParamState(part, index, None if is_param else member)
+
+    def cut_names(self) -> tuple[str, ...]:
+        """Return the parameters of which this rank steps a part only, or nothing while another rank does."""
+        return tuple(
+            name for param, name in self._names.items() if self._stepped_elements(param) < param.numel()
+        )
+
+    def _stepped_elements(self, param: torch.nn.Parameter) -> int:
+        found = self._where.get(param)
+        if found is None:
+            return 0
+        return param.numel() if found.member is None else found.member[1].numel
 
     def __getitem__(self, param: torch.nn.Parameter) -> MutableMapping[str, Any]:
         found = self._where.get(param)

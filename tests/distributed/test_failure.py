@@ -7,7 +7,13 @@ import pytest
 import torch
 from models import awkward, batch, loss_of, values_of
 
-from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, build_optimizer
+from megaopt_core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    build_optimizer,
+    load_checkpoint,
+    save_checkpoint,
+)
 from megaopt_core.errors import CommunicationError
 
 pytestmark = pytest.mark.distributed
@@ -34,7 +40,7 @@ def dies_in_mid_step(rank, size, folder):
     """Save after three steps; rank 1 is killed inside of the fifth; the others report their error."""
     model, optimizer = build()
     train(model, optimizer, rank, range(3))
-    torch.save((model.state_dict(), optimizer.state_dict()), f"{folder}/{rank}.pt")
+    save_checkpoint(f"{folder}/last", model, optimizer)
     train(model, optimizer, rank, range(3, 4))
     loss_of(model, batch(4, rank)).backward()
     if rank == 1:
@@ -49,9 +55,7 @@ def dies_in_mid_step(rank, size, folder):
 def resumes(rank, size, folder):
     """Load what was saved and go on to the sixth step."""
     model, optimizer = build()
-    weights, state = torch.load(f"{folder}/{rank}.pt", weights_only=False)
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(state)
+    load_checkpoint(f"{folder}/last", model, optimizer)
     train(model, optimizer, rank, range(3, 6))
     return values_of(model.module)
 

@@ -8,13 +8,14 @@ from attrs import frozen
 from torch import nn
 
 from megaopt_core import ConstantGradScaler, OptimizerConfig
-from megaopt_core.errors import ShardingError
+from megaopt_core.errors import ShardingError, UnsupportedOperationError
 from megaopt_core.optimizers.base import MegatronOptimizer
 from megaopt_core.optimizers.counting import Counting
 from megaopt_core.optimizers.full_precision import Fp32
 from megaopt_core.optimizers.inner import init_inner_state
 from megaopt_core.optimizers.main_params import MainParams
 from megaopt_core.optimizers.precision_aware import ParamRemainders
+from megaopt_core.optimizers.state_dict import export_state_dict
 from megaopt_core.params.specs import Granularity, ParamSpec, whole
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
@@ -167,7 +168,19 @@ def test_state_shows_each_members_elements(policy) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_state_dict_continues_the_run(policy) -> None:
+def test_a_state_dict_of_parts_is_refused(policy) -> None:
+    """It would lose what other ranks hold; the error tells of checkpoints."""
+    _, optimizer = _build(policy)
+    with pytest.raises(UnsupportedOperationError) as caught:
+        optimizer.state_dict()
+    assert str(caught.value).startswith(
+        "state_dict(): this rank steps only a part of 1 parameters (b...), and a state dict"
+    )
+    assert "save_checkpoint() and load_checkpoint()" in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_exported_parts_continue_the_run(policy) -> None:
     """By name, member for member."""
     params, first = _build(policy)
     for step in range(3):
@@ -181,7 +194,7 @@ def test_a_state_dict_continues_the_run(policy) -> None:
             second.parts[0].pieces[0].param[offset : offset + shard.numel] = other.reshape(-1)[
                 shard.start : shard.stop
             ]
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(export_state_dict(first))
     for mine, optimizer in ((params, first), (others, second)):
         _give(mine, 3)
         optimizer.step()

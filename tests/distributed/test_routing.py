@@ -1,0 +1,111 @@
+"""Ranks that hold different parameters end with the same optimizers and groups, and fail together."""
+
+import pytest
+import torch
+
+from megaopt_core import OptimizerConfig, OptimizerEntry, ParamKey, build_optimizer, hookimpl, route
+from megaopt_core.errors import MegaoptError
+from megaopt_core.testing import temporary_plugin
+
+pytestmark = pytest.mark.distributed
+
+
+class TwoKinds:
+    """Optimizer `whole` takes matrices and leaves the rest to `plain`."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        """Return both."""
+        return {
+            "plain": OptimizerEntry(torch.optim.SGD),
+            "whole": OptimizerEntry(
+                torch.optim.SGD,
+                granularity="tensor",
+                accepts=lambda spec, view: None if view is not None else "no matrix",
+                fallback="plain",
+            ),
+        }
+
+
+def stage(rank, size):
+    """One pipeline stage: the first has the embedding, the last the head, the second an expert."""
+    torch.manual_seed(0)
+    parts = {f"layer{rank}": torch.nn.Linear(4, 4)}
+    if rank == 0:
+        parts = {"embed": torch.nn.Embedding(8, 4), **parts}
+    if rank == 1:
+        parts["expert"] = torch.nn.Linear(4, 4, bias=False)
+        parts["expert"].weight.allreduce = False
+    if rank == size - 1:
+        parts["norm"], parts["head"] = torch.nn.LayerNorm(4), torch.nn.Linear(4, 8, bias=False)
+    return torch.nn.ModuleDict(parts)
+
+
+OVERRIDES = {
+    ParamKey(name="layer0.weight"): {"max_lr": 0.5},
+    ParamKey(name="layer1.bias"): {"wd_mult": 0.0, "momentum": 0.5},
+    ParamKey(name="head.*"): {"optimizer": "plain", "nesterov": True, "momentum": 0.5},
+}
+
+
+def routed(rank, size):
+    """Return what every rank must agree on, and what differs."""
+    with temporary_plugin(TwoKinds(), name="two-kinds"):
+        routing = route(OptimizerConfig(optimizer="whole", lr=0.1), stage(rank, size), OVERRIDES)
+        optimizer = build_optimizer(stage(rank, size), "whole", lr=0.1, overrides=OVERRIDES)
+        for param in optimizer.get_parameters():
+            param.grad = torch.ones_like(param)
+        outcome = optimizer.step()
+    shared = (
+        [
+            (child.optimizer, child.is_expert, dict(child.settings), child.groups)
+            for child in routing.children
+        ],
+        [group.key for group in routing.groups],
+        [sorted(set(group) - {"params"}) for group in optimizer.param_groups],
+        outcome.update_successful,
+    )
+    return shared, sorted(routing.params), [len(group["params"]) for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_stages_agree_on_optimizers_and_groups(launch, size):
+    """Every rank holds every group, some of them empty, and all ranks step."""
+    results = launch(routed, size)
+    assert all(shared == results[0][0] for shared, _, _ in results)
+    assert len({tuple(names) for _, names, _ in results}) == size
+    for _, names, counts in results:
+        assert sum(counts) == len(names)
+        assert 0 in counts
+
+
+def fails(rank, size, kind):
+    """Route with a mistake and return the message."""
+    overrides = {
+        "pattern": {ParamKey(name="layer9.*"): {"max_lr": 1.0}},
+        "one rank": {ParamKey(name="expert.*"): {"unknown_setting": 1.0}},
+    }[kind]
+    with temporary_plugin(TwoKinds(), name="two-kinds"):
+        try:
+            route(OptimizerConfig(optimizer="whole", lr=0.1), stage(rank, size), overrides)
+        except MegaoptError as error:
+            return type(error).__name__, str(error)
+    return None
+
+
+def test_a_pattern_that_matches_nowhere_fails_everywhere(launch):
+    """A pattern that matches on one rank is fine for all; one that matches on none is an error on all."""
+    for name, message in launch(fails, 2, "pattern"):
+        assert name == "UnmatchedKeyError"
+        assert "'layer9.*' matches no parameter on any rank" in message
+
+
+def test_an_error_on_one_rank_is_raised_on_all(launch):
+    """Rank 1 knows what is wrong; rank 0 hears of it instead of waiting."""
+    (other, told), (own, message) = launch(fails, 2, "one rank")
+    assert own == "OverrideError"
+    assert "'unknown_setting' is no setting of optimizer 'whole', which steps 'expert.weight'" in message
+    assert other == "RoutingError"
+    assert told == f"rank 1 cannot route its parameters: OverrideError: {message}"

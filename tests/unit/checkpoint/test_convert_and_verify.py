@@ -44,6 +44,7 @@ def test_there_and_back(saved, name):
 def test_safetensors_is_asked_for(saved, monkeypatch):
     """Where it is missing, with the line that installs it."""
     monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(CheckpointError, match="pip install safetensors"):
         convert_checkpoint(saved[2] / "last", saved[2] / "one.safetensors")
 

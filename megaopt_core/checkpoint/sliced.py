@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -87,6 +87,29 @@ class SlicedTensor(torch.Tensor):
             for chunk, box in zip(self._chunks, boxes, strict=True)
         ]
         return SlicedTensor(self.shape, self.dtype, torch.device("cpu"), chunks, boxes.__getitem__)
+
+    def read_once(self) -> SlicedTensor:
+        """Return the same boxes, kept once read: what torch writes into them stays, also where they are computed."""
+        once: dict[int, torch.Tensor] = {}
+
+        def fetch(index: int) -> torch.Tensor:
+            if index not in once:
+                once[index] = self._fetch(index)
+            return once[index]
+
+        return SlicedTensor(self.shape, self.dtype, self.device, self._chunks, fetch)
+
+    def flat_local(self) -> torch.Tensor:
+        """Return this process's elements, flat, box after box."""
+        boxes = [self.local(index).reshape(-1) for index in range(len(self._chunks))]
+        return torch.cat(boxes) if boxes else torch.empty(0, dtype=self.dtype, device=self.device)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse: one rank's part, in a file of its own, would be taken for the whole."""
+        raise UnsupportedOperationError(
+            "a slice of a sharded tensor cannot be pickled or copied. Use save_checkpoint() and load_checkpoint(), or "
+            "torch.distributed.checkpoint: each shard is saved once, and loads on any number of ranks"
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # torch annotates no result
         boxes = ", ".join(f"{list(chunk.offsets)}+{list(chunk.sizes)}" for chunk in self._chunks)

@@ -106,17 +106,7 @@ def _full_key(key: str) -> str:
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return slices that keep what torch reads into them, also where they would be computed anew each time."""
-    if not isinstance(tensor, SlicedTensor):
-        return tensor
-    once: dict[int, torch.Tensor] = {}
-
-    def fetch(index: int) -> torch.Tensor:
-        if index not in once:
-            once[index] = tensor._fetch(index)
-        return once[index]
-
-    return SlicedTensor(tensor.shape, tensor.dtype, tensor.device, tensor.chunks, fetch)
+    return tensor.read_once() if isinstance(tensor, SlicedTensor) else tensor
 
 
 class _SliceSource(MemorySource):

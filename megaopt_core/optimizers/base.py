@@ -171,20 +171,18 @@ class MegatronOptimizer(StepPipeline):
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's schema, with `param_names` in every group.
 
-        Raises:
-            UnsupportedOperationError: parameters are sharded, so that this rank does not have their whole state.
+        State of a parameter that a strategy cuts over ranks tells which part of the whole it is:
+        `torch.distributed.checkpoint` saves and loads it, also by way of torch's `get_optimizer_state_dict`; it cannot
+        be pickled, since one rank's part would be taken for the whole.
         """
-        cut = self.state.cut_names()
-        if cut:
-            raise UnsupportedOperationError(
-                f"state_dict(): this rank steps only a part of {len(cut)} parameters ({', '.join(cut[:3])}...), and a "
-                "state dict would lose what other ranks hold. Use save_checkpoint() and load_checkpoint(), or "
-                'dcp.save({"optim": optimizer.checkpoint_state()}): each shard is saved once, and loads on any number '
-                "of ranks"
-            )
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         state_dict = export_state_dict(self)
+        cut = self.state.cut_names()
+        if cut:
+            from megaopt_core.checkpoint.torch_schema import with_slices
+
+            state_dict = with_slices(self, state_dict, cut)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

@@ -50,6 +50,12 @@ def _without_attributes(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.nn.Parameter) else value
 
 
+def _local(value: Any) -> Any:
+    """Return this rank's elements of a slice of a sharded tensor; anything else as it is."""
+    flat = getattr(value, "flat_local", None)
+    return value if flat is None else flat()
+
+
 @define
 class _Saved:
     """A state dict, taken apart: parameter name to state and group settings."""
@@ -84,7 +90,7 @@ def _take_apart(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> 
         values = state_dict["state"].get(index, {})
         if not isinstance(values, Mapping):
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
-        saved.state[name] = values
+        saved.state[name] = {key: _local(value) for key, value in values.items()}
     position = 0
     for group in saved.groups:
         for _ in group["params"]:

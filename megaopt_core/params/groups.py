@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch.distributed as dist
@@ -187,21 +188,9 @@ def children_of(keys: Sequence[GroupKey], strategies: Mapping[str, str]) -> tupl
         keys: the keys in order; those of one optimizer are consecutive.
         strategies: optimizer name to strategy name.
     """
-    children: list[ChildSpec] = []
-    for index, key in enumerate(keys):
-        if (
-            children
-            and (children[-1].optimizer, children[-1].is_expert, tuple(children[-1].settings.items()))
-            == key.child
-        ):
-            last = children[-1]
-            children[-1] = ChildSpec(
-                last.optimizer, last.is_expert, last.settings, last.strategy, (*last.groups, index)
-            )
-        else:
-            children.append(
-                ChildSpec(
-                    key.optimizer, key.is_expert, dict(key.settings), strategies[key.optimizer], (index,)
-                )
-            )
+    children = []
+    runs = groupby(enumerate(keys), key=lambda indexed: indexed[1].child)
+    for (optimizer, is_expert, settings), members in runs:
+        indices = tuple(index for index, _ in members)
+        children.append(ChildSpec(optimizer, is_expert, dict(settings), strategies[optimizer], indices))
     return tuple(children)

@@ -136,10 +136,3 @@ class PieceSpec:
     members: tuple[tuple[int, Shard], ...]
     buffer: tuple[BufferKey, int, int] | None = None
     peers: tuple[int, ...] = Factory(tuple)
-
-    @property
-    def whole_name(self) -> str | None:
-        """The parameter's name when the piece is exactly one whole parameter, else None."""
-        if len(self.members) == 1 and self.members[0][1].box[1] == self.shape:
-            return self.members[0][1].name
-        return None

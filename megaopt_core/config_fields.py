@@ -90,7 +90,7 @@ class CoreFields:
         "Gather updated parameters while the forward pass computes; give DDP the same value."
     )
     overlap_param_gather_with_optimizer_step: bool = switch(
-        "Begin to gather the first bucket of parameters while the optimizer still steps."
+        "Step bucket by bucket, gathering each while the next is stepped."
     )
 
     fp16: bool = switch("Train an fp16 model with fp32 main parameters and loss scaling.")

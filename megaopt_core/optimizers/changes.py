@@ -29,9 +29,15 @@ def _bit_sum(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of at most `SAMPLE` values, spread evenly over the tensor."""
-    flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-    return flat[:: max(flat.numel() // SAMPLE, 1)][:SAMPLE]
+    """Return a view of at most `SAMPLE` values, spread over its memory, or along its longest dim if that has gaps."""
+    by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    dense = tensor.detach().permute(by_stride)
+    if dense.is_contiguous():
+        line = dense.view(-1)
+    else:
+        longest = max(range(tensor.dim()), key=tensor.size)
+        line = tensor.detach().movedim(longest, -1)[(0,) * (tensor.dim() - 1)]
+    return line[:: max(line.numel() // SAMPLE, 1)][:SAMPLE]
 
 
 @define

@@ -19,6 +19,7 @@ class Fp32(PlainState):
 
     is_mixed: bool = field(default=False, init=False)
     _pieces: Sequence[Piece] = field(factory=list, init=False)
+    _watched: list[list[torch.Tensor]] = field(factory=list, init=False)
     _lending: GradLending = field(factory=GradLending, init=False)
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
@@ -28,6 +29,7 @@ class Fp32(PlainState):
             pieces: this rank's pieces of one inner optimizer.
         """
         self._pieces = pieces
+        self._watched = [[piece.param] for piece in pieces]
         return [piece.param for piece in pieces]
 
     def grad(self, index: int) -> torch.Tensor | None:
@@ -49,18 +51,21 @@ class Fp32(PlainState):
 
     def watched(self) -> list[list[torch.Tensor]]:
         """Return the stepped tensors."""
-        return [[tensor] for tensor in (piece.param for piece in self._pieces)]
+        return self._watched
 
     def load_grads(self) -> None:
         """Lend each tensor its gradient where it is not its own already."""
         self._lending.lend(self._pieces, [piece.param for piece in self._pieces])
 
-    def write_back(self) -> None:
-        """Take lent gradients back, so that backward does not add to them."""
-        self._lending.take_back()
+    def write_back(self, indices: Sequence[int]) -> None:
+        """Nothing to do: there is one copy.
+
+        Args:
+            indices: not used.
+        """
 
     def discard_grads(self) -> None:
-        """Take lent gradients back without stepping."""
+        """Take lent gradients back, so that backward does not add to them."""
         self._lending.take_back()
 
     def reload_model_params(self) -> None:

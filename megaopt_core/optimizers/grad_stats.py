@@ -40,15 +40,19 @@ def _accumulation_dtype(*grads: torch.Tensor) -> torch.dtype:
     return torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
 
 
-def _squares_by_rows(flat: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
-    """Return the sum of squares from partial sums over rows of at most 1024 elements."""
+def _norms_of_rows(flat: torch.Tensor) -> list[torch.Tensor]:
+    """Return the norms of rows of 1024 elements, and the norm of what is left over."""
     dtype = _accumulation_dtype(flat)
     whole = flat.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
-    total: torch.Tensor = rows.to(wide).square().sum()
+    norms = [torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)]
     if whole < flat.numel():
-        total = total + torch.linalg.vector_norm(flat[whole:], dtype=dtype).to(wide).square()
-    return total
+        norms.append(torch.linalg.vector_norm(flat[whole:], dtype=dtype).view(1))
+    return norms
+
+
+def _sum_squares_of(norms: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
+    """Return the sum of the squares of many norms, added in the widest dtype."""
+    return torch.cat([norm.view(-1) for norm in norms]).to(wide).square().sum()
 
 
 def sum_of_squares(
@@ -68,24 +72,22 @@ def sum_of_squares(
     Raises:
         GradientError: a gradient is sparse.
     """
-    wide = wide_dtype(device)
     together: dict[torch.device, list[torch.Tensor]] = {}
-    sums: list[torch.Tensor] = []
+    norms: dict[torch.device, list[torch.Tensor]] = {}
     for grad in grads:
         if exact_range:
-            sums.append(_flat(grad).to(wide_dtype(grad.device)).square().sum().to(device))
+            norm = torch.linalg.vector_norm(_flat(grad), dtype=wide_dtype(grad.device))
+            norms.setdefault(grad.device, []).append(norm)
         elif grad.numel() > _ROW and grad.is_cpu:
-            sums.append(_squares_by_rows(_flat(grad), wide))
+            norms.setdefault(grad.device, []).extend(_norms_of_rows(_flat(grad)))
         else:
             plain = not (grad.is_sparse or grad.is_complex())
             together.setdefault(grad.device, []).append(grad if plain else _flat(grad))
-    sums = [total.to(device) for total in sums]
     for where, some in together.items():
-        norms = torch._foreach_norm(some, 2, _accumulation_dtype(*some))
-        sums.append(torch.stack(list(norms)).to(wide_dtype(where)).square().sum().to(device, wide))
-    if not sums:
-        return torch.zeros((), dtype=wide, device=device)
-    total: torch.Tensor = torch.stack(sums).sum()
+        norms.setdefault(where, []).extend(torch._foreach_norm(some, 2, _accumulation_dtype(*some)))
+    total = torch.zeros((), dtype=wide_dtype(device), device=device)
+    for where, some in norms.items():
+        total += _sum_squares_of(some, wide_dtype(where)).to(total)
     return total
 
 

@@ -71,14 +71,20 @@ class MainParams(PlainState):
         """Cast every collected gradient to the main copy's dtype."""
         self._lending.lend(self._pieces, self._stepped)
 
-    def write_back(self) -> None:
-        """Round the main copies into the model's parameters and drop the main gradients."""
-        if self._mains:
-            torch._foreach_copy_(self._models, self._mains)
-        self._lending.take_back()
+    def write_back(self, indices: Sequence[int]) -> None:
+        """Round main copies into the model's parameters.
+
+        Args:
+            indices: positions of the pieces that were stepped.
+        """
+        copied = [index for index in indices if self._stepped[index] is not self._pieces[index].param]
+        if copied:
+            torch._foreach_copy_(
+                [self._pieces[index].param for index in copied], [self._stepped[index] for index in copied]
+            )
 
     def discard_grads(self) -> None:
-        """Drop the main gradients without stepping."""
+        """Drop the main gradients."""
         self._lending.take_back()
 
     def reload_model_params(self) -> None:

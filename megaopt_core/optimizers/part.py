@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +13,10 @@ from megaopt_core.optimizers.changes import ChangeRecord
 from megaopt_core.optimizers.counting import COUNTED, Counting
 from megaopt_core.optimizers.grad_stats import scale_gradients
 from megaopt_core.optimizers.inner import run_inner
+from megaopt_core.optimizers.narrowing import in_turns
 from megaopt_core.optimizers.precision import PrecisionPolicy
 from megaopt_core.optimizers.stages import stage
-from megaopt_core.sharding.base import Piece, ShardedParams
+from megaopt_core.sharding.base import OverlappedParams, Piece, ShardedParams
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
@@ -116,12 +117,39 @@ class OptimizerPart:
         watched = self.precision.watched()
         before = self.changes.before(watched)
         self._copy_settings_inward()
-        with stage(self.config, "optimizer-inner-step"), self._scaled_grads():
-            run_inner(self.precision, self.inner, self.inner.step)
-        with stage(self.config, "optimizer-copy-main-to-model-params"):
-            self.precision.write_back()
+        with self._scaled_grads():
+            if self.overlapped is None:
+                self._step_pieces(range(len(self.pieces)))
+            else:
+                self._step_in_units(self.overlapped)
+        self.precision.discard_grads()
         self._copy_settings_outward()
         self.changes.after(watched, before)
+
+    def _step_pieces(self, indices: Sequence[int]) -> None:
+        """Step what the inner optimizer holds, which are the pieces at these positions."""
+        with stage(self.config, "optimizer-inner-step"):
+            run_inner(self.precision, self.inner, self.inner.step)
+        with stage(self.config, "optimizer-copy-main-to-model-params"):
+            self.precision.write_back(indices)
+
+    def _step_in_units(self, sharded: OverlappedParams) -> None:
+        """Step one unit after the other, and begin to bring each to the other ranks while the next is stepped."""
+        # A rank may hold nothing of a unit; of all, and then it steps once all the same, for what groups count.
+        stepped = [number for number, unit in enumerate(sharded.units) if unit] or [0]
+        batches = [[self.stepped[index] for index in sharded.units[number]] for number in stepped]
+        with closing(in_turns(self.inner, batches)) as turns:
+            for number, unit in enumerate(sharded.units):
+                if number in stepped:
+                    next(turns)
+                    self._step_pieces(unit)
+                sharded.start_unit_sync(number)
+
+    @property
+    def overlapped(self) -> OverlappedParams | None:
+        """The pieces, where the step itself begins to bring them to other ranks, unit by unit; else None."""
+        asked = self.config.overlap_param_gather_with_optimizer_step
+        return self.sharded if asked and isinstance(self.sharded, OverlappedParams) else None
 
     def switch_mode(self, name: str) -> bool:
         """Call the inner optimizer's `train` or `eval`, where it has one, and write what that changes back.
@@ -137,7 +165,7 @@ class OptimizerPart:
             return False
         self._copy_settings_inward()
         run_inner(self.precision, self.inner, switch, store_all=True)
-        self.precision.write_back()
+        self.precision.write_back(range(len(self.pieces)))
         self._copy_settings_outward()
         return True
 

@@ -154,12 +154,12 @@ class StepPipeline(TorchSurface):
         """
         for part in self.parts:
             part.step()
-        self._sync_params()
+        self._sync_params([part for part in self.parts if part.overlapped is None])
         return True
 
-    def _sync_params(self) -> None:
+    def _sync_params(self, not_begun: Sequence[OptimizerPart]) -> None:
         with stage(self.config, "params-all-gather"):
-            for part in self.parts:
+            for part in not_begun:
                 part.sharded.start_param_sync()
             for part in self.parts:
                 part.sharded.finish_param_sync()
@@ -235,4 +235,4 @@ class StepPipeline(TorchSurface):
         with torch.no_grad():
             switched = [part.switch_mode(name) for part in self.parts]
             if any(switched):
-                self._sync_params()
+                self._sync_params(self.parts)

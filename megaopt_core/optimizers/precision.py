@@ -46,15 +46,19 @@ class PrecisionPolicy(Protocol):
         """Hand over once for each batch of tensors that `inner` is to step; most policies hand over once.
 
         Args:
-            inner: the optimizer that holds the stepped tensors.
+            inner: the optimizer; what its groups hold is stepped.
             store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
 
-    def write_back(self) -> None:
-        """Bring stepped values into the pieces; drop what only the step needed."""
+    def write_back(self, indices: Sequence[int]) -> None:
+        """Bring stepped values into the pieces.
+
+        Args:
+            indices: positions of the pieces that were stepped.
+        """
 
     def discard_grads(self) -> None:
-        """Drop this step's gradients without stepping."""
+        """Drop this step's gradients, and whatever else only the step needs."""
 
     def reload_model_params(self) -> None:
         """Take the pieces' present values over into the stepped tensors."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
 from attrs import define, field
 
+from megaopt_core.optimizers.narrowing import in_turns
 from megaopt_core.optimizers.precision import LOW_PRECISION, MAIN_PARAM
 from megaopt_core.optimizers.state_codes import decode_state, encode_state
 from megaopt_core.optimizers.storage import InPlace, ParamStorage, Remainder, SeparateMain
@@ -88,23 +89,15 @@ class ParamRemainders:
     def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
         """Give memory to a batch of tensors, hand over while `inner` holds them alone, then store them again.
 
-        Every batch begins with the group settings that the first began with: an optimizer that counts its steps in a
-        group counts one.
-
         Args:
-            inner: the optimizer that holds the stepped tensors.
+            inner: the optimizer; what its groups hold is stepped.
             store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
-        members = [list(group["params"]) for group in inner.param_groups]
-        index_of = {id(tensor): index for index, tensor in enumerate(self._stepped)}
-        settings = [_settings(group) for group in inner.param_groups]
-        try:
-            for number, batch in enumerate(self._batches()):
-                chosen = set(batch)
-                for group, all_of_it, before in zip(inner.param_groups, members, settings, strict=True):
-                    group["params"] = [tensor for tensor in all_of_it if index_of[id(tensor)] in chosen]
-                    if number:
-                        _restore(group, before)
+        held = {id(tensor) for group in inner.param_groups for tensor in group["params"]}
+        batches = self._batches([index for index, tensor in enumerate(self._stepped) if id(tensor) in held])
+        tensors = [[self._stepped[index] for index in batch] for batch in batches]
+        with closing(in_turns(inner, tensors)) as turns:
+            for batch, _ in zip(batches, turns, strict=True):
                 with torch.no_grad():
                     for index in batch:
                         self._open(index, inner)
@@ -112,20 +105,19 @@ class ParamRemainders:
                 with torch.no_grad():
                     for index in batch:
                         self._close(index, inner, store_all)
-        finally:
-            for group, all_of_it in zip(inner.param_groups, members, strict=True):
-                group["params"] = all_of_it
 
-    def _batches(self) -> Iterator[list[int]]:
-        batch: list[int] = []
+    def _batches(self, indices: Sequence[int]) -> list[list[int]]:
+        """Return consecutive pieces that fit into memory together; one empty batch when there are none."""
+        batches: list[list[int]] = [[]]
         elements = 0
-        for index, tensor in enumerate(self._stepped):
-            if batch and self.batch_elements is not None and elements + tensor.numel() > self.batch_elements:
-                yield batch
-                batch, elements = [], 0
-            batch.append(index)
-            elements += tensor.numel()
-        yield batch
+        for index in indices:
+            numel = self._stepped[index].numel()
+            if batches[-1] and self.batch_elements is not None and elements + numel > self.batch_elements:
+                batches.append([])
+                elements = 0
+            batches[-1].append(index)
+            elements += numel
+        return batches
 
     def _open(self, index: int, inner: torch.optim.Optimizer) -> None:
         tensor = self._stepped[index]
@@ -154,9 +146,12 @@ class ParamRemainders:
         if scale is not None:
             state[_scale_of(key)] = scale
 
-    def write_back(self) -> None:
-        """Drop gradients; values were stored batch by batch."""
-        self.discard_grads()
+    def write_back(self, indices: Sequence[int]) -> None:
+        """Nothing to do: values were stored batch by batch.
+
+        Args:
+            indices: not used.
+        """
 
     def discard_grads(self) -> None:
         """Drop gradients."""
@@ -245,19 +240,3 @@ def _scale_of(key: str) -> str:
 
 def _placeholder(param: torch.Tensor) -> torch.Tensor:
     return torch.empty(1, dtype=torch.float32, device=param.device).expand(param.shape)
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-        for key, value in group.items()
-        if key != "params"
-    }
-
-
-def _restore(group: dict[str, Any], before: Mapping[str, Any]) -> None:
-    for key, value in before.items():
-        if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
-            group[key].copy_(value)
-        else:
-            group[key] = copy.copy(value)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LiveModel",
+    "OverlappedParams",
     "ParamLayout",
     "Piece",
     "ShardedParams",
@@ -138,6 +139,25 @@ class ShardedParams(Protocol):
 
     def finish_param_sync(self) -> None:
         """Return when every model parameter is up to date on this rank, or when its forward pass will wait for it."""
+
+
+@runtime_checkable
+class OverlappedParams(ShardedParams, Protocol):
+    """Pieces that can be brought to other ranks a unit at a time, while the next unit is stepped.
+
+    A strategy whose `honours` names `overlap_param_gather_with_optimizer_step` attaches them.
+    """
+
+    @property
+    def units(self) -> Sequence[Sequence[int]]:
+        """Positions of the pieces of each unit, in the order of stepping; as many units on every rank, some empty."""
+
+    def start_unit_sync(self, unit: int) -> None:
+        """Begin to bring a unit's updated pieces to every rank that needs them.
+
+        Args:
+            unit: its position in :attr:`units`; each is begun once a step, in that order.
+        """
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 """Small models with awkward sizes, and ways to train them."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 PRIMES = (13, 29, 7)
@@ -49,3 +50,26 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of all parameters by canonical name."""
     return {name.removeprefix("module."): param.detach().clone() for name, param in model.named_parameters()}
+
+
+def states_of(optimizer) -> dict[str, torch.Tensor]:
+    """Return every optimizer state and main parameter whole and flat, put together from what all ranks hold."""
+    held = [None] * dist.get_world_size()
+    dist.all_gather_object(held, list(_held_by(optimizer)))
+    ranges: dict[str, dict[int, torch.Tensor]] = {}
+    for name, start, values in (entry for entries in held for entry in entries):
+        ranges.setdefault(name, {})[start] = values
+    return {name: torch.cat([parts[start] for start in sorted(parts)]) for name, parts in ranges.items()}
+
+
+def _held_by(optimizer):
+    for part in optimizer.parts:
+        for index, (piece, tensor) in enumerate(zip(part.pieces, part.stepped, strict=True)):
+            state = part.inner.state[tensor]
+            values = {key: part.precision.read_state(index, key, state) for key in state}
+            values.update(part.precision.extra_state(index))
+            for key, value in values.items():
+                for offset, shard in piece.spec.members:
+                    name, flat = f"{shard.name}/{key}", value.flatten().clone()
+                    is_whole = flat.numel() == piece.param.numel()
+                    yield (name, shard.start, flat[offset:][: shard.numel]) if is_whole else (name, 0, flat)

@@ -1,6 +1,7 @@
 """Building with the strategy in a single process: what it takes, what it refuses."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +20,14 @@ from megaopt_core.errors import (
     PluginNotInstalledError,
     RoutingChangedError,
     ShardingError,
-    UnsupportedSettingError,
 )
 
 needs_adam = pytest.mark.skipif(importlib.util.find_spec("megaopt_adam") is None, reason="steps with adam")
 needs_muon = pytest.mark.skipif(importlib.util.find_spec("megaopt_muon") is None, reason="steps with muon")
 SHARDED = DistributedDataParallelConfig(use_distributed_optimizer=True)
+SHARDED_IN_TWO = DistributedDataParallelConfig(
+    use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=65
+)
 
 
 def model_of() -> nn.Module:
@@ -111,17 +114,36 @@ def test_another_routing_than_the_layouts_is_refused() -> None:
 
 
 @needs_adam
-def test_what_the_strategy_does_not_do_is_refused() -> None:
-    """The gather begins after the whole step."""
-    with pytest.raises(UnsupportedSettingError, match="overlap_param_gather_with_optimizer_step"):
-        build_optimizer(
-            model_of(),
-            "adam",
-            lr=1e-2,
-            sharding="distributed",
-            overlap_param_gather=True,
-            overlap_param_gather_with_optimizer_step=True,
-        )
+def test_each_bucket_is_gathered_before_the_next_is_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bucket comes first; what an optimizer counts in its groups is counted once a step."""
+    wrapped = DistributedDataParallel(model_of(), SHARDED_IN_TWO)
+    optimizer = build_optimizer(
+        wrapped,
+        "adam",
+        lr=1e-2,
+        overrides={},
+        sharding="distributed",
+        overlap_param_gather_with_optimizer_step=True,
+    )
+    [part] = optimizer.parts
+    events: list[object] = []
+    step, start = part.inner.step, type(part.sharded).start_unit_sync
+
+    def watched_step() -> None:
+        events.append([tensor.numel() for group in part.inner.param_groups for tensor in group["params"]])
+        step()
+
+    def watched_start(sharded: Any, unit: int) -> None:
+        events.append(unit)
+        start(sharded, unit)
+
+    monkeypatch.setattr(part.inner, "step", watched_step)
+    monkeypatch.setattr(type(part.sharded), "start_unit_sync", watched_start)
+    wrapped(torch.ones(2, 16)).square().sum().backward()
+    optimizer.step()
+    assert events == [[16, 16 * 16], 0, [4, 4 * 16], 1]
+    assert [len(group["params"]) for group in part.inner.param_groups] == [4]
+    assert all(float(state["step"]) == 1 for state in part.inner.state.values())
 
 
 @needs_muon

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from megaopt_core.distributed.flat import move_into
 from megaopt_core.params.names import named_params
 from megaopt_core.sharding.base import LiveModel, Piece, finish_grad_sync, gradient_of
 from megaopt_core.sharding.layout import BufferKey, PieceSpec
+from megaopt_distributed.gathering import GatheredBucket, Gathering
 from megaopt_distributed.layout import FlatLayout
 
 __all__ = ["Memory", "memory_of"]
@@ -22,6 +23,10 @@ __all__ = ["Memory", "memory_of"]
 
 class Memory(Protocol):
     """Flat memory of a model, shared by all of its optimizers."""
+
+    @property
+    def gathering(self) -> Gathering:
+        """When its buckets are gathered."""
 
     def piece(self, spec: PieceSpec) -> Piece:
         """Return a live piece.
@@ -40,41 +45,8 @@ class Memory(Protocol):
     def finish_grad_sync(self) -> None:
         """Return when gradients are reduced."""
 
-    def stepped(self, groups: Sequence[int]) -> None:
-        """Begin to gather every bucket that is complete now.
-
-        Args:
-            groups: the groups that were stepped.
-        """
-
     def finish_param_sync(self) -> None:
         """Return when parameters may be read, or when the forward pass will wait for them."""
-
-
-@define(eq=False)
-class _Gathering:
-    """Gathers each bucket once a step: when all groups with parameters in it have been stepped."""
-
-    _buckets: list[tuple[Bucket, frozenset[int]]]
-    _missing: list[set[int]] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._missing = [set(groups) for _, groups in self._buckets]
-
-    def stepped(self, groups: Sequence[int]) -> None:
-        # Backwards: the forward pass begins with what lies in the last bucket.
-        for index in reversed(range(len(self._buckets))):
-            bucket, wanted = self._buckets[index]
-            if self._missing[index].isdisjoint(groups):
-                continue
-            self._missing[index].difference_update(groups)
-            if not self._missing[index]:
-                bucket.start_param_sync()
-                self._missing[index] = set(wanted)
-
-    def finish(self) -> None:
-        for bucket, _ in reversed(self._buckets):
-            bucket.finish_param_sync()
 
 
 @define(eq=False)
@@ -85,7 +57,7 @@ class OwnMemory:
     model: LiveModel
     pgs: ProcessGroupCollection
     _data: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
-    _gathering: _Gathering = field(init=False)
+    gathering: Gathering = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # Moving parameters takes twins apart; which they are is known only before.
@@ -102,8 +74,9 @@ class OwnMemory:
                 comm, communicator(None, data.device), scatter=False, average=False, factor=1.0
             )
             for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
-                buckets.append((Bucket({}, reduction, param_data=data[start:stop]), frozenset(groups)))
-        self._gathering = _Gathering(buckets)
+                bucket = Bucket({}, reduction, param_data=data[start:stop])
+                buckets.append(GatheredBucket(bucket, key, start, frozenset(groups)))
+        self.gathering = Gathering(buckets)
         for param, others in twins:
             for twin in others:
                 twin.data = param.data
@@ -130,17 +103,9 @@ class OwnMemory:
         """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward."""
         finish_grad_sync(self.model.chunks)
 
-    def stepped(self, groups: Sequence[int]) -> None:
-        """Begin to gather every bucket that is complete now.
-
-        Args:
-            groups: the groups that were stepped.
-        """
-        self._gathering.stepped(groups)
-
     def finish_param_sync(self) -> None:
         """Wait for everything that is being gathered."""
-        self._gathering.finish()
+        self.gathering.finish()
 
 
 @define(eq=False)
@@ -151,7 +116,7 @@ class BufferMemory:
     model: LiveModel
     _params: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
     _grads: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
-    _gathering: _Gathering = field(init=False)
+    gathering: Gathering = field(init=False)
     _overlap: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -161,9 +126,10 @@ class BufferMemory:
             buffer = wrapper.param_and_grad_buffers[evolve(key, chunk=0)]
             self._params[key], self._grads[key] = buffer.param_data, buffer.grad_data
             self._overlap = wrapper.ddp_config.overlap_param_gather
-            for bucket, groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
-                buckets.append((bucket, frozenset(groups)))
-        self._gathering = _Gathering(buckets)
+            starts = [start for start, _ in self.layout.buffers[key].buckets]
+            for bucket, start, groups in zip(buffer.buckets, starts, self.layout.groups_of(key), strict=True):
+                buckets.append(GatheredBucket(bucket, key, start, frozenset(groups)))
+        self.gathering = Gathering(buckets)
 
     def piece(self, spec: PieceSpec) -> Piece:
         """Return a run of parameters.
@@ -186,21 +152,13 @@ class BufferMemory:
 
     def finish_grad_sync(self) -> None:
         """Wait for the buckets that are being reduced; reduce those that are not."""
-        self._gathering.finish()
+        self.gathering.finish()
         finish_grad_sync(self.model.chunks)
-
-    def stepped(self, groups: Sequence[int]) -> None:
-        """Begin to gather every bucket that is complete now.
-
-        Args:
-            groups: the groups that were stepped.
-        """
-        self._gathering.stepped(groups)
 
     def finish_param_sync(self) -> None:
         """Wait, unless the wrapper's forward hooks will."""
         if not self._overlap:
-            self._gathering.finish()
+            self.gathering.finish()
 
 
 def _piece(spec: PieceSpec, data: dict[BufferKey, torch.Tensor], model: LiveModel) -> Piece:

@@ -26,6 +26,8 @@ class DistributedParams:
         specs: this rank's pieces.
         groups: the groups that are stepped here, on any rank.
         stats_group: norms and counts add up over it.
+
+    A unit is a bucket: `units` lists the pieces in each that has parameters of `groups`, on any rank.
     """
 
     memory: Memory
@@ -33,9 +35,17 @@ class DistributedParams:
     groups: tuple[int, ...]
     stats_group: ProcessGroup | None
     pieces: Sequence[Piece] = field(init=False)
+    units: Sequence[Sequence[int]] = field(init=False)
+    _buckets: Sequence[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.pieces = [self.memory.piece(spec) for spec in self.specs]
+        gathering = self.memory.gathering
+        self._buckets = gathering.buckets_with(self.groups)
+        places = [gathering.bucket_at(spec) for spec in self.specs]
+        self.units = [
+            [index for index, place in enumerate(places) if place == bucket] for bucket in self._buckets
+        ]
 
     def collect_grads(self) -> None:
         """Wait for reductions and set every piece's gradient."""
@@ -45,7 +55,16 @@ class DistributedParams:
 
     def start_param_sync(self) -> None:
         """Begin to gather the buckets of which every optimizer has stepped its part."""
-        self.memory.stepped(self.groups)
+        for bucket in self._buckets:
+            self.memory.gathering.stepped(bucket, self.groups)
+
+    def start_unit_sync(self, unit: int) -> None:
+        """Begin to gather a bucket, if every optimizer has stepped its part of it.
+
+        Args:
+            unit: position of the bucket in `units`.
+        """
+        self.memory.gathering.stepped(self._buckets[unit], self.groups)
 
     def finish_param_sync(self) -> None:
         """Return when the gathered parameters may be read, or when the forward pass will wait for them."""

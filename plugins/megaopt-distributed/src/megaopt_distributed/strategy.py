@@ -35,7 +35,7 @@ class Distributed:
     name: str = "distributed"
     granularities: frozenset[Granularity] = frozenset({Granularity.ELEMENT})
     companion: str | None = "layer_wise"
-    honours: frozenset[str] = frozenset({"overlap_param_gather"})
+    honours: frozenset[str] = frozenset({"overlap_param_gather", "overlap_param_gather_with_optimizer_step"})
 
     def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
         """Return why a parameter cannot be cut into flat slices, None when it can.

@@ -1,0 +1,38 @@
+"""The proof that a step changed what it should: every tensor of the first step, samples of later ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from megaopt_core import build_optimizer
+
+
+def convolution() -> nn.Module:
+    """A convolution whose weight lies in channels-last order."""
+    torch.manual_seed(0)
+    return nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+
+
+def with_gaps() -> nn.Module:
+    """A layer whose weight is every second column of a larger matrix."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 6)
+    layer.weight = nn.Parameter(torch.randn(6, 8)[:, ::2])
+    return layer
+
+
+@pytest.mark.parametrize("make", [convolution, with_gaps])
+@pytest.mark.parametrize("frozen_by", ["nothing", "a zero learning rate"])
+def test_memory_in_any_order_is_looked_at(make, frozen_by) -> None:
+    """Two later steps, of which samples are compared, with and without an update."""
+    model = make()
+    optimizer = build_optimizer(model, "t_adam", lr=1e-2, overrides={})
+    for step in range(3):
+        if step == 2 and frozen_by != "nothing":
+            optimizer.param_groups[0]["lr"] = 0.0
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    [part] = optimizer.report(after_step=True).parts
+    assert part.stepped == 2
+    assert part.changed == (2 if frozen_by == "nothing" else 0)

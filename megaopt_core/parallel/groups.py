@@ -42,6 +42,10 @@ def rank_in(group: ProcessGroup | None) -> int:
     return 0 if group is None else group.rank()
 
 
+def _larger_than_one(*groups: ProcessGroup | None) -> list[ProcessGroup]:
+    return [group for group in groups if group is not None and group.size() > 1]
+
+
 @define
 class ProcessGroupCollection:
     """Process groups by purpose; None everywhere means this process alone.
@@ -52,17 +56,22 @@ class ProcessGroupCollection:
         cp: context parallel.
         dp: data parallel.
         dp_cp: data and context parallel together: gradients of dense parameters are reduced over it.
-        mp: model parallel: every rank that holds a part of one model replica (tensor and pipeline).
+        mp: model parallel: every rank that holds a part of one model replica (tensor and pipeline); norms are added up
+            over it. Taken from `tp` or `pp` where only one of them has several ranks.
         ep: expert parallel.
         expt_tp: tensor parallel inside experts.
         expt_dp: data parallel of experts: their gradients are reduced over it.
-        tp_ep_pp: every rank that holds a part of the experts of one replica.
+        tp_ep_pp: every rank that holds a part of the experts of one replica; taken from the only group that divides
+            them where there is one.
         intra_dist_opt: every rank that holds a part of one sharded optimizer: norms and counts are reduced over it;
             None: the group that parameters are sharded over, where nothing else divides the model.
         intra_dp_cp: the part of `dp_cp` that shares one instance of the distributed optimizer out; None: all of it.
         intra_expt_dp: the same of `expt_dp`.
         inter_dist_opt: the ranks with the same shard in other instances of the distributed optimizer.
         inter_expt_dist_opt: the same for expert parameters.
+
+    Raises:
+        ParallelGroupError: `tp` and `pp` both have several ranks, and no `mp` joins them.
 
     Example:
         >>> ProcessGroupCollection().data_parallel_size
@@ -84,6 +93,27 @@ class ProcessGroupCollection:
     intra_expt_dp: ProcessGroup | None = None
     inter_dist_opt: ProcessGroup | None = None
     inter_expt_dist_opt: ProcessGroup | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.mp is None:
+            dividing = _larger_than_one(self.tp, self.pp)
+            if len(dividing) > 1:
+                raise ParallelGroupError(
+                    f"process groups tp ({size_of(self.tp)} ranks) and pp ({size_of(self.pp)} ranks) divide the model, "
+                    "but mp is not given: the group of all ranks that hold a part of one replica, over which norms "
+                    "are added up. A DeviceMesh provides it"
+                )
+            self.mp = dividing[0] if dividing else None
+        if self.tp_ep_pp is None:
+            dividing = _larger_than_one(*self._dividing_experts)
+            if self.expt_tp is None and size_of(self.ep) == 1:
+                self.tp_ep_pp = self.mp
+            elif len(dividing) < 2:
+                self.tp_ep_pp = dividing[0] if dividing else self.expt_tp
+
+    @property
+    def _dividing_experts(self) -> tuple[ProcessGroup | None, ...]:
+        return self.tensor_parallel(is_expert=True), self.ep, self.pp
 
     @classmethod
     def from_default(cls) -> ProcessGroupCollection:
@@ -178,10 +208,19 @@ class ProcessGroupCollection:
 
         Args:
             is_expert: of expert parameters, which expert parallelism cuts too.
+
+        Raises:
+            ParallelGroupError: several groups divide the experts, and no group joins them.
         """
-        if is_expert and self.tp_ep_pp is not None:
-            return self.tp_ep_pp
-        return self.mp
+        if not is_expert:
+            return self.mp
+        if self.tp_ep_pp is None and _larger_than_one(*self._dividing_experts):
+            sizes = [size_of(group) for group in self._dividing_experts]
+            raise ParallelGroupError(
+                f"experts are divided over expt_tp or tp, ep and pp of {sizes} ranks, but tp_ep_pp is not given: the "
+                "group of all ranks that hold a part of one replica's experts. A DeviceMesh provides it"
+            )
+        return self.tp_ep_pp
 
     def tensor_parallel(self, *, is_expert: bool = False) -> ProcessGroup | None:
         """Return the group over which parameters that are not cut are duplicates of each other.

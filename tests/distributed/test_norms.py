@@ -95,20 +95,21 @@ def test_pipeline_stages_add_up_and_shared_parameters_count_once(launch, size) -
 # Tensor parallelism: one weight is cut, the other parameter is the same on every rank.
 
 
-def tensor_parallel(rank: int, size: int) -> tuple:
+def tensor_parallel(rank: int, size: int, groups: tuple[str, ...]) -> tuple:
     """Step one part of a cut model."""
     cut, same = full_grad("cut", (40, 12)), full_grad("same", (12,))
     module = Part(cut=cut.chunk(size)[rank], same=same)
     module.cut.tensor_model_parallel = True
     module.cut.partition_dim = 0
-    return measured(module, ProcessGroupCollection(tp=dist.group.WORLD, mp=dist.group.WORLD))
+    return measured(module, dict.fromkeys(groups, dist.group.WORLD))
 
 
+@pytest.mark.parametrize("groups", [("tp",), ("tp", "mp")])
 @pytest.mark.parametrize("size", [2, 4])
-def test_tensor_parallel_duplicates_count_once(launch, size) -> None:
-    """What every rank holds is counted by the first of them."""
+def test_tensor_parallel_duplicates_count_once(launch, size, groups) -> None:
+    """What every rank holds is counted by the first of them; norms add up over `tp`, where no `mp` is given too."""
     grads = full_grad("cut", (40, 12)), full_grad("same", (12,))
-    for norm, zeros, _ in launch(tensor_parallel, size):
+    for norm, zeros, _ in launch(tensor_parallel, size, groups):
         assert norm == pytest.approx(norm_of(*grads), rel=1e-6)
         assert zeros == zeros_in(*grads)
 
@@ -242,6 +243,23 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(launch, group, precision)
     """Nothing changes on any rank or in any child, and scales stay equal."""
     scale = 4.0 if precision == "fp16" else 1.0
     assert launch(overflow, 2, group, precision) == [(True, (False, None, None), True, 1.0, scale)] * 2
+
+
+def overflow_in_a_duplicate(rank: int, size: int) -> tuple:
+    """Step with an infinity in rank 1's copy of what rank 0 counts."""
+    module = Part(cut=full_grad("cut", (4, 4)).bfloat16(), same=full_grad("same", (4,)).bfloat16())
+    module.cut.tensor_model_parallel, module.cut.partition_dim = True, 0
+    if rank == 1:
+        module.same.grad[2] = float("inf")
+    before = module.same.detach().clone()
+    pgs = ProcessGroupCollection(tp=dist.group.WORLD, mp=dist.group.WORLD)
+    result = build_optimizer(module, "sgd", lr=0.1, bf16=True, overrides={}, pg_collection=pgs).step()
+    return tuple(result), torch.equal(before, module.same)
+
+
+def test_an_overflow_in_a_duplicate_skips_the_step_on_all(launch) -> None:
+    """It enters no norm, and is found all the same."""
+    assert launch(overflow_in_a_duplicate, 2) == [((False, None, None), True)] * 2
 
 
 # Ranks without parameters.

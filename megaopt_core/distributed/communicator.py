@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from attrs import define
 
-from megaopt_core.errors import CommunicationError
+from megaopt_core.parallel.reduction import stopped
 
 __all__ = ["DONE", "Communicator", "Pending", "shard_of"]
 
@@ -55,10 +55,7 @@ class Pending:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise CommunicationError(
-                f"{self.what} failed: another rank has stopped, or the process group's timeout is over "
-                f"({str(error).splitlines()[0]}). Restart all ranks from the last checkpoint"
-            ) from error
+            raise stopped(self.what, error) from error
         if done is not None:
             done()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from attrs import define, field
@@ -23,11 +24,6 @@ def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return real.contiguous().view(_BITS[real.element_size()])
 
 
-def _bit_sum(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Return a sum over the bit patterns of each tensor: differs when a value does, up to coincidence."""
-    return tuple(int(_as_bits(tensor).sum(dtype=torch.int64)) for tensor in tensors)
-
-
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of at most `SAMPLE` values, spread over its memory, or along its longest dim if that has gaps."""
     by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
@@ -40,9 +36,39 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     return line[:: max(line.numel() // SAMPLE, 1)][:SAMPLE]
 
 
+class _Reader(Protocol):
+    """Reads something of every tensor that differs when the tensor does; nothing goes to the host."""
+
+    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+        """Return what is compared, for all tensors of a dtype and device together."""
+
+    def owners(self) -> Mapping[_Kind, Sequence[int]]:
+        """Return whose each of the values is."""
+
+
 @define
-class _Sampler:
-    """Reads the sampled values of many tensors with one kernel a dtype and device; views are made once."""
+class _BitSums:
+    """Reads a sum over the bit patterns of each tensor: the same for two values up to coincidence."""
+
+    _owners: dict[_Kind, list[int]] = field(factory=dict)
+
+    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+        sums: dict[_Kind, list[torch.Tensor]] = {}
+        self._owners = {}
+        for owner, tensors in enumerate(watched):
+            for tensor in tensors:
+                kind = (torch.int64, tensor.device)
+                sums.setdefault(kind, []).append(_as_bits(tensor).sum(dtype=torch.int64))
+                self._owners.setdefault(kind, []).append(owner)
+        return {kind: torch.stack(some) for kind, some in sums.items()}
+
+    def owners(self) -> Mapping[_Kind, Sequence[int]]:
+        return self._owners
+
+
+@define
+class _Samples:
+    """Reads some values of each tensor with one kernel a dtype and device; views are made once."""
 
     _addresses: list[int] = field(factory=list)
     _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
@@ -54,6 +80,9 @@ class _Sampler:
             self._prepare(watched, addresses)
         return {kind: torch.cat(views) for kind, views in self._views.items()}
 
+    def owners(self) -> Mapping[_Kind, Sequence[int]]:
+        return self._owners
+
     def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[int]) -> None:
         self._addresses, self._views, self._owners = addresses, {}, {}
         for owner, tensors in enumerate(watched):
@@ -63,17 +92,10 @@ class _Sampler:
                 self._views.setdefault(kind, []).append(view)
                 self._owners.setdefault(kind, []).extend([owner] * view.numel())
 
-    def changed(self, before: _Values, after: _Values) -> set[int]:
-        found: set[int] = set()
-        for kind, owners in self._owners.items():
-            differs = (before[kind] != after[kind]).tolist()
-            found.update(owner for owner, differ in zip(owners, differs, strict=True) if differ)
-        return found
-
 
 @define
 class ChangeRecord:
-    """Records, for every piece, whether the last step changed it.
+    """Records, for every piece, whether the last step changed it; the host waits for nothing until it is asked.
 
     The first step compares all values. Later steps compare :data:`SAMPLE` values of each tensor, which costs two small
     kernels and finds a dense update; a tensor of which few rows have a gradient may be missed. With `exact` every step
@@ -86,43 +108,39 @@ class ChangeRecord:
     exact: bool = False
     method: str = field(default="no step yet", init=False)
     _first: bool = field(default=True, init=False)
-    _sampler: _Sampler = field(factory=_Sampler, init=False)
-    _changed: list[bool] = field(factory=list, init=False)
-    _samples: tuple[_Values, _Values] | None = field(default=None, init=False)
+    _all: _BitSums = field(factory=_BitSums, init=False)
+    _some: _Samples = field(factory=_Samples, init=False)
+    _reader: _Reader = field(init=False)
+    _pieces: int = field(default=0, init=False)
+    _values: tuple[_Values, _Values] = field(factory=lambda: ({}, {}), init=False)
 
-    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, ...]] | _Values:
+    def __attrs_post_init__(self) -> None:
+        self._reader = self._all
+
+    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
         """Return what :meth:`after` compares with.
 
         Args:
             watched: for each piece the tensors in which a change shows, before the step.
         """
-        if self.exact or self._first:
-            return [_bit_sum(tensors) for tensors in watched]
-        return self._sampler.read(watched)
+        everything = self.exact or self._first
+        self._reader = self._all if everything else self._some
+        self.method = "all values compared" if everything else f"{SAMPLE} values of each compared"
+        return self._reader.read(watched)
 
-    def after(
-        self, watched: Sequence[Sequence[torch.Tensor]], before: list[tuple[int, ...]] | _Values
-    ) -> None:
+    def after(self, watched: Sequence[Sequence[torch.Tensor]], before: _Values) -> None:
         """Record what the step left behind.
 
         Args:
             watched: the same tensors, stepped.
             before: what :meth:`before` returned.
         """
-        if isinstance(before, dict):
-            self.method, self._samples = (
-                f"{SAMPLE} values of each compared",
-                (before, self._sampler.read(watched)),
-            )
-            self._changed = [False] * len(watched)
-        else:
-            self.method, self._samples = "all values compared", None
-            self._changed = [old != _bit_sum(tensors) for old, tensors in zip(before, watched, strict=True)]
+        self._values, self._pieces = (before, self._reader.read(watched)), len(watched)
         self._first = False
 
     def skipped(self) -> None:
         """Record that a step was given up: it has changed nothing."""
-        self._samples, self._changed = None, []
+        self._values, self._pieces = ({}, {}), 0
         self.method = "step skipped"
 
     @property
@@ -133,7 +151,9 @@ class ChangeRecord:
     @property
     def changed(self) -> list[bool]:
         """For each piece, whether the last step changed it; empty before the first step."""
-        if self._samples is None:
-            return list(self._changed)
-        found = self._sampler.changed(*self._samples)
-        return [index in found for index in range(len(self._changed))]
+        changed = [False] * self._pieces
+        before, after = self._values
+        for kind, owners in self._reader.owners().items() if before else ():
+            for owner, differs in zip(owners, (before[kind] != after[kind]).tolist(), strict=True):
+                changed[owner] |= differs
+        return changed

@@ -12,6 +12,7 @@ from attrs import frozen
 from megaopt_core.optimizers.grad_stats import count_zeros, sum_of_squares, wide_dtype
 from megaopt_core.optimizers.part import OptimizerPart
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
+from megaopt_core.parallel.reduction import all_reduce
 
 __all__ = ["Asked", "GradStats", "found_inf_in", "measure", "stats_device", "zeros_of"]
 
@@ -128,11 +129,10 @@ def measure(
         return GradStats(found_inf=False, norms={}, zeros=None)
     if asked.zeros and zeros is None:
         zeros = zeros_of(parts)
-    stats = _measure(parts, pgs, asked, found_inf, zeros, exact_range=False)
-    overflown = asked.finite and stats.found_inf
-    if overflown and found_inf is None:
-        # Squares may overflow where gradients do not. This happens in steps that would be skipped only.
-        stats = _measure(parts, pgs, asked, found_inf, zeros, exact_range=True)
+    stats, overflown = _measure(parts, pgs, asked, found_inf, zeros, exact_range=False)
+    if overflown and (found_inf is None or not stats.found_inf):
+        # Squares may overflow where gradients do not; in steps that would be skipped, and in rare others.
+        stats, _ = _measure(parts, pgs, asked, found_inf, zeros, exact_range=True)
     return stats
 
 
@@ -144,31 +144,39 @@ def _measure(
     zeros: _PerGroup | None,
     *,
     exact_range: bool,
-) -> GradStats:
+) -> tuple[GradStats, bool]:
+    """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
     device = stats_device(parts)
     keys: list[str | None] = [None, *asked.norm_groups]
     totals = torch.zeros(len(keys) + 1, dtype=wide_dtype(device), device=device)
+    everything = totals.new_zeros(())
     if asked.norms or asked.finite or asked.zeros:
         for group, members in _by_stats_group(parts).items():
             sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
             if zeros is not None:
                 sums[-1] = zeros[group]
             if size_of(group) > 1:
-                dist.all_reduce(sums, group=group)
+                all_reduce(sums, group, "the reduction of gradient norms")
             totals += sums
-    flag = torch.zeros(1, dtype=torch.float32, device=device) if found_inf is None else found_inf.to(device)
+        everything = totals[:-1].sum()
     if asked.finite and found_inf is None:
-        flag = (~torch.isfinite(totals[:-1].sum())).float().reshape(1)
+        everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
+    flags = totals.new_zeros(2)
     if asked.finite or found_inf is not None:
-        _reduce_max(flag, pgs)
-    host = torch.cat([flag.to(totals.dtype), totals]).tolist()
-    found = host[0] > 0
-    squares = host[1:-1] if asked.norms else []
-    return GradStats(
+        flags[0] = ~torch.isfinite(everything)
+        flags[1] = flags[0] if found_inf is None else found_inf.to(flags).squeeze()
+        for group in (pgs.mp, pgs.dense_dp):
+            if size_of(group) > 1:
+                all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
+    host = torch.cat([flags, totals]).tolist()
+    overflown, found = host[0] > 0, host[1] > 0
+    squares = host[2:-1] if asked.norms else []
+    stats = GradStats(
         found_inf=found,
         norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
         zeros=int(host[-1]) if asked.zeros and not found else None,
     )
+    return stats, overflown
 
 
 def _local_sums(
@@ -189,7 +197,9 @@ def _local_sums(
     return torch.stack([*sums, sums[0].new_zeros(())])
 
 
-def _reduce_max(flag: torch.Tensor, pgs: ProcessGroupCollection) -> None:
-    for group in (pgs.mp, pgs.dense_dp):
-        if size_of(group) > 1:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
+def _uncounted_squares(
+    parts: Sequence[OptimizerPart], device: torch.device, *, exact_range: bool
+) -> torch.Tensor:
+    """Return the sum of squares of gradients that another rank counts: stepped here, they must be finite here."""
+    grads = [grad for part in parts for grad in part.uncounted_grads()]
+    return sum_of_squares(grads, device, exact_range=exact_range)

@@ -104,6 +104,10 @@ class OptimizerPart:
         """Yield `(norm group, gradient)` of everything that this rank counts."""
         return ((rule.norm_group, grad) for rule, grad in self._grad_spans() if rule.counted)
 
+    def uncounted_grads(self) -> Iterator[torch.Tensor]:
+        """Yield every gradient that is stepped here and counted by another rank."""
+        return (grad for rule, grad in self._grad_spans() if not rule.counted)
+
     def scale_later(self, coefficients: Mapping[str | None, float]) -> None:
         """Remember clip coefficients; the inner step takes them over where it can.
 

@@ -169,7 +169,8 @@ class StepPipeline(TorchSurface):
     @torch.no_grad()
     def get_grad_norm(self) -> float:
         """Return the L2 norm of the collected gradients over all ranks that hold a part of the model."""
-        stats = measure(self.parts, self.process_groups, self._asked(norms=True))
+        asked = self._asked(norms=True, finite=self.is_mixed_precision)
+        stats = measure(self.parts, self.process_groups, asked)
         self.grad_norms = dict(stats.norms)
         return stats.norms[None]
 

@@ -391,13 +391,17 @@ def test_learning_rates_written_into_groups_hold_at_once(mlp, build, give) -> No
         (torch.float32, {}),
     ],
 )
-def test_the_host_reads_the_device_once_a_step(mlp, build, give, monkeypatch, dtype, settings) -> None:
-    """Flag, norms and zeros come in one read; without clipping in fp32 there is none."""
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_the_host_reads_the_device_once_a_step(
+    mlp, build, give, monkeypatch, steps_before, dtype, settings
+) -> None:
+    """Flag, norms and zeros come in one read; without clipping in fp32 there is none; in the first step too."""
     model = mlp(dtype)
     wanted = 1 if settings else 0
     optimizer = build(model, "t_fused", log_num_zeros_in_grad=bool(settings), **settings)
-    give(model)
-    optimizer.step()  # the first step compares all values for the report
+    for _ in range(steps_before):
+        give(model)
+        optimizer.step()
     reads = []
     to_list = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append("list") or to_list(tensor))
@@ -413,3 +417,34 @@ def test_the_host_reads_the_device_once_a_step(mlp, build, give, monkeypatch, dt
         optimizer.step()
     scaler_reads = 1 if "fp16" in settings else 0  # of a scale that lives on the host
     assert reads == ["scalar"] * scaler_reads + ["list"] * wanted
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_gradient_that_another_rank_counts_skips_the_step_too(mlp, build, give, snapshot, value) -> None:
+    """It enters no norm here, but it would be stepped here."""
+    model = mlp(torch.bfloat16)
+    model[2].bias.shared = True
+    optimizer = build(model, bf16=True, clip_grad=1.0)
+    before = snapshot(model, optimizer)
+    give(model)
+    model[2].bias.grad[1] = value
+    assert optimizer.step() == StepResult(False, None, None)
+    assert snapshot(model, optimizer) == before
+
+
+@pytest.mark.parametrize("loss_scale", [None, 1.0])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_gradients_whose_squares_overflow_are_clipped_by_their_norm(
+    mlp, build, give, loss_scale, by_hand
+) -> None:
+    """The norm is finite as long as the gradients are."""
+    model = mlp(torch.bfloat16)
+    optimizer = build(model, bf16=True, clip_grad=1.0, loss_scale=loss_scale)
+    give(model, scale=1e20)
+    expected = math.sqrt(sum(param.grad.double().square().sum().item() for param in model.parameters()))
+    if by_hand:
+        assert optimizer.prepare_grads() is False
+        norm = optimizer.clip_grad_norm(1.0)
+    else:
+        norm = optimizer.step().grad_norm
+    assert norm == pytest.approx(expected, rel=1e-6)

@@ -5,6 +5,9 @@
 Three questions: what a step costs in which nothing is clipped, what it costs when the norm is above the limit, and
 what it costs when a fused optimizer takes the factor over. The last is also asked of clipping together with the AdamW
 step that follows it, since a fused step that scales does a little more work.
+
+Norms are bound by memory: what torch needs to read all gradients once (their sum), and to scale them once, says how
+fast anything can be on the machine at hand.
 """
 
 import argparse
@@ -87,6 +90,11 @@ def main() -> None:
             "torch": lambda: torch.nn.utils.clip_grad_norm_(params, limits()),
             "ours, a pass": lambda: clip_now(loop, limits()),
             "ours, left to the step": lambda: clip(fused, limits()),
+        },
+        "bounds": {
+            "torch": lambda: torch.nn.utils.clip_grad_norm_(params, NEVER),
+            "reading once": lambda: [grad.sum() for grad in grads],
+            "scaling once": lambda: torch._foreach_mul_(grads, 1.0),
         },
         "clipped, with the AdamW step": {
             "torch": torch_clip_and_step,

@@ -51,7 +51,9 @@ def model_of(params: list[torch.nn.Parameter]) -> torch.nn.Module:
     return torch.nn.Sequential(*(Layer(params[start : start + PER_LAYER]) for start in starts))
 
 
-def ours(params: list[torch.nn.Parameter], *, overlap: bool) -> Callable[[], None]:
+def ours(
+    params: list[torch.nn.Parameter], *, overlap: bool, gather_in_step: bool = False
+) -> Callable[[], None]:
     """Return a step of megaopt in buffers."""
     config = DistributedDataParallelConfig(
         use_distributed_optimizer=True, overlap_grad_reduce=overlap, overlap_param_gather=overlap
@@ -64,6 +66,7 @@ def ours(params: list[torch.nn.Parameter], *, overlap: bool) -> Callable[[], Non
         clip_grad=0.0,
         sharding="distributed",
         overlap_param_gather=overlap,
+        overlap_param_gather_with_optimizer_step=gather_in_step,
         **SETTINGS,
     )
 
@@ -132,6 +135,7 @@ def deepspeed_zero(params: list[torch.nn.Parameter]) -> Callable[[], None]:
 CANDIDATES = {
     "ours": lambda params: ours(params, overlap=False),
     "ours-overlap": lambda params: ours(params, overlap=True),
+    "ours-overlap-in-step": lambda params: ours(params, overlap=True, gather_in_step=True),
     "ours-under-torch-ddp": ours_under_torch,
     "torch": torch_zero,
     "deepspeed": deepspeed_zero,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers.grad_scaler import MegatronGradScaler
 
 __all__ = ["StepPipeline"]
+
+logger = logging.getLogger(__name__)
 
 
 class StepPipeline(TorchSurface):
@@ -130,6 +133,12 @@ class StepPipeline(TorchSurface):
         if found_inf:
             for part in self.parts:
                 part.discard_grads()
+            scale = (
+                ""
+                if self.grad_scaler is None
+                else f"; the loss scale is {float(self.grad_scaler.scale):g} now"
+            )
+            logger.info("step skipped: a gradient is not finite on some rank%s", scale)
         return found_inf
 
     @torch.no_grad()

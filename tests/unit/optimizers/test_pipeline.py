@@ -448,3 +448,16 @@ def test_gradients_whose_squares_overflow_are_clipped_by_their_norm(
     else:
         norm = optimizer.step().grad_norm
     assert norm == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_skipped_step_is_logged(mlp, build, give, caplog) -> None:
+    """Under the module's own name, with the loss scale that follows."""
+    model = mlp(torch.float16)
+    optimizer = build(model, fp16=True, initial_loss_scale=8.0, hysteresis=1)
+    give(model)
+    model[0].bias.grad[0] = math.inf
+    with caplog.at_level("INFO", logger="megaopt_core"):
+        optimizer.step()
+    [record] = caplog.records
+    assert record.name == "megaopt_core.optimizers.pipeline"
+    assert record.getMessage().endswith("not finite on some rank; the loss scale is 4 now")

@@ -35,6 +35,8 @@ CASES = {
     "conv1d": (CONV1D, (24, 16), (0, 1)),
     "experts": (EXPERTS, (4, 16, 24), (0, 1, 2)),
 }
+MEDIUM_CASES = {"wide": (16, 40), "tall": (128, 64), "square": (64, 64)}
+SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "split_qkv": True, "fp32_matmul_prec": "highest"}
 
 
 def part(tensor, rank, world, dim):
@@ -46,7 +48,7 @@ def run(cls, param, info, grads, cut, **kwargs):
     """Step through gradients and return the parameter."""
     param = nn.Parameter(param.clone())
     param.param_info = info
-    optimizer = cls([param], lr=0.05, weight_decay=0.1, split_qkv=True, fp32_matmul_prec="highest", **kwargs)
+    optimizer = cls([param], **SETTINGS | kwargs)
     for grad in grads:
         param.grad = cut(grad)
         optimizer.step()
@@ -76,6 +78,42 @@ def blockwise(rank, world, groups, view, shape, dim):
     exact = run(TensorParallelMuon, shard, ParamInfo("w", Role.MATRIX, view), grads, same)
     own = run(TensorParallelMuon, shard, info, grads, same, pg_collection=groups, tp_mode="blockwise")
     return (own - exact).abs().max().item()
+
+
+def medium(rank, world, groups, shape, dim, mode):
+    """Return the largest difference of an orthogonalized update, unscaled, under precision medium."""
+    case = {"view": PLAIN, "shape": shape, "dim": dim, "expert": False, "fp32_matmul_prec": "medium"}
+    difference = compare(rank, world, groups, cls=TensorParallelMuon, tp_mode=mode, **case)
+    return difference / (SETTINGS["lr"] * 2 * max(shape) ** 0.5)  # two steps of this scale
+
+
+def two_groups(dense, expert, mode):
+    """Return the largest difference of a dense and an expert weight, each cut over its own group."""
+    generator = torch.Generator().manual_seed(0)
+    cuts = ((PLAIN, (16, 40), dense), (EXPERTS, (4, 16, 24), expert))
+    wholes = [torch.randn(shape, generator=generator) for _, shape, _ in cuts]
+    grads = [[torch.randn(shape, generator=generator) for _, shape, _ in cuts] for _ in range(2)]
+    own, exact = [], []
+    for (view, _, group), whole in zip(cuts, wholes, strict=True):
+        exact.append(nn.Parameter(whole.clone()))
+        exact[-1].param_info = ParamInfo("w", Role.MATRIX, view, is_expert=group is expert)
+        own.append(nn.Parameter(part(whole, group.rank(), group.size(), 1)))
+        own[-1].param_info = ParamInfo("w", Role.MATRIX, view, is_expert=group is expert, partition_dim=1)
+    groups = SimpleNamespace(tp=dense, expt_tp=expert)
+    steps = (
+        TensorParallelMuon(own, **SETTINGS, pg_collection=groups, tp_mode=mode).step,
+        TensorParallelMuon(exact, **SETTINGS).step,
+    )
+    for both in grads:
+        for index, (grad, (_, _, group)) in enumerate(zip(both, cuts, strict=True)):
+            exact[index].grad = grad.clone()
+            own[index].grad = part(grad, group.rank(), group.size(), 1)
+        for step in steps:
+            step()
+    return max(
+        (mine - part(whole.detach(), group.rank(), group.size(), 1)).abs().max().item()
+        for mine, whole, (_, _, group) in zip(own, exact, cuts, strict=True)
+    )
 
 
 def special(rank, world, groups):
@@ -129,6 +167,18 @@ def main(rank, world, store, out):
     results["experts use their own group"] = compare(
         rank, world, SimpleNamespace(expt_tp=group), tp_mode="duplicated", **only_experts
     )
+    results["experts without a group of their own"] = compare(
+        rank, world, SimpleNamespace(tp=group), tp_mode="duplicated", **only_experts
+    )
+    for (name, shape), mode, dim in itertools.product(
+        MEDIUM_CASES.items(), ("duplicated", "distributed"), (0, 1)
+    ):
+        results[f"medium {mode} {name} dim {dim}"] = medium(rank, world, groups, shape, dim, mode)
+    grid = dist.device_mesh.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("tp", "expt_tp"))
+    first, second = grid.get_group("tp"), grid.get_group("expt_tp")
+    for mode in ("duplicated", "distributed"):
+        results[f"dense {first.size()} experts {second.size()} {mode}"] = two_groups(first, second, mode)
+        results[f"experts {first.size()} dense {second.size()} {mode}"] = two_groups(second, first, mode)
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     wide = {"cls": TensorParallelMuon, "view": PLAIN, "shape": (16, 40), "dim": 1, "expert": False}
     results["device mesh"] = compare(rank, world, mesh, tp_mode="distributed", **wide)

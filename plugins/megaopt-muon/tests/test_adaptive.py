@@ -17,17 +17,17 @@ QUINTIC = resolve_coefficients("quintic", 5)
 LR, MU, WD, BETA2, EPS = 0.02, 0.9, 0.1, 0.8, 1e-8
 
 
-def normalize64(method, o, v, g, u):
+def normalize64(method, o, v, g, u, beta2=BETA2):
     """Return the normalized update and the new second moment."""
     if method == "adamuon":
-        v = BETA2 * v + (1 - BETA2) * o.square()
+        v = beta2 * v + (1 - beta2) * o.square()
         return o / (v.sqrt() + EPS), v
     if method == "normuon":
         mean = o.square().mean(dim=1 if o.shape[0] >= o.shape[1] else 0, keepdim=True)
-        v = BETA2 * v + (1 - BETA2) * mean
+        v = beta2 * v + (1 - beta2) * mean
         d = o / v.clamp_min(EPS).sqrt()
         return d * o.norm() / d.norm(), v
-    v = BETA2 * v + (1 - BETA2) * g.square().sum()
+    v = beta2 * v + (1 - beta2) * g.square().sum()
     return o * u.norm() / (v.sqrt() + EPS), v
 
 
@@ -103,6 +103,79 @@ def test_state_is_made_without_a_gradient():
         init_state(optimizer)
         assert optimizer.state[param]["moment2_buffer"].shape == shapes[method]
         assert optimizer.state[param]["momentum_buffer"].shape == (6, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("method", get_supported_moment2_methods())
+def test_zero_momentum_is_a_zero_update(method, dtype):
+    """In every dtype, in the first step and later."""
+    for shape in ((8, 16), (16, 8)):
+        param = nn.Parameter(torch.ones(shape, dtype=dtype))
+        optimizer = TensorParallelAdaptiveMuon([param], lr=0.1, weight_decay=0.0, moment2_method=method)
+        for _ in range(2):
+            param.grad = torch.zeros(shape, dtype=dtype)
+            optimizer.step()
+        assert (param == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", get_supported_moment2_methods())
+def test_narrow_parameters_go_the_way_of_wide_ones(method, dtype):
+    """The second moment is in float32: a narrow parameter moves as a float32 one does, to its rounding.
+
+    The square of the gradient's norm is no number of float16.
+    """
+    generator = torch.Generator().manual_seed(0)
+    narrow, wide = (nn.Parameter(torch.zeros(8, 16, dtype=kind)) for kind in (dtype, torch.float32))
+    settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "fp32_matmul_prec": "highest", "eps": 1e-2}
+    optimizers = [
+        TensorParallelAdaptiveMuon([param], **settings, moment2_method=method) for param in (narrow, wide)
+    ]
+    for _ in range(3):
+        narrow.grad = (200 * torch.randn(8, 16, generator=generator)).to(dtype)
+        wide.grad = narrow.grad.float()
+        for optimizer in optimizers:
+            optimizer.step()
+    rounding = 8 * torch.finfo(dtype).eps
+    moments = [
+        optimizer.state[param]["moment2_buffer"]
+        for optimizer, param in zip(optimizers, (narrow, wide), strict=True)
+    ]
+    torch.testing.assert_close(*moments, rtol=rounding, atol=rounding * moments[1].abs().max().item())
+    torch.testing.assert_close(narrow.float(), wide, rtol=0, atol=rounding * wide.abs().max().item())
+
+
+def test_loading_keeps_the_second_moment_in_float32():
+    """A narrow parameter's second moment comes back with the bits that were saved, in memory of its own."""
+    params = [nn.Parameter(torch.ones(4, 8, dtype=torch.float16)) for _ in range(2)]
+    first, second = (TensorParallelAdaptiveMuon([param]) for param in params)
+    params[0].grad = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).half()
+    first.step()
+    saved = first.state[params[0]]["moment2_buffer"]
+    second.load_state_dict(first.state_dict())
+    loaded = second.state[params[1]]["moment2_buffer"]
+    assert loaded.dtype is torch.float32
+    assert torch.equal(loaded, saved)
+    assert loaded.data_ptr() != saved.data_ptr()
+
+
+@pytest.mark.parametrize("method", get_supported_moment2_methods())
+def test_a_subclass_may_orthogonalize_itself(method):
+    """What a subclass's `orthogonalize` returns is normalized, scaled and applied, and is not changed."""
+    direction, seen = torch.eye(4, 8), []
+
+    class Own(TensorParallelAdaptiveMuon):
+        def orthogonalize(self, p, grad, **kwargs):
+            seen.append((p.shape, grad.clone(), kwargs["momentum"]))
+            return direction
+
+    param = nn.Parameter(torch.zeros(4, 8))
+    param.grad = torch.ones(4, 8)
+    Own([param], lr=1.0, weight_decay=0.0, beta2=0.0, moment2_method=method).step()
+    assert [(shape, momentum) for shape, _, momentum in seen] == [((4, 8), 0.95)]
+    assert torch.equal(direction, torch.eye(4, 8))
+    d, _ = normalize64(method, direction.double(), 0.0, param.grad.double(), seen[0][1].double(), 0.0)
+    torch.testing.assert_close(param.double(), -(8**0.5) * d, rtol=1e-5, atol=1e-6)
 
 
 def test_closure():

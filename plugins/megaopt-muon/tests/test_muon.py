@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon, init_state
 from torch import nn
@@ -196,6 +197,18 @@ def test_nan_and_zero_stay_with_their_parameter():
     assert torch.equal(params[0], clean[0])
     assert params[1].isnan().all()
     assert torch.equal(params[2], before)
+
+
+@pytest.mark.parametrize("cls", [TensorParallelMuon, TensorParallelAdaptiveMuon])
+def test_parameters_without_elements_are_skipped(cls):
+    """An empty matrix is nothing to update; the others are."""
+    params = parameters([(0, 5), (5, 0), (4, 8)])
+    set_gradients(params, 0)
+    before = params[2].clone()
+    optimizer = cls(params, scale_mode="unit_rms_norm")
+    init_state(optimizer)
+    optimizer.step()
+    assert not torch.equal(params[2], before)
 
 
 def test_parameters_without_gradient_are_skipped():

@@ -10,17 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.groups import tensor_parallel_groups
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
-from megaopt_core.errors import ViewError
+from megaopt_core.errors import ParallelGroupError, ViewError
+from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.params.roles import Role
 from megaopt_core.params.specs import ParamInfo
 from megaopt_core.params.views import MatrixView
 
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
-TIMEOUT = 100
+TIMEOUT = 200  # seconds; importing takes most of them on a busy machine
 
 
 def run_ranks(world, folder):
@@ -49,14 +51,19 @@ def run_ranks(world, folder):
 @pytest.mark.distributed
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_agree_with_one_process(world, tmp_path):
-    """Every mode, cut and view on 2 and 4 ranks is within 1e-5 of one process; blockwise of the shard's formula."""
+    """Every mode, cut and view on 2 and 4 ranks is within 1e-5 of one process; blockwise of the shard's formula.
+
+    Where the sums of `distributed` are rounded to bfloat16, an element of an orthogonalized matrix, at most about 1, is
+    within one bfloat16 step of 1.
+    """
     results = run_ranks(world, tmp_path)
     assert len(results[0]) > 50
+    bfloat16 = torch.finfo(torch.bfloat16).eps
     too_far = {
         (case, rank): got
         for rank, cases in enumerate(results)
         for case, got in cases.items()
-        if not got <= 1e-5
+        if not got <= (bfloat16 if case.startswith("medium distributed") else 1e-5)
     }
     assert not too_far
 
@@ -71,11 +78,41 @@ def test_blockwise_refuses_a_cut_through_the_pieces():
         TensorParallelMuon([param], pg_collection=groups, tp_mode="blockwise").step()
 
 
+def group(size):
+    """Return what stands for a process group of this size."""
+    return SimpleNamespace(size=lambda: size)
+
+
 def test_groups_are_found_by_attribute():
     """Any object with the attributes will do; without one there is no group."""
+    dense, expert = group(2), group(4)
     assert tensor_parallel_groups(None) == (None, None)
-    assert tensor_parallel_groups(SimpleNamespace(tp="a", expt_tp="b")) == ("a", "b")
-    assert tensor_parallel_groups({"tp": "a"}) == ("a", None)
+    assert tensor_parallel_groups(SimpleNamespace(tp=dense, expt_tp=expert)) == (dense, expert)
+    assert tensor_parallel_groups(SimpleNamespace(expt_tp=expert)) == (None, expert)
+
+
+def test_experts_are_cut_as_everything_else_by_default():
+    """A collection without a group for experts means the dense one."""
+    dense = group(2)
+    for groups in ({"tp": dense}, SimpleNamespace(tp=dense), ProcessGroupCollection(tp=dense)):
+        assert tensor_parallel_groups(groups) == (dense, dense)
+
+
+@pytest.mark.parametrize("cls", [TensorParallelMuon, TensorParallelAdaptiveMuon])
+def test_a_dense_parameter_that_is_cut_needs_its_group(cls):
+    """With the experts' group alone nobody knows whether a dense parameter is whole; the error says what to give."""
+    param = nn.Parameter(torch.ones(8, 8))
+    param.partition_dim = 0
+    for mode in ("duplicated", "distributed"):
+        with pytest.raises(
+            ParallelGroupError, match=r"shape \(8, 8\) has partition_dim=0.*expt_tp \(2 ranks\).*give tp"
+        ):
+            cls([param], pg_collection={"expt_tp": group(2)}, tp_mode=mode)
+    cls([param], pg_collection={"expt_tp": group(2)}, tp_mode="blockwise")
+    cls([param], pg_collection={"expt_tp": group(2), "tp": group(1)})
+    cls([param], pg_collection={"expt_tp": group(1)})
+    cls([param])
+    cls([nn.Parameter(torch.ones(8, 8))], pg_collection={"expt_tp": group(2)})
 
 
 def test_one_rank_takes_part_in_no_collective():

@@ -30,7 +30,10 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
 
     Then :math:`p \leftarrow p - \eta \, s(r, c) \, d`: the scale is applied once, after the second moment. Means and
     norms run over the whole logical matrix, so that under `tp_mode` duplicated and distributed the result does not
-    depend on the number of tensor-parallel ranks.
+    depend on the number of tensor-parallel ranks but for rounding. Of that, `"adamuon"` makes more than the others:
+    what is nearly zero is divided by its own size, so that its last bits become a step as large as any.
+
+    The second moment is kept in float32 also for narrower parameters: squares of their numbers do not fit theirs.
 
     Args:
         params: parameters, or dicts that define groups.
@@ -143,12 +146,46 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
     @override
     def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
         for param in group["params"]:
+            if (skip_non_grad_params and param.grad is None) or not param.numel():
+                continue
             state = self.state[param]
-            if (skip_non_grad_params and param.grad is None) or "momentum_buffer" in state:
+            if "momentum_buffer" in state:
                 continue
             state["momentum_buffer"] = torch.zeros_like(param)
             shape = self.moment.state_shape(self._plan(param))
-            state["moment2_buffer"] = torch.zeros(shape, dtype=param.dtype, device=param.device)
+            state["moment2_buffer"] = torch.zeros(shape, dtype=_wide(param.dtype), device=param.device)
+
+    @torch.no_grad()
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; second moments keep their precision.
+
+        Args:
+            state_dict: of an optimizer with the same groups.
+        """
+        super().load_state_dict(state_dict)
+        keys = (key for group in state_dict["param_groups"] for key in group["params"])
+        params = (param for group in self.param_groups for param in group["params"])
+        for key, param in zip(keys, params, strict=True):
+            saved = state_dict["state"].get(key, {})
+            if "moment2_buffer" in saved:  # torch has cut it to the parameter's dtype
+                self.state[param]["moment2_buffer"] = saved["moment2_buffer"].to(
+                    param.device, _wide(param.dtype), copy=True
+                )
+
+    @override
+    def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return the orthogonalized update of one parameter, unscaled: the scale follows the second moment.
+
+        Args:
+            p: the parameter; only its attributes and its shape matter.
+            grad: the momentum, of the parameter's shape.
+            **kwargs: settings of its group; not read.
+
+        Returns:
+            A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
+        """
+        return merged(self.newton_schulz, self._plan(p), grad, self.tp_mode)
 
     @override
     def _apply(
@@ -158,11 +195,11 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         grads: Sequence[torch.Tensor],
         updates: Sequence[torch.Tensor],
     ) -> None:
+        settings = {key: value for key, value in group.items() if key != "params"}
         for param, grad, update in zip(params, grads, updates, strict=True):
             plan = self._plan(param)
-            o = merged(self.newton_schulz, plan, update, self.tp_mode).to(param.dtype)
             change = self.moment.normalize(
-                o,
+                self.orthogonalize(param, update, **settings).to(_wide(param.dtype)),
                 self.state[param]["moment2_buffer"],
                 plan,
                 grad=grad,
@@ -174,3 +211,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             self.pre_weight_update_fn_inplace(param, change)
             param.sub_(change.mul_(group["lr"]))
             self.post_weight_update_fn_inplace(param)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

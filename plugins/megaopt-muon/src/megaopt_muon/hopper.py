@@ -1,15 +1,17 @@
 """Symmetric products by the kernels that the extra `megaopt-muon[hopper]` brings, where they run.
 
 The extra installs gram-newton-schulz, whose kernels are those of quack: `gemm_symmetric(A, B, C, out, alpha, beta)`
-computes one triangle of `alpha * A @ B + beta * C` and writes it twice.
+computes one triangle of `alpha * A @ B + beta * C` and writes it twice. They are compiled for operands that are read 16
+bytes at a time: all strides but the one of 1 must be multiples of that.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -17,30 +19,51 @@ import torch
 __all__ = ["symmetric_kernel"]
 
 _SMALLEST = 256  # below it the kernel's tiles are mostly empty
+_ALIGNMENT = 16  # bytes
 _CAPABILITIES = (9, 10)
 
+type Kernel = Callable[..., Any]
 
-def symmetric_kernel(out: torch.Tensor) -> Callable[..., Any] | None:
+
+def symmetric_kernel(out: torch.Tensor, *operands: torch.Tensor) -> Kernel | None:
     """Return the kernel for a symmetric product, or None where it is not installed or does not run.
 
     Args:
         out: where the product goes.
+        *operands: what is multiplied and added.
 
     Example:
-        >>> symmetric_kernel(torch.empty(512, 512, dtype=torch.bfloat16)) is None  # on a CPU
+        >>> x = torch.empty(512, 512, dtype=torch.bfloat16)
+        >>> symmetric_kernel(x, x, x) is None  # on a CPU
         True
     """
-    if out.device.type != "cuda" or out.dtype.itemsize != 2 or out.shape[-1] < _SMALLEST:
+    if out.dtype.itemsize != 2 or out.shape[-1] < _SMALLEST:
         return None
-    return _installed(out.device)
+    return _kernel_of(out.device) if all(map(_is_aligned, (out, *operands))) else None
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    step = _ALIGNMENT // tensor.dtype.itemsize
+    *others, fastest = sorted(tensor.stride(), reverse=True)
+    return fastest == 1 and not any(distance % step for distance in (*others, tensor.storage_offset()))
 
 
 @cache
-def _installed(device: torch.device) -> Callable[..., Any] | None:
-    if (
-        importlib.util.find_spec("quack") is None
-        or torch.cuda.get_device_capability(device)[0] not in _CAPABILITIES
-    ):
+def _kernel_of(device: torch.device) -> Kernel | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in _CAPABILITIES:
         return None
-    kernel: Callable[..., Any] = importlib.import_module("quack.gemm_interface").gemm_symmetric
+    return _installed()
+
+
+@cache
+def _installed() -> Kernel | None:
+    try:
+        metadata.version("quack-kernels")
+    except metadata.PackageNotFoundError:
+        return None
+    try:
+        kernel: Kernel = importlib.import_module("quack.gemm_interface").gemm_symmetric
+    except (ImportError, AttributeError) as error:
+        warnings.warn(f"Muon goes on without the kernels of quack-kernels, which fail: {error}", stacklevel=2)
+        return None
     return kernel

@@ -79,8 +79,8 @@ class Moment(ABC):
         """Update the state and return the normalized update.
 
         Args:
-            o: orthogonalized and unscaled, of the parameter's stored shape; used up.
-            state: the second moment, updated in place.
+            o: orthogonalized and unscaled, of the parameter's stored shape, float32 or wider.
+            state: the second moment, of the same dtype, updated in place.
             plan: what the parameter consists of.
             grad: the gradient.
             update: what was orthogonalized.
@@ -113,7 +113,8 @@ class ElementMoment(Moment):
         eps: float,
     ) -> torch.Tensor:
         state.mul_(beta2).addcmul_(o, o, value=1.0 - beta2)
-        return o.div_(state.sqrt().add_(eps))
+        root = state.sqrt().add_(eps)
+        return torch.div(o, root, out=root)
 
 
 class RowMoment(Moment):
@@ -189,11 +190,9 @@ class MatrixMoment(Moment):
     ) -> torch.Tensor:
         flat = plan.view.batch_dims + 1
         norm = _frobenius(grad.flatten(flat), plan)
-        state.lerp_(norm.square().view(state.shape).to(state.dtype), 1.0 - beta2)
+        state.lerp_(norm.square().view(state.shape), 1.0 - beta2)
         alpha = _frobenius(update.flatten(flat), plan).view(state.shape) / (state.sqrt() + eps)
-        return o.mul_(
-            alpha.view(*alpha.shape[: plan.view.batch_dims], *[1] * (o.dim() - plan.view.batch_dims))
-        )
+        return o * (alpha.view(*alpha.shape[: plan.view.batch_dims], *[1] * (o.dim() - plan.view.batch_dims)))
 
 
 MOMENTS: Mapping[str, Moment] = MappingProxyType(
@@ -216,8 +215,9 @@ def _logical_lengths(plan: MatrixPlan) -> tuple[int, int]:
 
 
 def _frobenius(matrix: torch.Tensor, plan: MatrixPlan) -> torch.Tensor:
-    """Return the Frobenius norm of every whole matrix, `[*batch, 1, 1]`."""
-    norm: torch.Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
+    """Return the Frobenius norm of every whole matrix, `[*batch, 1, 1]`, in float32 or wider."""
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    norm: torch.Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True, dtype=wide)
     if plan.cut is None:
         return norm
     squares = norm.double().square_()

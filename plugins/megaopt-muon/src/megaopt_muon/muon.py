@@ -11,13 +11,14 @@ from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimize
 from megaopt_core.errors import ConfigurationError, GradientError
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.execution import merged, orthogonalize_pieces, scales_of
-from megaopt_muon.groups import tensor_parallel_groups
+from megaopt_muon.groups import group_of, tensor_parallel_groups
 from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.plans import MatrixPlan, is_expert, plan_parameter, view_of
+from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
 from megaopt_muon.scale import get_muon_scale_factor, validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, TP_MODES
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.optim.optimizer import ParamsT
 
     from megaopt_core.config import OptimizerConfig
@@ -64,15 +65,17 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         num_ns_steps: number of its steps.
         scale_mode: how the update grows with its matrix.
         extra_scale_factor: factor on every update.
-        pg_collection: process groups: an object with attributes `tp` and `expt_tp`, or a DeviceMesh.
+        pg_collection: process groups: an object with attributes `tp` and `expt_tp` (experts; by default `tp`), or a
+            DeviceMesh.
         tp_mode: `"blockwise"` orthogonalizes every rank's shard as if it were the matrix; `"duplicated"` gathers the
             matrix on every rank; `"distributed"` sums Gram matrices over the ranks. The last two give what one process
-            would.
+            would, `"distributed"` up to the rounding of these sums: with precision `"medium"`, to bfloat16.
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 
     Raises:
         ConfigurationError: an argument is out of range (a `ValueError`).
+        ParallelGroupError: a dense parameter is cut, but `pg_collection` holds only the experts' group.
 
     Source:
         K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); Liu et al., "Muon is
@@ -148,11 +151,14 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             scaled_orthogonalize_fn=self._scaled_orthogonalize,
             **group_defaults,
         )
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._tensor_parallel_group(param)
 
     @torch.no_grad()
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient and elements.
 
         Args:
             closure: evaluates the loss again; called once, with gradients enabled.
@@ -169,7 +175,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
                 loss = closure()
         for group in self.param_groups:
             self._init_group(group)
-            for params in _chunks([param for param in group["params"] if param.grad is not None]):
+            stepped = [param for param in group["params"] if param.grad is not None and param.numel()]
+            for params in _chunks(stepped):
                 self._step_params(group, params)
         return loss
 
@@ -246,10 +253,12 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         view = view_of(
             param, split_qkv=self.split_qkv, is_qkv_fn=self.is_qkv_fn, qkv_split_shapes=self.qkv_split_shapes
         )
-        group = self.expert_tp_group if is_expert(param) else self.tp_group
-        plan = plan_parameter(param, view, group, self.tp_mode, self._scale)
+        plan = plan_parameter(param, view, self._tensor_parallel_group(param), self.tp_mode, self._scale)
         self._plans[param] = (info, plan)
         return plan
+
+    def _tensor_parallel_group(self, param: torch.Tensor) -> ProcessGroup | None:
+        return group_of(param, self.tp_group, self.expert_tp_group, self.tp_mode)
 
     def _scale(self, rows: int, columns: int) -> float:
         return get_muon_scale_factor(rows, columns, self.scale_mode) * self.extra_scale_factor

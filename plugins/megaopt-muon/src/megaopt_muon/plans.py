@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from megaopt_core.params.specs import ParamInfo
 
-__all__ = ["Cut", "MatrixPlan", "is_expert", "plan_parameter", "view_of"]
+__all__ = ["Cut", "MatrixPlan", "is_expert", "partition_dim_of", "plan_parameter", "view_of"]
 
 
 @frozen
@@ -72,6 +72,17 @@ def is_expert(param: torch.Tensor) -> bool:
     if info is not None:
         return info.is_expert
     return bool(getattr(param, "expert_tp", False)) or not getattr(param, "allreduce", True)
+
+
+def partition_dim_of(param: torch.Tensor) -> int:
+    """Return the stored dimension that tensor parallelism cuts a parameter along; -1 for none.
+
+    Args:
+        param: the tensor that is stepped.
+    """
+    info: ParamInfo | None = getattr(param, "param_info", None)
+    dim = info.partition_dim if info is not None else getattr(param, "partition_dim", None)
+    return -1 if dim is None else int(dim)
 
 
 def view_of(
@@ -161,9 +172,8 @@ def _local_plan(shape: tuple[int, ...], view: MatrixView, scale: Callable[[int, 
 def _cut_of(param: torch.Tensor, view: MatrixView, group: ProcessGroup | None) -> Cut | None:
     if group is None or group.size() == 1:
         return None
-    info: ParamInfo | None = getattr(param, "param_info", None)
-    dim = info.partition_dim if info is not None else getattr(param, "partition_dim", -1)
-    if dim is None or dim < view.batch_dims:  # not cut, or each matrix is whole on one rank
+    dim = partition_dim_of(param)
+    if dim < view.batch_dims:  # not cut, or each matrix is whole on one rank
         return None
     on_first = dim == view.batch_dims
     return Cut(group, dim, 0 if on_first != view.transposed else 1)

@@ -72,7 +72,7 @@ def symmetric_mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> 
         >>> symmetric_mm(x, x.mT, torch.empty(2, 2)).tolist()
         [[5.0, 2.0], [2.0, 1.0]]
     """
-    kernel = symmetric_kernel(out)
+    kernel = symmetric_kernel(out, left, right)
     if kernel is not None:
         kernel(left, right, out=out)
         return out
@@ -114,7 +114,7 @@ def symmetric_addmm(
         >>> symmetric_addmm(eye, eye, eye, beta=2.0, alpha=3.0, out=torch.empty(2, 2)).tolist()
         [[5.0, 0.0], [0.0, 5.0]]
     """
-    kernel = symmetric_kernel(out)
+    kernel = symmetric_kernel(out, left, right, base)
     if kernel is not None:
         # A tile is written twice, also where another reads its base: they must not share memory.
         kernel(left, right, C=base.clone() if base is out else base, out=out, alpha=alpha, beta=beta)

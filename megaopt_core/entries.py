@@ -45,8 +45,8 @@ class OptimizerEntry:
         optimizer_cls: a `torch.optim.Optimizer` subclass, or `"module:Class"`, which is imported when an optimizer is
             built: listing entries imports no algorithm.
         init_state_fn: `(optimizer, config=None)`; makes the state of every parameter without a gradient and without
-            moving a parameter. None: the state is made by one step on zero gradients with zero learning rate, after
-            which parameters, step counts and groups are put back.
+            moving a parameter. None: one step on zero gradients, which is undone, tells which state there will be;
+            zeros of that kind can be loaded into, and the first real step makes the state.
         config_to_kwargs: `(config, model_chunks, pg_collection)` to constructor arguments. None: every constructor
             parameter is looked up as `{prefix}_{name}` for each of `setting_prefixes`, then as a core field.
         default_param_overrides: overrides that are added whenever this is the run's optimizer.

@@ -126,6 +126,7 @@ def describe_optimizer(
             "group": group_of.get(name, 0),
             "shape": list(collected.shapes.get(name, ())),
             "state": collected.state.get(name, {}),
+            **({"fresh": True} if name in collected.fresh else {}),
         }
         for name in {**group_of, **collected.state}
     }
@@ -153,6 +154,8 @@ def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name, described in of_rank.items():
             present = parameters.setdefault(name, {**described, "state": {}})
             present["shape"] = present["shape"] or described["shape"]
+            if "fresh" in described:
+                present["fresh"] = True
             for key, record in described["state"].items():
                 _merge_record(present["state"], key, record)
     for described in parameters.values():

@@ -12,6 +12,7 @@ from megaopt_core.checkpoint.chunks import chunks_of
 from megaopt_core.checkpoint.sliced import SlicedTensor
 from megaopt_core.checkpoint.values import encode
 from megaopt_core.errors import CheckpointError
+from megaopt_core.optimizers.placeholders import StatePlaceholder, is_placeholder
 from megaopt_core.params.specs import Shard
 
 if TYPE_CHECKING:
@@ -68,6 +69,15 @@ class PieceState:
         """What the inner optimizer keeps; live."""
         state: dict[str, Any] = self.part.inner.state[self.stepped]
         return state
+
+    def adopt(self) -> None:
+        """Make what was written into a placeholder the inner optimizer's state."""
+        self.part.inner.state[self.stepped] = dict(self.inner)
+
+    def start_anew(self) -> None:
+        """Give up the state; the inner optimizer makes it in its next step."""
+        if self.inner:
+            self.part.inner.state[self.stepped] = StatePlaceholder(self.inner)
 
     @property
     def extra(self) -> Mapping[str, torch.Tensor]:
@@ -126,11 +136,13 @@ class Collected:
         state: parameter name to state key to record: `{"tensor": key}` for slices, `{"ranges": [...]}` for numbers,
             `{"objects": [...]}` for anything else.
         shapes: parameter name to the shape of the whole parameter.
+        fresh: parameters whose state their first step will make.
     """
 
     tensors: dict[str, torch.Tensor] = field(factory=dict)
     state: dict[str, dict[str, Any]] = field(factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(factory=dict)
+    fresh: set[str] = field(factory=set)
 
     def add_slice(
         self,
@@ -167,11 +179,12 @@ def _joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
     return SlicedTensor(more.shape, more.dtype, more.device, (*present.chunks, *more.chunks), fetch)
 
 
-def collect_state(optimizer: MegatronOptimizer) -> Collected:
+def collect_state(optimizer: MegatronOptimizer, *, with_placeholders: bool = False) -> Collected:
     """Return this rank's state; no tensor is copied, what precision policies compute is computed when it is needed.
 
     Args:
         optimizer: a built optimizer.
+        with_placeholders: `tensors` holds those that stand in for state before the first step too: places to load into.
 
     Raises:
         CheckpointError: a state is neither elementwise, nor a number, nor of a whole parameter.
@@ -181,8 +194,13 @@ def collect_state(optimizer: MegatronOptimizer) -> Collected:
         for _, shard in piece.members:
             collected.state.setdefault(shard.name, {})
             collected.shapes[shard.name] = shard.shape
+        into = collected
+        if is_placeholder(piece.inner):
+            names = [shard.name for _, shard in piece.members]
+            collected.fresh.update(names)
+            into = Collected(collected.tensors if with_placeholders else {}, {name: {} for name in names})
         for key, value in piece.inner.items():
-            _collect(collected, piece, key, value)
+            _collect(into, piece, key, value)
         for key, value in piece.extra.items():
             for offset, shard in piece.members:
                 flat = _extra_elements(piece, key, offset, shard.numel)

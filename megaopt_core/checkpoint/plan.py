@@ -231,11 +231,13 @@ def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer
 def _members(source: Source, found: Matching, piece: PieceState) -> list[Member]:
     members = []
     for offset, shard in piece.members:
-        state = found.record(shard.name)["state"] if shard.name in found.same else {}
+        record = found.record(shard.name) if shard.name in found.same else {"state": {}}
+        state, is_fresh = record["state"], "fresh" in record
         main = found.main_key(shard.name)
         if main is None and shard.name in found.model:
             main = source.manifest.model["tensors"][found.model[shard.name]]
-        members.append(Member(offset, shard, {k: v for k, v in state.items() if k != MAIN_PARAM}, main))
+        kept = {key: value for key, value in state.items() if key != MAIN_PARAM}
+        members.append(Member(offset, shard, kept, main, is_fresh))
     return members
 
 

@@ -30,12 +30,14 @@ class Member:
         shard: which elements.
         state: state key to record; empty when its state starts anew.
         main: key of the tensor that a main parameter is read from, None when there is none.
+        is_fresh: it was saved before its first step.
     """
 
     offset: int
     shard: Shard
     state: Mapping[str, Mapping[str, Any]]
     main: str | None = None
+    is_fresh: bool = False
 
 
 @define
@@ -80,6 +82,10 @@ class PieceRestore:
                 self._plan_key(key, live, holders)
         if MAIN_PARAM in self.piece.extra:
             self._plan_main()
+        if stored:
+            self.finals.append(self.piece.adopt)
+        elif all(member.is_fresh for member in self.members):
+            self.finals.append(self.piece.start_anew)
 
     def _is_scale(self, key: str, live: Mapping[str, Any]) -> bool:
         base = key.removesuffix("_scale")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.checkpoint.document import describe_optimizer
-from megaopt_core.checkpoint.manifest import Manifest
+from megaopt_core.checkpoint.manifest import Manifest, StoredTensor
 from megaopt_core.checkpoint.mapping import PREFIX, collect_state, piece_states
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.restoring import MAIN_PARAM, Member, PieceRestore
@@ -52,7 +52,7 @@ class OptimizerCheckpointState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return slices by parameter name and state key, and everything else as one JSON string: a collective."""
-        collected = collect_state(self._optimizer)
+        collected = collect_state(self._optimizer, with_placeholders=True)
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
         state = {key.removeprefix(f"{PREFIX}."): _writable(tensor) for key, tensor in tensors.items()}
@@ -84,7 +84,7 @@ class OptimizerCheckpointState:
             for offset, shard in piece.members:
                 state = dict(records[shard.name]["state"])
                 main = state.pop(MAIN_PARAM, {}).get("tensor")
-                members.append(Member(offset, shard, state, main))
+                members.append(Member(offset, shard, state, main, "fresh" in records[shard.name]))
             restores.append(PieceRestore(piece, members, source))
         for restore in restores:
             restore.plan()
@@ -111,6 +111,22 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
 
 class _SliceSource(MemorySource):
     """Slices in memory: what this rank needs of each tensor, cut as this rank cuts it."""
+
+    def stored(self, key: str) -> StoredTensor:
+        """Return shape and dtype of a tensor.
+
+        Args:
+            key: its key.
+
+        Raises:
+            StateDictError: there was no place to read it into.
+        """
+        if key not in self.tensors:
+            raise StateDictError(
+                f"{self.name} holds {key!r}, which this optimizer has no place for before its first step: step once "
+                "before dcp.load, or use load_checkpoint, which makes state from what was saved"
+            )
+        return super().stored(key)
 
     def read(self, requests: Any) -> None:
         """Copy slices into places of the same boxes, unless they are the same memory.

@@ -27,7 +27,7 @@ def with_slices(
         state_dict: what it exports; changed in place.
         cut: names of the parameters of which this rank does not step everything.
     """
-    tensors = collect_state(optimizer).tensors
+    tensors = collect_state(optimizer, with_placeholders=True).tensors
     for group in state_dict["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
             values = state_dict["state"].get(index, {}) if name in cut else {}

@@ -1,24 +1,29 @@
-"""Making the state of an optimizer that says nothing about how: by a step that leaves no trace."""
+"""Learning what state an optimizer keeps that says nothing about it: by a step that leaves no trace."""
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import inspect
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from megaopt_core.errors import PluginError
+from megaopt_core.optimizers.undo import remember
 
-__all__ = ["init_state_by_step"]
+__all__ = ["probe_state"]
+
+_ZEROED = ("lr", "weight_decay")
 
 
 @torch.no_grad()
-def init_state_by_step(inner: torch.optim.Optimizer) -> None:
-    """Make an optimizer's state by a step on zero gradients, then undo everything the step did to values.
+def probe_state(inner: torch.optim.Optimizer) -> None:
+    """Let an optimizer make its state by a step on zero gradients, and undo all else that the step did.
 
-    Learning rate and weight decay are zero during the step; parameters, gradients, groups and the random state are put
-    back, step counts are set to zero, and so are state tensors that came out non-finite.
+    Parameters, gradients, groups, the optimizer's attributes, hooks and the random state are as before. The state that
+    is left has the right keys, shapes and dtypes; its values are of no use. An optimizer whose step fails on zero
+    gradients is left without state.
 
     Args:
         inner: an optimizer that has not stepped yet.
@@ -31,31 +36,44 @@ def init_state_by_step(inner: torch.optim.Optimizer) -> None:
     params = [param for group in inner.param_groups for param in group["params"]]
     if not params:
         return
-    grads = [param.grad for param in params]
-    values = [param.detach().clone() for param in params]
-    settings = [
-        {key: value for key, value in group.items() if key != "params"} for group in inner.param_groups
-    ]
-    kept = copy.deepcopy(settings)
-    try:
+    with _undone(inner, params):
         for group in inner.param_groups:
-            for key in ("lr", "weight_decay"):
+            for key in _ZEROED:
                 if key in group:
                     is_tensor = isinstance(group[key], torch.Tensor)
                     group[key] = torch.zeros_like(group[key]) if is_tensor else 0.0
         for param in params:
             param.grad = torch.zeros_like(param)
+        try:
+            if callable(
+                train := getattr(inner, "train", None)
+            ):  # schedule-free optimizers refuse to step before
+                train()
+            # The class's own step: a scheduler that counts calls of the instance's must not count this one.
+            type(inner).step(inner)
+        except Exception:  # noqa: BLE001 - whatever it is, the optimizer's real steps do not begin with zeros
+            for param in params:
+                inner.state.pop(param, None)
+
+
+@contextlib.contextmanager
+def _undone(inner: torch.optim.Optimizer, params: list[torch.Tensor]) -> Iterator[None]:
+    grads = [param.grad for param in params]
+    state, present = inner.state, set(inner.state)
+    attributes = {key: value for key, value in vars(inner).items() if key != "state"}
+    restore = remember(attributes)
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(inner, hooks, OrderedDict())
+    try:
         with torch.random.fork_rng(devices=_accelerators(params)):
-            inner.step()
+            yield
     finally:
-        for param, grad, value in zip(params, grads, values, strict=True):
+        for param, grad in zip(params, grads, strict=True):
             param.grad = grad
-            param.copy_(value)
-        for group, saved in zip(inner.param_groups, kept, strict=True):
-            for key in [key for key in group if key != "params" and key not in saved]:
-                del group[key]
-            group.update(saved)
-    _reset(inner)
+        vars(inner).clear()
+        vars(inner).update(restore(), state=state)
+        for key in [key for key in state if key not in present and not isinstance(key, torch.Tensor)]:
+            del state[key]
 
 
 def _refuse_closures(inner: torch.optim.Optimizer) -> None:
@@ -69,16 +87,3 @@ def _refuse_closures(inner: torch.optim.Optimizer) -> None:
 
 def _accelerators(params: Iterable[torch.Tensor]) -> list[torch.device]:
     return sorted({param.device for param in params if param.device.type == "cuda"}, key=str)
-
-
-def _reset(inner: torch.optim.Optimizer) -> None:
-    for state in inner.state.values():
-        for key, value in state.items():
-            if key == "step":
-                state[key] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
-            elif (
-                isinstance(value, torch.Tensor)
-                and value.is_floating_point()
-                and not bool(torch.isfinite(value).all())
-            ):
-                state[key] = torch.zeros_like(value)

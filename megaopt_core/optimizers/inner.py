@@ -12,7 +12,8 @@ from megaopt_core.constructor import constructor_kwargs
 from megaopt_core.entries import OptimizerEntry
 from megaopt_core.errors import PluginError
 from megaopt_core.optimizers.hooks import global_hooks_suspended
-from megaopt_core.optimizers.init_state import init_state_by_step
+from megaopt_core.optimizers.init_state import probe_state
+from megaopt_core.optimizers.placeholders import placeholders_hidden, put_placeholders
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
@@ -37,7 +38,11 @@ def run_inner(
         action: what to call: its `step`, its `eval`, or what makes its state.
         store_all: values may change without a gradient.
     """
-    with global_hooks_suspended(), closing(precision.batches(inner, store_all=store_all)) as batches:
+    with (
+        global_hooks_suspended(),
+        placeholders_hidden(inner),
+        closing(precision.batches(inner, store_all=store_all)) as batches,
+    ):
         for _ in batches:
             action()
 
@@ -81,12 +86,13 @@ def init_inner_state(
     init_state_fn: Callable[[torch.optim.Optimizer, OptimizerConfig | None], None] | None,
     config: OptimizerConfig,
 ) -> None:
-    """Make an inner optimizer's state before its first step.
+    """Make an inner optimizer's state before its first step, or what stands in for it.
 
     Args:
         inner: the inner optimizer.
         precision: gives the tensors their memory.
-        init_state_fn: what makes the state; None: a step on zero gradients does, after which values are put back.
+        init_state_fn: what makes the state; None: a step on zero gradients tells which state there will be, and
+            placeholders of that kind can be loaded into; the first step makes the state itself.
         config: the run's configuration.
 
     Raises:
@@ -96,4 +102,5 @@ def init_inner_state(
         make = init_state_fn
         run_inner(precision, inner, lambda: make(inner, config))
     else:
-        run_inner(precision, inner, lambda: init_state_by_step(inner))
+        run_inner(precision, inner, lambda: probe_state(inner))
+        put_placeholders(inner)

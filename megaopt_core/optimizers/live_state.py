@@ -9,7 +9,9 @@ import torch
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.optimizers.part import OptimizerPart
+from megaopt_core.optimizers.placeholders import StatePlaceholder, is_placeholder
 from megaopt_core.optimizers.precision import MAIN_PARAM
+from megaopt_core.params.parts import local_tensor
 from megaopt_core.params.specs import Shard
 
 __all__ = ["LiveState", "ParamState"]
@@ -76,6 +78,17 @@ class ParamState(MutableMapping[str, Any]):
             changed.view(-1)[offset : offset + shard.numel].copy_(value.reshape(-1))
         self._store(key, changed)
 
+    @property
+    def is_fresh(self) -> bool:
+        """True before the first step, while nothing was written here: that step will make the state."""
+        return is_placeholder(self._inner)
+
+    def start_anew(self) -> None:
+        """Give up the state of the whole piece; the inner optimizer makes it in its next step."""
+        if self._inner:
+            inner = self._part.inner
+            inner.state[self._part.stepped[self._index]] = StatePlaceholder(self._inner)
+
     def take_model(self, param: torch.Tensor) -> None:
         """Start the main value again from the model's, where there is one.
 
@@ -83,7 +96,7 @@ class ParamState(MutableMapping[str, Any]):
             param: the model's parameter.
         """
         if MAIN_PARAM in self:
-            elements = param.detach().float()
+            elements = local_tensor(param).detach().float()
             if self.member is not None:
                 shard = self.member[1]
                 elements = elements.reshape(-1)[shard.start : shard.stop]

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["export_state_dict", "import_state_dict"]
 
 _SCALER = "grad_scaler"
+_FRESH = "fresh"
+"""Names of the parameters whose state, before their first step, is only a place to load into."""
+
 _NOT_LOADED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Group keys that say where parameters are, or how torch computes in this process: they stay as they were built."""
 
@@ -42,6 +45,9 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
     exported: dict[str, Any] = {"state": state, "param_groups": groups}
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
+    fresh = [optimizer.names[param] for param, values in optimizer.state.items() if values.is_fresh]
+    if fresh:
+        exported[_FRESH] = fresh
     return exported
 
 
@@ -50,10 +56,14 @@ def _without_attributes(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.nn.Parameter) else value
 
 
-def _local(value: Any) -> Any:
-    """Return this rank's elements of a slice of a sharded tensor; anything else as it is."""
+def _local(value: Any, mine: Any) -> Any:
+    """Return this rank's elements of a slice of a sharded tensor, shaped as they are here; anything else as it is."""
     flat = getattr(value, "flat_local", None)
-    return value if flat is None else flat()
+    if flat is None:
+        return value
+    elements: torch.Tensor = flat()
+    fits = isinstance(mine, torch.Tensor) and mine.numel() == elements.numel()
+    return elements.view(mine.shape) if fits else elements
 
 
 @define
@@ -63,12 +73,13 @@ class _Saved:
     state: dict[str, Mapping[str, Any]] = field(factory=dict)
     group_of: dict[str, Mapping[str, Any]] = field(factory=dict)
     groups: list[Mapping[str, Any]] = field(factory=list)
+    fresh: frozenset[str] = field(factory=frozenset, converter=frozenset)
 
 
 def _take_apart(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> _Saved:
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise StateDictError("an optimizer state dict has the keys 'state' and 'param_groups'")
-    saved = _Saved(groups=list(state_dict["param_groups"]))
+    saved = _Saved(groups=list(state_dict["param_groups"]), fresh=state_dict.get(_FRESH, ()))
     ours = [optimizer.names[param] for group in optimizer.param_groups for param in group["params"]]
     theirs = [index for group in saved.groups for index in group["params"]]
     named = all("param_names" in group for group in saved.groups)
@@ -86,11 +97,13 @@ def _take_apart(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> 
     if len(names) != len(theirs):
         raise StateDictError(f"the state dict names {len(names)} parameters but lists {len(theirs)}")
     by_name = dict(zip(names, theirs, strict=True))
+    present = {name: optimizer.state[param] for param, name in optimizer.names.items()}
     for name, index in by_name.items():
         values = state_dict["state"].get(index, {})
         if not isinstance(values, Mapping):
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
-        saved.state[name] = {key: _local(value) for key, value in values.items()}
+        mine = present.get(name, {})
+        saved.state[name] = {key: _local(value, mine.get(key)) for key, value in values.items()}
     position = 0
     for group in saved.groups:
         for _ in group["params"]:
@@ -175,14 +188,19 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     with torch.no_grad():
         for param, name in optimizer.names.items():
             if name in saved.state:
-                _load_param(optimizer, param, saved.state[name])
+                _load_param(optimizer, param, saved.state[name], name in saved.fresh)
     for group, settings in _group_settings(optimizer, saved):
         for key, value in settings.items():
             _set(group, key, value)
 
 
-def _load_param(optimizer: MegatronOptimizer, param: torch.nn.Parameter, values: Mapping[str, Any]) -> None:
+def _load_param(
+    optimizer: MegatronOptimizer, param: torch.nn.Parameter, values: Mapping[str, Any], is_fresh: bool
+) -> None:
     present = optimizer.state[param]
+    if is_fresh and isinstance(present, ParamState) and present.member is None and _are_zero(values):
+        present.start_anew()
+        values = {key: value for key, value in values.items() if key == MAIN_PARAM}
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
             if key != MAIN_PARAM or key in present:
@@ -195,6 +213,14 @@ def _load_param(optimizer: MegatronOptimizer, param: torch.nn.Parameter, values:
     if isinstance(present, ParamState) and values.get(MAIN_PARAM) is None:
         # A plain optimizer's state: the model's parameter is the only value there is.
         present.take_model(param)
+
+
+def _are_zero(values: Mapping[str, Any]) -> bool:
+    """Return whether nobody wrote into places that were exported before the first step."""
+    tensors = [
+        value for key, value in values.items() if isinstance(value, torch.Tensor) and key != MAIN_PARAM
+    ]
+    return not any(bool(tensor.any()) for tensor in tensors)
 
 
 def _group_settings(

@@ -125,23 +125,6 @@ def test_experts_and_dense_parameters_need_two_optimizers(mlp) -> None:
         FP32Optimizer(torch.optim.SGD(model.parameters()), OptimizerConfig())
 
 
-def test_state_made_by_a_step_leaves_no_trace(mlp, give) -> None:
-    """Gradients, values, groups and the random state are as they were; counts and moments are zero."""
-    model, other = mlp(), mlp()
-    give(model)
-    grads = [param.grad for param in model.parameters()]
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    optimizer = FP32Optimizer(torch.optim.NAdam(model.parameters(), weight_decay=0.1), OptimizerConfig())
-    assert torch.equal(torch.rand(1), expected)
-    assert all(param.grad is grad for param, grad in zip(model.parameters(), grads, strict=True))
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
-    assert optimizer.param_groups[0]["weight_decay"] == 0.1
-    state = optimizer.state[model[0].weight]
-    assert (state["step"].item(), state["exp_avg"].any().item()) == (0.0, False)
-
-
 def test_closures_in_a_signature_are_refused() -> None:
     """An optimizer that demands a closure cannot be a stage."""
 

@@ -1,0 +1,130 @@
+"""State that stands in for what an optimizer will make in its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["StatePlaceholder", "is_placeholder", "placeholders_hidden", "put_placeholders"]
+
+
+class StatePlaceholder(dict[str, Any]):
+    """One parameter's state before its first step: keys, shapes and dtypes as they will be, every tensor zero.
+
+    It is there to be loaded into. The optimizer never sees it: its first step makes its state as it would by itself,
+    unless something was written here until then.
+
+    Args:
+        like: state of the same keys, shapes and dtypes.
+
+    Example:
+        >>> state = StatePlaceholder({"exp_avg": torch.ones(2)})
+        >>> state["exp_avg"].tolist(), state.is_untouched
+        ([0.0, 0.0], True)
+        >>> _ = state["exp_avg"].fill_(1.0)
+        >>> state.is_untouched
+        False
+    """
+
+    def __init__(self, like: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._makers = {key: _maker(value) for key, value in like.items()}
+        self.fill()
+
+    def fill(self) -> None:
+        """Make every value anew."""
+        self.clear()
+        self.update((key, make()) for key, make in self._makers.items())
+        self._made = list(_leaves(self))
+
+    @property
+    def is_untouched(self) -> bool:
+        """True while every value is the one that was made, and no tensor was written to."""
+        now = list(_leaves(self))
+        return len(now) == len(self._made) and all(
+            path == made_path and value is made and version == made_version
+            for (path, value, version), (made_path, made, made_version) in zip(now, self._made, strict=True)
+        )
+
+
+def is_placeholder(state: Mapping[str, Any]) -> bool:
+    """Return whether a parameter's state only stands in for what its first step will make.
+
+    Args:
+        state: the inner optimizer's state of one parameter.
+    """
+    return isinstance(state, StatePlaceholder) and state.is_untouched
+
+
+def put_placeholders(inner: torch.optim.Optimizer) -> None:
+    """Put a placeholder where an optimizer has state now.
+
+    Args:
+        inner: the optimizer.
+    """
+    for param in list(inner.state):
+        made = inner.state.pop(param)
+        if made:
+            inner.state[param] = StatePlaceholder(made)
+
+
+@contextmanager
+def placeholders_hidden(inner: torch.optim.Optimizer) -> Iterator[None]:
+    """Keep placeholders away from what an optimizer does inside the block; those written to become its state.
+
+    Their memory is given back meanwhile. Parameters that have no state afterwards get theirs again.
+
+    Args:
+        inner: the optimizer; its groups say of which parameters.
+    """
+    if not any(isinstance(state, StatePlaceholder) for state in inner.state.values()):
+        yield
+        return
+    hidden: dict[torch.Tensor, StatePlaceholder] = {}
+    for param in [param for group in inner.param_groups for param in group["params"]]:
+        state = inner.state.get(param)
+        if not isinstance(state, StatePlaceholder):
+            continue
+        if state.is_untouched:
+            hidden[param] = inner.state.pop(param)
+            state.clear()
+        else:
+            inner.state[param] = dict(state)
+    try:
+        yield
+    finally:
+        for param, state in hidden.items():
+            if not inner.state.get(param):
+                state.fill()
+                inner.state[param] = state
+
+
+def _maker(value: Any) -> Callable[[], Any]:
+    if isinstance(value, torch.Tensor):
+        like, device = torch.empty_like(value, device="meta"), value.device
+        return lambda: torch.zeros_like(like, device=device)
+    if type(value) is dict:
+        makers = {key: _maker(held) for key, held in value.items()}
+        return lambda: {key: make() for key, make in makers.items()}
+    if type(value) in (list, tuple):
+        inside = [_maker(held) for held in value]
+        return lambda: type(value)(make() for make in inside)
+    if type(value) in (bool, int, float):
+        return type(value)
+    return lambda: value
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, int]]:
+    """Yield path, value and version of everything in nested containers."""
+    if isinstance(value, dict):
+        for key, held in value.items():
+            yield from _leaves(held, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, held in enumerate(value):
+            yield from _leaves(held, (*path, index))
+    else:
+        counted = isinstance(value, torch.Tensor) and not value.is_inference()
+        yield path, value, value._version if counted else 0

@@ -17,6 +17,7 @@ from megaopt_core.optimizers.report import OptimizerReport, build_report
 from megaopt_core.optimizers.state_dict import export_state_dict, import_state_dict
 from megaopt_core.optimizers.twins import Twins
 from megaopt_core.parallel.groups import ProcessGroupCollection
+from megaopt_core.params.parts import local_tensor
 from megaopt_core.sharding.base import ShardedParams
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class MegatronOptimizer(StepPipeline):
                     param.grad = None
                 else:
                     param.grad = param.grad.detach()
-                    filled.append(param.grad)
+                    filled.append(local_tensor(param.grad))
         with torch.no_grad():
             if filled:
                 torch._foreach_zero_(filled)

@@ -72,7 +72,7 @@ class Assigner:
             settings=tuple(sorted(settings.items())),
             override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
         )
-        shape = item.box[1]
+        shape = item.part.box[1]
         return Assignment(
             key, match.override, match.reasons, reason, entry.granularity, entry.step_cost(shape)
         )
@@ -85,8 +85,8 @@ class Assigner:
             return name, f"{match.origin['optimizer']} asks for {asked!r}" if asked else why
         if asked:
             raise RoutingError(
-                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.shape}) to {asked!r}, which does not "
-                f"take it: {refusal}. Set its matrix_view, or send it to another optimizer",
+                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.part.shape}) to {asked!r}, which does "
+                f"not take it: {refusal}. Set its matrix_view, or send it to another optimizer",
                 names=[item.name],
             )
         tried = [name]
@@ -94,14 +94,15 @@ class Assigner:
             fallback = get_registry().optimizer(name).fallback
             if fallback is None:
                 raise RoutingError(
-                    f"{name!r} does not take {item.name!r} (shape {item.shape}): {refusal}; it names no fallback. "
+                    f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it names no fallback. "
                     f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
                     names=[item.name],
                 )
             name = fallback(self.config) if callable(fallback) else fallback
             if name in tried:
                 raise RoutingError(
-                    f"none of {tried} takes {item.name!r} (shape {item.shape}): {refusal}", names=[item.name]
+                    f"none of {tried} takes {item.name!r} (shape {item.part.shape}): {refusal}",
+                    names=[item.name],
                 )
             tried.append(name)
             refused_again = self._refusal(name, item)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from attrs import define, frozen
 
 from megaopt_core.errors import RoutingError
-from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in, size_of
+from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.params.names import NamedParam, named_params, unwrap
+from megaopt_core.params.parts import LogicalPart, logical_part
 from megaopt_core.params.role_rules import infer_roles
 from megaopt_core.params.roles import Role, RoleDecision
-from megaopt_core.params.specs import Box, Granularity, ParamSpec, whole
+from megaopt_core.params.specs import Granularity, ParamSpec
 from megaopt_core.params.views import MatrixView
 from megaopt_core.registry import get_registry
 
@@ -30,8 +30,7 @@ class InventoryItem:
         chunk: index of the model chunk.
         aliases: other global names of the same tensor.
         decision: its role with reason and view.
-        shape: of the logical tensor over all tensor-parallel ranks.
-        box: this rank's part of `shape`.
+        part: this rank's part of the logical tensor over all tensor-parallel ranks.
     """
 
     name: str
@@ -39,8 +38,7 @@ class InventoryItem:
     chunk: int
     aliases: tuple[str, ...]
     decision: RoleDecision
-    shape: tuple[int, ...]
-    box: Box
+    part: LogicalPart
 
     @property
     def param(self) -> torch.nn.Parameter:
@@ -56,16 +54,6 @@ class InventoryItem:
     def shared(self) -> bool:
         """True when it is counted elsewhere."""
         return bool(getattr(self.param, "shared", False))
-
-    @property
-    def tensor_parallel(self) -> bool:
-        """True when it is cut over the tensor-parallel group."""
-        return bool(getattr(self.param, "tensor_model_parallel", False))
-
-    @property
-    def partition_dim(self) -> int:
-        """Dimension that tensor parallelism cuts, -1 for none."""
-        return int(getattr(self.param, "partition_dim", -1)) if self.tensor_parallel else -1
 
     @property
     def grad_norm_group(self) -> str | None:
@@ -88,8 +76,8 @@ class InventoryItem:
         """
         return ParamSpec(
             name=self.name,
-            shape=self.shape,
-            box=self.box,
+            shape=self.part.shape,
+            box=self.part.box,
             dtype=self.param.dtype,
             grad_dtype=self.param.dtype,
             optimizer=optimizer,
@@ -98,16 +86,8 @@ class InventoryItem:
             cost=cost,
             is_expert=self.is_expert,
             shared_embedding=bool(getattr(self.param, "shared_embedding", False)),
-            dp_placements=_placements(self.param),
+            dp_placements=self.part.dp_placements,
         )
-
-
-def _placements(param: torch.nn.Parameter) -> tuple[tuple[Any, int], ...]:
-    """Return `(placement, mesh size)` of every mesh dimension of a DTensor; nothing of other parameters."""
-    placements, mesh = getattr(param, "placements", None), getattr(param, "device_mesh", None)
-    if placements is None or mesh is None:
-        return ()
-    return tuple((placement, mesh.size(dim)) for dim, placement in enumerate(placements))
 
 
 @define
@@ -120,29 +100,6 @@ class Inventory:
     def names(self) -> list[str]:
         """Return every name, aliases included."""
         return [name for item in (*self.trainable, *self.frozen) for name in (item.name, *item.aliases)]
-
-
-def _global_part(
-    param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollection
-) -> tuple[tuple[int, ...], Box]:
-    shape = tuple(param.shape)
-    dim = getattr(param, "partition_dim", -1)
-    group = pgs.tp if getattr(param, "allreduce", True) else (pgs.expt_tp or pgs.tp)
-    if not getattr(param, "tensor_model_parallel", False) or dim < 0 or size_of(group) == 1:
-        return shape, whole(shape)
-    if dim >= len(shape):
-        raise RoutingError(
-            f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}",
-            names=[name],
-        )
-    stride = getattr(param, "partition_stride", 1)
-    if stride != 1:
-        raise RoutingError(
-            f"parameter {name!r} has partition_stride={stride}; only 1 is supported", names=[name]
-        )
-    full = tuple(extent * size_of(group) if axis == dim else extent for axis, extent in enumerate(shape))
-    offsets = tuple(rank_in(group) * extent if axis == dim else 0 for axis, extent in enumerate(shape))
-    return full, (offsets, shape)
 
 
 def _annotations(chunk: torch.nn.Module) -> dict[str, Role | MatrixView]:
@@ -174,7 +131,7 @@ def take_inventory(
         fqn: maps `(chunk index, local name)` to a globally unique name.
 
     Raises:
-        RoutingError: two parameters have one name.
+        RoutingError: two parameters have one name, or tensor parallelism has cut one in a way that cannot be stepped.
     """
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
@@ -189,7 +146,7 @@ def take_inventory(
                     names=[name],
                 )
             seen[name] = index
-            shape, box = _global_part(named.param, name, pgs)
-            item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], shape, box)
+            part = logical_part(named.param, name, pgs)
+            item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
             (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
     return inventory

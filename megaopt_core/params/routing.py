@@ -266,8 +266,8 @@ def _assemble(
             strategy=strategies[given.key.optimizer],
             module_type=item.module_type,
             shared=item.shared,
-            tensor_parallel=item.tensor_parallel,
-            partition_dim=item.partition_dim,
+            tensor_parallel=item.part.tensor_parallel,
+            partition_dim=item.part.partition_dim,
             grad_norm_group=item.grad_norm_group,
         )
     frozen_names = tuple(item.name for item in mine.inventory.frozen)

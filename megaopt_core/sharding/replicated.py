@@ -1,4 +1,4 @@
-"""The built-in strategy: every rank steps every parameter, whole."""
+"""The built-in strategy: every rank steps every parameter, all that tensor parallelism left it of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from attrs import define, frozen
 
 from megaopt_core.errors import ShardingError
+from megaopt_core.params.parts import is_dtensor, local_tensor
 from megaopt_core.params.specs import Granularity, ParamSpec
 from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece, finish_grad_sync, gradient_of
 from megaopt_core.sharding.layout import (
@@ -30,7 +31,7 @@ __all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams"]
 
 @frozen
 class ReplicatedLayout:
-    """One whole piece per parameter, on every rank alike; no buffers."""
+    """One piece per parameter, all that a rank holds of it; no buffers."""
 
     specs: tuple[ParamSpec, ...]
 
@@ -56,7 +57,7 @@ class ReplicatedLayout:
 
 @define
 class ReplicatedParams:
-    """Live pieces that are the model's parameters themselves.
+    """Live pieces that are the model's parameters themselves; of DTensors, the local tensors.
 
     Args:
         pieces: one a parameter.
@@ -69,16 +70,43 @@ class ReplicatedParams:
     chunks: Sequence[torch.nn.Module] = ()
 
     def collect_grads(self) -> None:
-        """Take every parameter's gradient as it is."""
+        """Take every parameter's gradient as it is; that of a DTensor where its parameter is."""
         finish_grad_sync(self.chunks)
         for piece in self.pieces:
-            piece.grad = gradient_of(piece.model_params[0])
+            piece.grad = _local_gradient(piece.model_params[0])
 
     def start_param_sync(self) -> None:
         """Nothing to bring: every rank has stepped everything."""
 
     def finish_param_sync(self) -> None:
         """Nothing to wait for."""
+
+
+def _local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient of what this rank holds of a parameter; a collective where a DTensor's is not yet reduced."""
+    grad = gradient_of(param)
+    if grad is None or not is_dtensor(grad):
+        return grad
+    # Only gradients of DTensors are DTensors.
+    placed = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    return local_tensor(placed)
+
+
+def _uneven_cut(param: torch.nn.Parameter) -> str | None:
+    """Return which dimension of a DTensor is not divided into equal parts, None when all are."""
+    if not is_dtensor(param):
+        return None
+    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined] # of DTensors
+    for mesh_dim, placement in enumerate(placements):
+        ranks = mesh.size(mesh_dim)
+        if placement.is_shard() and param.shape[placement.dim] % ranks:
+            return f"dimension {placement.dim} of its shape {tuple(param.shape)} is unevenly cut over {ranks} ranks"
+    return None
+
+
+def _stepped_in_place(param: torch.nn.Parameter) -> torch.nn.Parameter:
+    """Return what a rank steps: the parameter, or one that shares the memory of a DTensor's local tensor."""
+    return torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
 
 
 @frozen
@@ -90,12 +118,20 @@ class Replicated:
     companion: str | None = None
 
     def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
-        """Return None: every parameter can be stepped whole.
+        """Return why a DTensor cannot be stepped where it is, None when it can; every other parameter can.
 
         Args:
             param: the live parameter.
             spec: the same as pure data.
         """
+        for placement, ranks in spec.dp_placements:
+            if ranks > 1 and not placement.is_replicate():
+                return (
+                    f"it is a DTensor with the placement {placement!r} over {ranks} ranks that are not tensor "
+                    "parallel. A DeviceMesh with a dimension 'tp', given as pg_collection, says which ranks are"
+                )
+        if spec.granularity is Granularity.TENSOR and (cut := _uneven_cut(param)):
+            return f"{spec.optimizer!r} steps whole matrices, but {cut}"
         return None
 
     def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
@@ -139,5 +175,5 @@ class Replicated:
         for spec in layout.pieces(0, 0):
             if spec.group in wanted:
                 param = model.params[spec.members[0][1].name]
-                pieces.append(Piece(spec, param, (param,)))
+                pieces.append(Piece(spec, _stepped_in_place(param), (param,)))
         return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert), model.chunks)

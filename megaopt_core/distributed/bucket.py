@@ -114,6 +114,11 @@ class Bucket:
         self._grads = DONE
         self.grad_state = GradSync.LOCAL
 
+    @property
+    def is_gathering(self) -> bool:
+        """True from the start of a gather until somebody has waited for it."""
+        return self._gather is not DONE
+
     def start_param_sync(self) -> None:
         """Begin to bring every rank's shard of the parameters to all ranks."""
         if self.param_data is not None:

@@ -40,7 +40,7 @@ class DistributedDataParallelConfig:
     "no_shard") and rejected with any other.
 
     Args:
-        grad_reduce_in_fp32: keep and reduce gradients in fp32, whatever the dtype of the parameters.
+        grad_reduce_in_fp32: keep and reduce the gradients of bf16 and fp16 parameters in fp32.
         overlap_grad_reduce: reduce a bucket as soon as its last gradient is ready, while the backward pass goes on.
         overlap_param_gather: gather updated parameters while the forward pass runs; every module waits for its own.
         align_param_gather: gather all buckets before the first forward pass of a chunk goes on, so that pipeline stages
@@ -50,7 +50,8 @@ class DistributedDataParallelConfig:
         num_distributed_optimizer_instances: shard the optimizer inside this many equal parts of the data-parallel group
             and replicate it across them.
         check_for_nan_in_grad: raise, naming parameter and rank, when a gradient is not finite before it is reduced.
-        check_for_large_grads: the same check; kept for its name.
+        check_for_large_grads: raise for gradients too whose sum over all ranks could overflow: their magnitude times
+            the number of ranks is beyond the range of the dtype they are reduced in.
         bucket_size: elements of a bucket; None: `max(40_000_000, 1_000_000 * dp)`. Without overlap there is one bucket.
         pad_buckets_for_high_nccl_busbw: pad bucket ends to a multiple of 2**16 elements.
         average_in_collective: let the collective divide instead of scaling gradients before it.

@@ -1,4 +1,4 @@
-"""Finding the parameter and the rank of a gradient that is not finite, before it is reduced."""
+"""Finding the parameter and the rank of a gradient that cannot be added up, before it is reduced."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class FiniteCheck:
         names: every parameter, in the same order on all ranks.
         group: the ranks that are told.
         device: where ranks exchange what they found.
+        large: find gradients too that all ranks together could not add up: `|g| * ranks` is beyond the dtype's range.
     """
 
     names: list[str]
     group: ProcessGroup | None
     device: torch.device
+    large: bool = False
     _found: str | None = field(default=None, init=False)
 
     def look(self, bucket: Bucket) -> None:
@@ -41,12 +43,14 @@ class FiniteCheck:
         """
         if self._found is not None or bucket.grad_data is None:
             return
-        if bool(
-            torch.isfinite(torch.linalg.vector_norm(bucket.grad_data.detach(), ord=1, dtype=torch.float32))
-        ):
+        grads = bucket.grad_data.detach()
+        values = torch.view_as_real(grads) if grads.is_complex() else grads
+        ranks = bucket.reduction.shards.size * bucket.reduction.replicas.size
+        limit = torch.finfo(values.dtype).max / (ranks if self.large else 1)
+        if _is_within(values, limit):
             return
         for name, (start, stop) in bucket.params.items():
-            if not bool(torch.isfinite(bucket.grad_data[start:stop]).all()):
+            if start < stop and not _is_within(values[start:stop], limit):
                 self._found = name
                 return
 
@@ -73,4 +77,13 @@ class FiniteCheck:
             told = ", ".join(
                 f"{name!r} on rank {rank}" for rank, name in zip(ranks_of, culprits.values(), strict=True)
             )
-            raise GradientError(f"gradients are not finite: {told}", names=culprits.values())
+            what = "not finite, or too large to be added up over all ranks" if self.large else "not finite"
+            raise GradientError(f"gradients are {what}: {told}", names=culprits.values())
+
+
+def _is_within(values: torch.Tensor, limit: float) -> bool:
+    """Return whether no magnitude is above a limit; NaN is."""
+    if not values.numel():
+        return True
+    low, high = torch.stack(torch.aminmax(values)).tolist()
+    return bool(-limit <= low and high <= limit)

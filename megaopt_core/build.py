@@ -28,7 +28,12 @@ from megaopt_core.params.routing import ParamRoute, Routing, route
 from megaopt_core.params.specs import ParamInfo
 from megaopt_core.registry import get_registry
 from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
-from megaopt_core.sharding.wrapped import groups_of_wrapped, strategy_layouts, wrapped_buffers
+from megaopt_core.sharding.wrapped import (
+    groups_of_wrapped,
+    require_same_overlap,
+    strategy_layouts,
+    wrapped_buffers,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,7 +60,8 @@ def build_optimizer(
         model: the model, or its chunks.
         optimizer: a registered name; `megaopt optimizers` lists them.
         overrides: per-parameter settings; None means the standard ones (no weight decay on biases and vectors).
-        pg_collection: process groups, or a DeviceMesh that names them.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, or
+            the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`...
 
@@ -96,7 +102,8 @@ def get_megatron_optimizer(
         model_chunks: the model's chunks, wrapped or bare; a single one may be given without a list.
         config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
         use_gloo_process_groups: kept for the signature; no gloo groups are made, whatever it says.
-        pg_collection: process groups, or a DeviceMesh that names them; None: the default group.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, or
+            the default group.
         dump_param_to_param_group_map: folder into which `{parameter name: group id}` is written.
         fqn: maps `(chunk index, local name)` to a globally unique name.
 
@@ -107,7 +114,8 @@ def get_megatron_optimizer(
         MegaoptError: a setting, an override or the routing is not possible; nothing has been built.
     """
     chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
-    pgs = ProcessGroupCollection.of(pg_collection)
+    given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
+    pgs = groups_of_wrapped(chunks, given)
     routing = route(config, chunks, config_overrides, pgs, fqn=fqn)
     for chunk in chunks:
         wrapped_for = getattr(chunk, "megaopt_routing", None)
@@ -141,11 +149,14 @@ def optimizer_from_routing(
         fqn: the same as for :func:`route`.
 
     Raises:
-        OwnershipError: a trainable parameter is owned by no optimizer, or by more than one.
+        OwnershipError: a trainable parameter is owned by no optimizer, or by more than one, or a layout does not share
+            its elements out over the data-parallel ranks.
+        ParallelGroupError: the model is wrapped with other process groups.
     """
     params, twins = _live_params(chunks, fqn, routing)
     model = LiveModel(chunks, params)
     _require_honoured(config, routing)
+    require_same_overlap(chunks, config)
     scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
     layouts = strategy_layouts(routing, pgs, wrapped_buffers(chunks, fqn))

@@ -15,10 +15,11 @@ from megaopt_core.distributed.bucket import Bucket
 from megaopt_core.distributed.buffer import ParamAndGradBuffer
 from megaopt_core.distributed.config import DistributedDataParallelConfig
 from megaopt_core.distributed.finite import FiniteCheck
+from megaopt_core.distributed.fitting import require_fitting
 from megaopt_core.distributed.forward_hooks import ForwardWaits
 from megaopt_core.distributed.instances import with_instances
 from megaopt_core.distributed.module_check import ModuleCheck
-from megaopt_core.distributed.planning import plan_full_param_layout, require_fitting
+from megaopt_core.distributed.planning import plan_full_param_layout
 from megaopt_core.distributed.reduction import buckets_by_group, reduction_of, require_wide_gradients
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
@@ -79,7 +80,7 @@ class DistributedDataParallel(nn.Module):
         self.full_param_layout = full_param_layout or plan_full_param_layout(
             module, self.ddp_config, self.process_groups
         )
-        require_fitting(self.full_param_layout, self._params)
+        require_fitting(self.full_param_layout, self._params, self.ddp_config, self.process_groups)
         require_wide_gradients(self.full_param_layout, self.ddp_config)
         self.param_and_grad_buffers = {
             key: self._buffer(key, layout) for key, layout in self.full_param_layout.buffers.items()

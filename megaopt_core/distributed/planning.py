@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from megaopt_core.distributed.config import DistributedDataParallelConfig
-from megaopt_core.errors import ShardingError
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
 from megaopt_core.params.names import NamedParam, named_params
 from megaopt_core.params.specs import Granularity, ParamSpec, whole
 from megaopt_core.sharding.buffer_layout import default_bucket_size, lay_out_buffers
-from megaopt_core.sharding.layout import BufferKey, FullParamLayout, LayoutOptions, World
+from megaopt_core.sharding.layout import FullParamLayout, LayoutOptions, World
 
 if TYPE_CHECKING:
     from megaopt_core.params.routing import Routing
 
-__all__ = ["plan_full_param_layout", "require_fitting"]
+__all__ = ["plan_full_param_layout"]
 
 
 def plan_full_param_layout(
@@ -68,42 +66,3 @@ def _spec(named: NamedParam, ddp_config: DistributedDataParallelConfig) -> Param
         is_expert=not getattr(param, "allreduce", True),
         shared_embedding=bool(getattr(param, "shared_embedding", False)),
     )
-
-
-def require_fitting(layout: FullParamLayout, trainable: Mapping[str, torch.nn.Parameter]) -> None:
-    """Raise unless a layout has room for exactly the trainable parameters of a module.
-
-    Args:
-        layout: a planned layout.
-        trainable: canonical name to parameter.
-
-    Raises:
-        ShardingError: parameters are missing, superfluous, of another size or dtype, or overlap.
-    """
-    placed: dict[str, tuple[BufferKey, int]] = {}
-    for key, buffer in layout.buffers.items():
-        position = 0
-        for name, (start, stop) in sorted(buffer.param_ranges.items(), key=lambda item: item[1]):
-            if name in placed or start < position or stop > buffer.numel:
-                raise ShardingError(
-                    f"the parameter layout places {name!r} at [{start}, {stop}), where it has no room"
-                )
-            placed[name], position = (key, stop - start), stop
-    wrong = [*_differing(placed, trainable), *(name for name in placed if name not in trainable)]
-    if wrong:
-        raise ShardingError(
-            f"the parameter layout does not fit the module: {', '.join(wrong[:5])} ({len(wrong)} parameters) are "
-            "missing, superfluous, or of another size or dtype"
-        )
-
-
-def _differing(
-    placed: Mapping[str, tuple[BufferKey, int]], trainable: Mapping[str, torch.nn.Parameter]
-) -> Sequence[str]:
-    return [
-        name
-        for name, param in trainable.items()
-        if name not in placed
-        or placed[name][1] != param.numel()
-        or placed[name][0].param_dtype != param.dtype
-    ]

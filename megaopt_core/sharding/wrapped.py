@@ -6,19 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from attrs import evolve
 
-from megaopt_core.errors import ShardingError
+from megaopt_core.config import OptimizerConfig
+from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
 from megaopt_core.params.routing import Routing
 from megaopt_core.registry import get_registry
 from megaopt_core.sharding.base import ParamLayout
 from megaopt_core.sharding.layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
+from megaopt_core.sharding.ownership import require_partition
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from megaopt_core.params.routing import NameMap
 
-__all__ = ["groups_of_wrapped", "strategy_layouts", "wrapped_buffers"]
+__all__ = ["groups_of_wrapped", "require_same_overlap", "strategy_layouts", "wrapped_buffers"]
 
 
 def _shares_out(chunk: torch.nn.Module) -> bool:
@@ -27,18 +32,26 @@ def _shares_out(chunk: torch.nn.Module) -> bool:
 
 
 def groups_of_wrapped(
-    chunks: Sequence[torch.nn.Module], pgs: ProcessGroupCollection
+    chunks: Sequence[torch.nn.Module], pgs: ProcessGroupCollection | None
 ) -> ProcessGroupCollection:
-    """Return the process groups with the ones that wrapping has made: those of several optimizer instances.
+    """Return the process groups of a model: the caller's, and what only its wrapper knows.
 
     Args:
         chunks: the model chunks.
-        pgs: the caller's process groups.
+        pgs: the caller's process groups; None: the wrapper's, or the default group where no chunk has one of ours.
+
+    Raises:
+        ParallelGroupError: a wrapper reduces gradients over other ranks than the caller's groups name.
     """
-    for chunk in chunks:
-        made: ProcessGroupCollection | None = getattr(chunk, "process_groups", None)
-        if made is not None and made.intra_dp_cp is not None and pgs.intra_dp_cp is None:
-            return evolve(
+    for index, chunk in enumerate(chunks):
+        made = getattr(chunk, "process_groups", None)
+        if not isinstance(made, ProcessGroupCollection):
+            continue
+        if pgs is None:
+            pgs = made
+        _require_same_ranks(index, chunk, pgs, made)
+        if made.intra_dp_cp is not None and pgs.intra_dp_cp is None:
+            pgs = evolve(
                 pgs,
                 intra_dp_cp=made.intra_dp_cp,
                 intra_expt_dp=made.intra_expt_dp,
@@ -46,7 +59,34 @@ def groups_of_wrapped(
                 inter_expt_dist_opt=made.inter_expt_dist_opt,
                 intra_dist_opt=made.intra_dist_opt,
             )
-    return pgs
+    return ProcessGroupCollection.of(pgs)
+
+
+def _require_same_ranks(
+    index: int, chunk: Any, given: ProcessGroupCollection, made: ProcessGroupCollection
+) -> None:
+    pairs = [
+        ("dense", given.dense_dp, made.dense_dp),
+        ("one instance's", given.intra_dp_cp, made.intra_dp_cp),
+    ]
+    if any(key.is_expert for key in chunk.full_param_layout.buffers):
+        pairs += [
+            ("expert", given.expt_dp, made.expt_dp),
+            ("one instance's expert", given.intra_expt_dp, made.intra_expt_dp),
+        ]
+    for whose, mine, theirs in pairs:
+        only_wrapping_made_it = mine is None and whose.startswith("one instance")
+        if not only_wrapping_made_it and _ranks(mine) != _ranks(theirs):
+            raise ParallelGroupError(
+                f"model chunk {index} is wrapped over other ranks than the optimizer is built for: {whose} "
+                f"data-parallel ranks {_ranks(theirs)} and {_ranks(mine)}. Pass the same pg_collection to both, or "
+                "leave it out here"
+            )
+
+
+def _ranks(group: ProcessGroup | None) -> list[int]:
+    """Return the ranks of a group; none for a group of one rank, which is as good as no group."""
+    return [] if group is None or size_of(group) == 1 else dist.get_process_group_ranks(group)
 
 
 def wrapped_buffers(
@@ -85,6 +125,35 @@ def wrapped_buffers(
     return buffers
 
 
+def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerConfig) -> None:
+    """Raise unless the optimizer leaves waiting for parameters to forward hooks exactly where wrapping has put them.
+
+    Args:
+        chunks: the model chunks.
+        config: the optimizer's configuration.
+
+    Raises:
+        ConfigurationError: `overlap_param_gather` has one value here and another in a chunk's wrapper.
+    """
+    asked = config.overlap_param_gather
+    for index, chunk in enumerate(chunks):
+        ddp_config: Any = getattr(chunk, "ddp_config", None)
+        if bool(getattr(ddp_config, "overlap_param_gather", False)) is asked:
+            continue
+        if _shares_out(chunk):
+            reason = f"is wrapped with overlap_param_gather={not asked}; give all chunks and the optimizer one value"
+        else:
+            reason = (
+                "is not wrapped in DistributedDataParallel(use_distributed_optimizer=True), whose forward hooks wait "
+                "for parameters; leave it out"
+            )
+        raise ConfigurationError(
+            f"overlap_param_gather={asked}, but model chunk {index} {reason}",
+            setting="overlap_param_gather",
+            value=asked,
+        )
+
+
 def strategy_layouts(
     routing: Routing,
     pgs: ProcessGroupCollection,
@@ -96,6 +165,9 @@ def strategy_layouts(
         routing: what `route` returned.
         pgs: the process groups.
         buffers: what the model is wrapped in.
+
+    Raises:
+        OwnershipError: a layout leaves elements of a parameter to no rank, or gives them to more than one.
     """
     world = World(size_of(pgs.shard_group()), size_of(pgs.shard_group(is_expert=True)))
     chunk_of = {name: entry.chunk for name, entry in routing.params.items() if entry.chunk}
@@ -103,5 +175,7 @@ def strategy_layouts(
     layouts = {}
     for strategy in dict.fromkeys(child.strategy for child in routing.children):
         specs = [entry.spec for entry in routing.params.values() if entry.strategy == strategy]
-        layouts[strategy] = get_registry().strategy(strategy).layout(specs, world, options)
+        layout = get_registry().strategy(strategy).layout(specs, world, options)
+        require_partition(strategy, layout, specs, world)
+        layouts[strategy] = layout
     return layouts

@@ -91,7 +91,7 @@ def hop_in_buffers(rank, size, source, target, ddp):
     config = DistributedDataParallelConfig(use_distributed_optimizer=True, **ddp)
     bare, _ = make(seed=rank if source else 0, dtype=torch.bfloat16)
     model = DistributedDataParallel(bare, config)
-    gather = ddp.get("overlap_grad_reduce", False)
+    gather = ddp.get("overlap_param_gather", False)
     optimizer = build_optimizer(
         model, "adam", sharding="distributed", overlap_param_gather=gather, **settings
     )
@@ -113,7 +113,7 @@ def test_buffers_of_other_sizes(launch, tmp_path):
     if not _has_distributed():
         pytest.skip("megaopt-distributed is not installed")
     saved = launch(hop_in_buffers, 2, None, str(tmp_path / "a"), {})[0][1]
-    ddp = {"overlap_grad_reduce": True, "bucket_size": 400}
+    ddp = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 400}
     for loaded, _ in launch(hop_in_buffers, 3, str(tmp_path / "a"), str(tmp_path / "b"), ddp):
         assert same(loaded[0], saved[0])
         assert same(loaded[1], saved[1])

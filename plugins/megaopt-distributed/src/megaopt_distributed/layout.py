@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field
 
@@ -11,6 +11,10 @@ from megaopt_core.params.specs import ParamSpec
 from megaopt_core.sharding.layout import BufferKey, GradReduction, PerBufferParamLayout, PieceSpec, World
 
 __all__ = ["FlatLayout"]
+
+type _Placed = tuple[list[int], list[tuple[int, int, ParamSpec]]]
+type _Slice = tuple[int, int, int, ParamSpec]
+"""`(start, stop, first, parameter)`: a range of a buffer that lies in a parameter, which begins at `first`."""
 
 
 @define(eq=False)
@@ -32,7 +36,7 @@ class FlatLayout:
     buffers: Mapping[BufferKey, PerBufferParamLayout]
     world: World
     fused: bool
-    _sorted: dict[BufferKey, tuple[list[int], list[ParamSpec]]] = field(factory=dict, init=False)
+    _sorted: dict[BufferKey, _Placed] = field(factory=dict, init=False)
 
     @property
     def reduction(self) -> Mapping[BufferKey, GradReduction]:
@@ -70,45 +74,50 @@ class FlatLayout:
         found: list[PieceSpec] = []
         for key, buffer in self.buffers.items():
             rank = expert_dp_rank if key.is_expert else dp_rank
+            shards, placed = self.shards(key), self._placed(key)
             for start, stop in buffer.buckets:
-                size = (stop - start) // self.shards(key)
-                found.extend(self._runs(key, start + rank * size, start + (rank + 1) * size))
+                size = (stop - start) // shards
+                low = start + rank * size
+                found.extend(_piece(key, run) for run in self._runs(_between(placed, low, low + size)))
         return found
 
-    def _runs(self, key: BufferKey, low: int, high: int) -> Iterator[PieceSpec]:
-        run: list[tuple[int, int, ParamSpec]] = []
-        for start, stop, spec in self._overlaps(key, low, high):
-            joins = self.fused and run and run[-1][1] == start and run[-1][2].group == spec.group
-            if run and not joins:
-                yield self._piece(key, run)
+    def _runs(self, slices: Iterable[_Slice]) -> Iterator[list[_Slice]]:
+        run: list[_Slice] = []
+        for each in slices:
+            if run and not (self.fused and run[-1][1] == each[0] and run[-1][3].group == each[3].group):
+                yield run
                 run = []
-            run.append((start, stop, spec))
+            run.append(each)
         if run:
-            yield self._piece(key, run)
+            yield run
 
-    def _piece(self, key: BufferKey, run: Sequence[tuple[int, int, ParamSpec]]) -> PieceSpec:
-        ranges = self.buffers[key].param_ranges
-        begin, end = run[0][0], run[-1][1]
-        members = []
-        for start, stop, spec in run:
-            first = ranges[spec.name][0]
-            members.append((start - begin, spec.shard(start - first, stop - first)))
-        return PieceSpec(run[0][2].group, (end - begin,), tuple(members), (key, begin, end))
-
-    def _overlaps(self, key: BufferKey, low: int, high: int) -> Iterator[tuple[int, int, ParamSpec]]:
-        """Yield `(start, stop, parameter)` of what lies in `[low, high)` of a buffer."""
-        starts, specs = self._in_order(key)
-        ranges = self.buffers[key].param_ranges
-        for spec in specs[max(bisect_right(starts, low) - 1, 0) :]:
-            first, last = ranges[spec.name]
-            if first >= high:
-                break
-            if max(first, low) < min(last, high):
-                yield max(first, low), min(last, high), spec
-
-    def _in_order(self, key: BufferKey) -> tuple[list[int], list[ParamSpec]]:
+    def _placed(self, key: BufferKey) -> _Placed:
+        """Return where the parameters of a buffer begin, in order, and for each `(first, last, parameter)`."""
         if key not in self._sorted:
             ranges = self.buffers[key].param_ranges
-            names = sorted((name for name in ranges if name in self.specs), key=lambda name: ranges[name])
-            self._sorted[key] = [ranges[name][0] for name in names], [self.specs[name] for name in names]
+            places = sorted(
+                ((*ranges[name], self.specs[name]) for name in ranges if name in self.specs),
+                key=lambda place: place[:2],
+            )
+            self._sorted[key] = [first for first, _, _ in places], places
         return self._sorted[key]
+
+
+def _between(placed: _Placed, low: int, high: int) -> Iterator[_Slice]:
+    """Yield what lies in `[low, high)` of a buffer."""
+    starts, places = placed
+    for index in range(max(bisect_right(starts, low) - 1, 0), len(starts)):
+        first, last, spec = places[index]
+        if first >= high:
+            break
+        start, stop = max(first, low), min(last, high)
+        if start < stop:
+            yield start, stop, first, spec
+
+
+def _piece(key: BufferKey, run: Sequence[_Slice]) -> PieceSpec:
+    begin, end = run[0][0], run[-1][1]
+    members = tuple(
+        (start - begin, spec.shard(start - first, stop - first)) for start, stop, first, spec in run
+    )
+    return PieceSpec(run[0][3].group, (end - begin,), members, (key, begin, end))

@@ -7,24 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.entries import OptimizerEntry
+from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 from megaopt_core.optimizers.base import MegatronOptimizer
+from megaopt_core.optimizers.config_dump import dump_config
 from megaopt_core.optimizers.counting import Counting, counting_of
-from megaopt_core.optimizers.full_precision import Fp32
+from megaopt_core.optimizers.grad_scaler import ConstantGradScaler
 from megaopt_core.optimizers.inner import init_inner_state
-from megaopt_core.optimizers.main_params import MainParams
-from megaopt_core.optimizers.precision import PrecisionPolicy
+from megaopt_core.optimizers.policies import STORABLE, precision_policy, require_possible, require_state
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
 from megaopt_core.params.groups import agree_over_ranks
+from megaopt_core.params.parts import is_dtensor
 from megaopt_core.params.specs import Granularity, ParamSpec, whole
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_core.sharding.replicated import ReplicatedParams
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.entries import InitState
     from megaopt_core.optimizers.grad_scaler import MegatronGradScaler
+
+_ONLY_BUILT = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+_WHOLE = (None, "replicated")
 
 __all__ = ["FP32Optimizer", "Float16OptimizerWithFloat16Params", "MixedPrecisionOptimizer"]
 
@@ -36,10 +43,9 @@ class _WrappedOptimizer(MegatronOptimizer):
         self,
         optimizer: torch.optim.Optimizer,
         config: OptimizerConfig,
-        precision: PrecisionPolicy,
         grad_scaler: MegatronGradScaler | None,
         init_state_fn: InitState | None,
-        process_groups: ProcessGroupCollection | None,
+        process_groups: ProcessGroupCollection | DeviceMesh | None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, MegatronOptimizer):
             raise ConfigurationError(
@@ -47,7 +53,13 @@ class _WrappedOptimizer(MegatronOptimizer):
                 setting="optimizer",
                 value=optimizer,
             )
-        pgs = process_groups or ProcessGroupCollection()
+        _require_whole(config, type(self).__name__)
+        _require_no_dtensor(optimizer, type(self).__name__)
+        name = type(optimizer).__name__
+        entry = _entry_of(optimizer)
+        require_possible(config, {name: entry})
+        precision = precision_policy(config, entry, name)
+        pgs = ProcessGroupCollection.of(process_groups)
         names: dict[torch.nn.Parameter, str] = _names(optimizer)
         public = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
         pieces = [
@@ -59,6 +71,7 @@ class _WrappedOptimizer(MegatronOptimizer):
         _replace_params(optimizer, dict(zip((piece.param for piece in pieces), stepped, strict=True)))
         if init_state_fn is not None or not optimizer.state:
             init_inner_state(optimizer, precision, init_state_fn, config)
+        require_state(config, optimizer)
         counting = {name: counting_of(param, pgs) for param, name in names.items()}
         super().__init__(
             optimizer,
@@ -73,6 +86,45 @@ class _WrappedOptimizer(MegatronOptimizer):
             counting=counting,
             norm_groups=_norm_groups(counting.values(), pgs),
         )
+        if config.config_logger_dir:
+            dump_config(config, config.config_logger_dir)
+
+
+def _require_whole(config: OptimizerConfig, wrapper: str) -> None:
+    """Raise if a configuration asks for sharding, which only building can do."""
+    asked: list[tuple[str, object]] = [("sharding", config.sharding)] if config.sharding not in _WHOLE else []
+    asked += [(name, True) for name in _ONLY_BUILT if getattr(config, name)]
+    for setting, value in asked:
+        raise UnsupportedSettingError(
+            f"{setting}={value!r}: {wrapper} steps an optimizer's parameters whole on every rank; build_optimizer and "
+            "get_megatron_optimizer shard them",
+            setting=setting,
+            value=value,
+        )
+
+
+def _require_no_dtensor(optimizer: torch.optim.Optimizer, wrapper: str) -> None:
+    """Raise if parameters are DTensors, of which this rank steps the local part only."""
+    for param, name in _names(optimizer).items():
+        if is_dtensor(param):
+            raise ConfigurationError(
+                f"{wrapper} steps parameters as they are, but {name!r} of shape {tuple(param.shape)} is a DTensor; "
+                "build_optimizer and get_megatron_optimizer step what each rank holds of it",
+                setting="optimizer",
+                value=optimizer,
+            )
+
+
+def _entry_of(optimizer: torch.optim.Optimizer) -> OptimizerEntry:
+    """Return what is assumed of an optimizer that no plugin describes."""
+    cls = type(optimizer)
+    # Torch's own step one parameter after the other; another class may look at all of a group together.
+    is_torchs = cls.__module__.startswith("torch.optim.")
+    return OptimizerEntry(
+        cls,
+        state_dtypes={"exp_avg": STORABLE, "exp_avg_sq": STORABLE},
+        granularity=Granularity.TENSOR if is_torchs else Granularity.GROUP,
+    )
 
 
 def _holds_experts(params: Iterable[torch.nn.Parameter]) -> bool:
@@ -128,12 +180,14 @@ class FP32Optimizer(_WrappedOptimizer):
 
     Args:
         optimizer: a plain torch optimizer over the model's parameters; from now on it belongs to this one.
-        config: the run's configuration: `clip_grad`, `log_num_zeros_in_grad`, `timers`.
-        init_state_fn: `(optimizer, config)`; makes its state. None: a step on zero gradients does.
-        process_groups: the process groups over which norms are added up.
+        config: the run's configuration: `clip_grad`, `log_num_zeros_in_grad`, `timers`, precision-aware states.
+        init_state_fn: `(optimizer, config)`; makes its state. None: its first step does.
+        process_groups: the process groups over which norms are added up, or a DeviceMesh that names them; None: the
+            default group.
 
     Raises:
-        ConfigurationError: `optimizer` is no plain torch optimizer.
+        ConfigurationError: `optimizer` is no plain torch optimizer, or the configuration asks for mixed precision, for
+            sharding, or for something that would be ignored.
 
     Example:
         >>> import torch
@@ -154,23 +208,35 @@ class FP32Optimizer(_WrappedOptimizer):
         config: OptimizerConfig,
         init_state_fn: InitState | None = None,
         *,
-        process_groups: ProcessGroupCollection | None = None,
+        process_groups: ProcessGroupCollection | DeviceMesh | None = None,
     ) -> None:
-        super().__init__(optimizer, config, Fp32(), None, init_state_fn, process_groups)
+        for setting in ("fp16", "bf16"):
+            if getattr(config, setting):
+                raise ConfigurationError(
+                    f"{setting}=True: FP32Optimizer keeps no main parameters; use MixedPrecisionOptimizer",
+                    setting=setting,
+                    value=True,
+                )
+        super().__init__(optimizer, config, None, init_state_fn, process_groups)
 
 
 class MixedPrecisionOptimizer(_WrappedOptimizer):
     """Steps fp32 main copies of a torch optimizer's fp16 or bf16 parameters; fp32 ones are stepped in place.
 
+    With `use_precision_aware_optimizer=True` they are stepped in fp32 and stored in less, as the configuration says.
+
     Args:
         optimizer: a plain torch optimizer over the model's parameters; its groups will hold the main copies.
-        config: the run's configuration.
-        grad_scaler: the loss scaler; None: the loss is not scaled.
-        init_state_fn: `(optimizer, config)`; makes its state. None: a step on zero gradients does.
-        process_groups: the process groups over which norms are added up.
+        config: the run's configuration, with `bf16=True` or `fp16=True`.
+        grad_scaler: the loss scaler; None: the configuration's `loss_scale`, else the loss is not scaled.
+        init_state_fn: `(optimizer, config)`; makes its state. None: its first step does.
+        process_groups: the process groups over which norms are added up, or a DeviceMesh that names them; None: the
+            default group.
 
     Raises:
-        ConfigurationError: `optimizer` is no plain torch optimizer, or fp16 is configured without a scaler.
+        ConfigurationError: `optimizer` is no plain torch optimizer, fp16 is configured without a scaler, a scaler is
+            given beside another `loss_scale`, or the configuration asks for full precision, for sharding, or for
+            something that would be ignored.
 
     Example:
         >>> import torch
@@ -192,15 +258,34 @@ class MixedPrecisionOptimizer(_WrappedOptimizer):
         grad_scaler: MegatronGradScaler | None = None,
         init_state_fn: InitState | None = None,
         *,
-        process_groups: ProcessGroupCollection | None = None,
+        process_groups: ProcessGroupCollection | DeviceMesh | None = None,
     ) -> None:
+        if not (config.fp16 or config.bf16):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs fp16=True or bf16=True; use FP32Optimizer for full precision",
+                setting="bf16",
+                value=False,
+            )
+        if grad_scaler is None and config.loss_scale is not None:
+            grad_scaler = ConstantGradScaler(config.loss_scale)
+        elif config.loss_scale is not None and not _is_constant(grad_scaler, config.loss_scale):
+            raise ConfigurationError(
+                f"loss_scale={config.loss_scale!r} and a {type(grad_scaler).__name__} that may scale otherwise: keep "
+                "one of the two",
+                setting="loss_scale",
+                value=config.loss_scale,
+            )
         if config.fp16 and grad_scaler is None:
             raise ConfigurationError(
                 "fp16 gradients underflow without a loss scale: give a ConstantGradScaler or a DynamicGradScaler",
                 setting="grad_scaler",
                 value=None,
             )
-        super().__init__(optimizer, config, MainParams(), grad_scaler, init_state_fn, process_groups)
+        super().__init__(optimizer, config, grad_scaler, init_state_fn, process_groups)
+
+
+def _is_constant(scaler: MegatronGradScaler | None, scale: float) -> bool:
+    return isinstance(scaler, ConstantGradScaler) and float(scaler.scale) == scale
 
 
 class Float16OptimizerWithFloat16Params(MixedPrecisionOptimizer):

@@ -12,6 +12,7 @@ from megaopt_core.optimizers.base import MegatronOptimizer
 from megaopt_core.optimizers.grad_scaler import MegatronGradScaler
 from megaopt_core.optimizers.pipeline import StepPipeline
 from megaopt_core.optimizers.twins import Twins
+from megaopt_core.parallel.groups import ProcessGroupCollection
 
 __all__ = ["ChainedOptimizer"]
 
@@ -28,7 +29,8 @@ class ChainedOptimizer(MegatronOptimizer):
         chained_optimizers: at least one optimizer; every rank has the same list, in the same order.
 
     Raises:
-        ConfigurationError: the list is empty, or the children disagree about precision, loss scale or clipping.
+        ConfigurationError: the list is empty, or the children disagree about precision, loss scaling, clipping or
+            process groups.
         OwnershipError: two children step one parameter.
 
     Example:
@@ -69,7 +71,7 @@ class ChainedOptimizer(MegatronOptimizer):
             config=_common_config(children),
             param_groups=[group for child in children for group in child.param_groups],
             names=names,
-            process_groups=children[0].process_groups,
+            process_groups=_common_groups(children),
             grad_scaler=_common_scaler(children),
             norm_groups=sorted({group for child in children for group in child.norm_groups}),
             twins=Twins({param: twins for child in children for param, twins in child.twins.of.items()}),
@@ -107,9 +109,26 @@ def _common_config(children: Sequence[MegatronOptimizer]) -> OptimizerConfig:
     return config
 
 
+def _common_groups(children: Sequence[MegatronOptimizer]) -> ProcessGroupCollection:
+    groups = children[0].process_groups
+    for child in children[1:]:
+        for name in ProcessGroupCollection.__annotations__:
+            mine, other = getattr(groups, name), getattr(child.process_groups, name)
+            if mine is not other and mine != other:
+                raise ConfigurationError(
+                    f"chained optimizers step as one, but they have different process groups {name!r}: give all of "
+                    "them the same process_groups",
+                    setting="process_groups",
+                    value=child.process_groups,
+                )
+    return groups
+
+
 def _common_scaler(children: Sequence[MegatronOptimizer]) -> MegatronGradScaler | None:
     first = children[0].grad_scaler
     for child in children[1:]:
+        if child.grad_scaler is first:
+            continue
         mine, other = _scale(first), _scale(child.grad_scaler)
         if mine != other:
             raise ConfigurationError(
@@ -118,9 +137,26 @@ def _common_scaler(children: Sequence[MegatronOptimizer]) -> MegatronGradScaler 
                 setting="grad_scaler",
                 value=child.grad_scaler,
             )
+        settings, others = _scaling(first), _scaling(child.grad_scaler)
+        for name in {**settings, **others}:
+            if settings.get(name) != others.get(name):
+                raise ConfigurationError(
+                    f"chained optimizers share one loss, but one scales it with {name}={settings.get(name)!r} and "
+                    f"another with {name}={others.get(name)!r}",
+                    setting="grad_scaler",
+                    value=child.grad_scaler,
+                )
     for child in children:
         child.grad_scaler = first
     return first
+
+
+def _scaling(scaler: MegatronGradScaler | None) -> dict[str, object]:
+    """Return how a scaler changes its scale: its class, its settings and its trackers."""
+    if scaler is None:
+        return {}
+    known = {key.removeprefix("_"): value for key, value in vars(scaler).items() if key != "_scale"}
+    return {"class": type(scaler).__name__, **known}
 
 
 def _scale(scaler: MegatronGradScaler | None) -> float | None:

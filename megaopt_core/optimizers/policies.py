@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.entries import OptimizerEntry
 
-__all__ = ["precision_policy", "require_possible"]
+__all__ = ["STORABLE", "precision_policy", "require_possible", "require_state"]
+
+STORABLE = frozenset({torch.float32, *LOW_PRECISION, torch.float8_e4m3fn, torch.float8_e5m2})
+"""Dtypes that a moment can be stored in, with a scale where the range asks for one."""
 
 _STATE_FIELDS = {"exp_avg": "exp_avg_dtype", "exp_avg_sq": "exp_avg_sq_dtype"}
 _WITHOUT_SCALE = (torch.float32, *LOW_PRECISION)
@@ -55,6 +58,24 @@ def require_possible(config: OptimizerConfig, entries: Mapping[str, OptimizerEnt
         if not any(key in entry.state_dtypes for entry in entries.values()):
             used = ", ".join(map(repr, sorted(entries)))
             raise _unsupported(config, name, f"no optimizer in use can keep {key} in less than fp32 ({used})")
+
+
+def require_state(config: OptimizerConfig, inner: torch.optim.Optimizer) -> None:
+    """Raise unless an optimizer has every state that is to be kept in less than fp32.
+
+    Args:
+        config: the run's configuration.
+        inner: the optimizer, its state made; one that has none yet passes.
+
+    Raises:
+        UnsupportedSettingError: a state dtype would be ignored.
+    """
+    keys = {key for state in inner.state.values() for key in state}
+    for key, name in _STATE_FIELDS.items():
+        if keys and getattr(config, name) != torch.float32 and key not in keys:
+            raise _unsupported(
+                config, name, f"{type(inner).__name__} has no state {key} ({', '.join(sorted(keys))})"
+            )
 
 
 def precision_policy(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> PrecisionPolicy:

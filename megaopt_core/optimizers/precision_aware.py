@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -26,6 +26,8 @@ _SECOND_MOMENTS = ("exp_avg_sq",)
 @define
 class ParamRemainders:
     """fp32 arithmetic on parameters, gradients and states that are stored in fewer bits.
+
+    Complex and float64 parameters are stepped and kept, with their states, in the dtype that they have.
 
     Between steps a bf16 parameter is kept as itself and the 16 bits that an fp32 main parameter has more; states are
     kept in `state_dtypes`. A step decodes at most `batch_elements` elements at a time, steps them in fp32 and encodes
@@ -53,7 +55,7 @@ class ParamRemainders:
     _grads: list[torch.Tensor | None] = field(factory=list, init=False)
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Return one fp32 tensor a piece, which has memory during a step only.
+        """Return one tensor a piece, which has memory during a step only: fp32, or wider where the parameter is.
 
         Args:
             pieces: this rank's pieces of one inner optimizer.
@@ -64,6 +66,11 @@ class ParamRemainders:
         self._grads = [None] * len(pieces)
         return list(self._stepped)
 
+    @property
+    def _narrow(self) -> list[bool]:
+        """For each piece whether it is stepped in fp32; complex and float64 ones are stepped and kept as they are."""
+        return [tensor.dtype == torch.float32 for tensor in self._stepped]
+
     def _storage(self, param: torch.Tensor) -> ParamStorage:
         wants_fp32 = self.main_params_dtype == torch.float32
         if param.dtype == torch.bfloat16 and self.store_param_remainders and wants_fp32:
@@ -73,9 +80,12 @@ class ParamRemainders:
         return InPlace(param)
 
     def load_grads(self) -> None:
-        """Round collected gradients to `main_grads_dtype`."""
+        """Round collected gradients to `main_grads_dtype`, except those of complex and float64 parameters."""
         self._grads = [
-            None if piece.grad is None else piece.grad.to(self.main_grads_dtype) for piece in self._pieces
+            None
+            if piece.grad is None
+            else piece.grad.to(self.main_grads_dtype if is_narrow else tensor.dtype)
+            for piece, tensor, is_narrow in zip(self._pieces, self._stepped, self._narrow, strict=True)
         ]
 
     def grad(self, index: int) -> torch.Tensor | None:
@@ -125,7 +135,7 @@ class ParamRemainders:
         grad = self._grads[index]
         tensor.grad = None if grad is None else grad.to(tensor.dtype)
         state = inner.state[tensor]
-        for key in self.state_dtypes:
+        for key in self._codes_of(tensor):
             if key in state:
                 state[key] = decode_state(state[key], state.pop(_scale_of(key), None))
 
@@ -136,9 +146,13 @@ class ParamRemainders:
         tensor.grad = None
         tensor.data = _placeholder(self._pieces[index].param)
         state = inner.state[tensor]
-        for key in self.state_dtypes:
+        for key in self._codes_of(tensor):
             if key in state:
                 self._encode(state, key, state[key])
+
+    def _codes_of(self, stepped: torch.Tensor) -> Iterable[str]:
+        """Return the state keys that are stored in another dtype than they are computed in."""
+        return self.state_dtypes if stepped.dtype == torch.float32 else ()
 
     def _encode(self, state: MutableMapping[str, Any], key: str, value: torch.Tensor) -> None:
         stored, scale = encode_state(value, self.state_dtypes[key], keep_positive=key in _SECOND_MOMENTS)
@@ -239,4 +253,5 @@ def _scale_of(key: str) -> str:
 
 
 def _placeholder(param: torch.Tensor) -> torch.Tensor:
-    return torch.empty(1, dtype=torch.float32, device=param.device).expand(param.shape)
+    dtype = torch.float32 if param.dtype in LOW_PRECISION else param.dtype
+    return torch.empty(1, dtype=dtype, device=param.device).expand(param.shape)

@@ -11,7 +11,8 @@ def split_remainder(main: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split fp32 values into bf16 values and the bits that those lack.
 
     With `b` the 32 bits of a value read as an integer, the remainder is the low half of `b` as a signed 16-bit integer
-    `r`, and the bf16 value has the bits `(b - r) / 2**16`: `main` rounded to nearest, ties away from zero.
+    `r`, and the bf16 value has the bits `(b - r) / 2**16`: `main` rounded to nearest, ties away from zero. Every NaN is
+    taken for the one NaN that bf16 and fp32 both write as 0x7FC0...: rounding others could make numbers of them.
 
     Args:
         main: fp32, any shape.
@@ -25,14 +26,14 @@ def split_remainder(main: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         >>> bool(join_remainder(model, remainder) == 1.0 + 2.0**-20)
         True
     """
-    bits = main.contiguous().view(torch.int32)
+    bits = torch.where(main.isnan(), torch.nan, main).contiguous().view(torch.int32)
     remainder = bits.to(torch.int16)
     high = torch.bitwise_right_shift(bits - remainder.to(torch.int32), 16).to(torch.int16)
     return high.view(torch.bfloat16), remainder
 
 
 def join_remainder(model: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Return the fp32 values that :func:`split_remainder` split, bit for bit.
+    """Return the fp32 values that :func:`split_remainder` split, bit for bit; a NaN may be another one.
 
     Args:
         model: bf16 values.

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from attrs import define, field
 
+from megaopt_core.optimizers.precision import LOW_PRECISION
 from megaopt_core.optimizers.remainders import join_remainder, split_remainder
 
 __all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain"]
@@ -51,7 +52,7 @@ class InPlace:
 
     def load(self) -> torch.Tensor:
         """Return the parameter itself, or its fp32 value where it is narrower."""
-        return self.param.detach() if self.param.dtype == torch.float32 else self.param.detach().float()
+        return self.param.detach().float() if self.param.dtype in LOW_PRECISION else self.param.detach()
 
     def store(self, value: torch.Tensor) -> None:
         """Round the value into the parameter, unless it is the parameter.

@@ -326,6 +326,21 @@ def test_chains_by_hand_have_one_norm_over_ranks(launch) -> None:
     assert launch(chain_by_hand, 2) == pytest.approx([norm_of(*grads)] * 2, rel=1e-6)
 
 
+def skip_by_hand(rank: int, size: int) -> tuple[bool, bool]:
+    """Step optimizers made without process groups, with an infinite gradient on rank 1."""
+    module = Part(a=full_grad("a", (3, 3)).bfloat16())
+    before = module.a.detach().clone()
+    if rank == 1:
+        module.a.grad[0, 0] = float("inf")
+    optimizer = MixedPrecisionOptimizer(torch.optim.SGD([module.a], lr=1.0), OptimizerConfig(bf16=True))
+    return optimizer.step().update_successful, torch.equal(before, module.a)
+
+
+def test_optimizers_by_hand_skip_together(launch) -> None:
+    """Without process groups they take torch's default group, as `build_optimizer` does."""
+    assert launch(skip_by_hand, 2) == [(False, True), (False, True)]
+
+
 # Collections.
 
 

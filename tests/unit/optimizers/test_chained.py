@@ -1,6 +1,7 @@
 """Chains: any mixture steps as one."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from megaopt_core import (
     ChainedOptimizer,
     ConstantGradScaler,
+    DynamicGradScaler,
     FP32Optimizer,
     MixedPrecisionOptimizer,
     OptimizerConfig,
@@ -131,7 +133,9 @@ def test_two_children_of_one_parameter_are_refused() -> None:
 def test_children_that_disagree_are_refused(settings, message) -> None:
     """One step has one precision and one limit."""
     children = [
-        FP32Optimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), OptimizerConfig(**each))
+        (MixedPrecisionOptimizer if "bf16" in each else FP32Optimizer)(
+            torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), OptimizerConfig(**each)
+        )
         for each in settings
     ]
     with pytest.raises(ConfigurationError) as caught:
@@ -151,6 +155,45 @@ def test_scalers_that_disagree_are_refused() -> None:
     assert (
         str(caught.value)
         == "chained optimizers share one loss, but one scales it by nothing and another by 2.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (
+            DynamicGradScaler(4.0, 1.0, growth_interval=3),
+            "growth_interval=1000 and another with growth_interval=3",
+        ),
+        (DynamicGradScaler(4.0, 2.0), "min_scale=1.0 and another with min_scale=2.0"),
+        (ConstantGradScaler(4.0), "class='DynamicGradScaler' and another with class='ConstantGradScaler'"),
+    ],
+)
+def test_scalers_that_will_disagree_are_refused(other, difference) -> None:
+    """An equal scale now is not an equal scale after an overflow."""
+    config = OptimizerConfig(bf16=True)
+    children = [
+        MixedPrecisionOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), config, scaler)
+        for scaler in (DynamicGradScaler(4.0, 1.0), other)
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        ChainedOptimizer(children)
+    assert str(caught.value) == f"chained optimizers share one loss, but one scales it with {difference}"
+
+
+def test_process_groups_that_disagree_are_refused() -> None:
+    """One norm is added up over one group."""
+    children = [
+        FP32Optimizer(
+            torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), OptimizerConfig(), process_groups=groups
+        )
+        for groups in ({}, {"dp": SimpleNamespace(size=lambda: 1, rank=lambda: 0)})
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        ChainedOptimizer(children)
+    assert str(caught.value) == (
+        "chained optimizers step as one, but they have different process groups 'dp': give all of them the same "
+        "process_groups"
     )
 
 

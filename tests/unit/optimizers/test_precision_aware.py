@@ -239,6 +239,48 @@ def test_the_documented_table_has_rows() -> None:
     assert len(_rows()) >= 8
 
 
-def test_a_step_needs_bounded_memory() -> None:
-    """The batch size is documented as elements."""
+def test_a_step_has_a_batch_in_fp32_at_a_time(mlp, build, give, monkeypatch) -> None:
+    """Between steps and in other batches' turns a tensor has no memory; the largest is a batch by itself."""
     assert precision_aware.BATCH_ELEMENTS == 2**24
+    monkeypatch.setattr("megaopt_core.optimizers.policies.BATCH_ELEMENTS", 20)
+    model, seen = mlp(torch.bfloat16), []
+    part = build(model, bf16=True, use_precision_aware_optimizer=True).parts[0]
+    whole = [tensor.numel() for tensor in part.stepped]
+    part.inner.register_step_pre_hook(
+        lambda *_: seen.append([tensor.untyped_storage().nbytes() // 4 for tensor in part.stepped])
+    )
+    give(model)
+    part.collect_grads()
+    part.step()
+    assert (whole, len(seen)) == ([35, 7, 21, 3], 4)
+    for turn, counts in enumerate(seen):
+        assert counts == [numel if index == turn else 1 for index, numel in enumerate(whole)]
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float64])
+def test_wider_parameters_keep_their_dtype(build, dtype) -> None:
+    """Complex and float64 parameters beside bf16 ones are stepped as torch steps them, with their states."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.wide = nn.Parameter(torch.randn(3, 2, dtype=dtype))
+            self.low = nn.Parameter(torch.randn(4, 2, dtype=torch.bfloat16))
+
+    ours, theirs = Mixed(), Mixed()
+    settings = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "main_grads_dtype": "bf16"}
+    optimizer = build(ours, "t_adam", overrides={}, bf16=True, lr=0.1, clip_grad=0.0, **settings)
+    plain = torch.optim.AdamW([theirs.wide], lr=0.1, foreach=False, weight_decay=0.01)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.01
+    for step in range(3):
+        torch.manual_seed(step)
+        ours.wide.grad = torch.randn(3, 2, dtype=dtype)
+        theirs.wide.grad = ours.wide.grad.clone()
+        ours.low.grad = torch.randn(4, 2).bfloat16()
+        optimizer.step()
+        plain.step()
+    assert torch.equal(ours.wide, theirs.wide)
+    assert optimizer.state[ours.wide]["exp_avg"].dtype is dtype
+    assert optimizer.state[ours.low]["exp_avg"].dtype is torch.bfloat16

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from megaopt_core import (
+    ConstantGradScaler,
     DynamicGradScaler,
     Float16OptimizerWithFloat16Params,
     FP32Optimizer,
@@ -76,6 +77,85 @@ def test_attributes_of_parameters_decide_how_they_are_counted(mlp, give) -> None
     main = torch.stack([model[0].bias.grad.norm(), model[2].bias.grad.norm()]).norm().item()
     expected = {None: main, "head": model[2].weight.grad.norm().item()}
     assert optimizer.grad_norms == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "settings", "message"),
+    [
+        (
+            FP32Optimizer,
+            {"bf16": True},
+            "bf16=True: FP32Optimizer keeps no main parameters; use MixedPrecisionOptimizer",
+        ),
+        (FP32Optimizer, {"loss_scale": 2.0}, "loss_scale=2.0: needs fp16=True or bf16=True"),
+        (MixedPrecisionOptimizer, {}, "MixedPrecisionOptimizer needs fp16=True or bf16=True"),
+        (
+            MixedPrecisionOptimizer,
+            {"bf16": True, "use_distributed_optimizer": True},
+            "sharding='distributed': MixedPrecisionOptimizer steps an optimizer's parameters whole on every rank",
+        ),
+        (
+            FP32Optimizer,
+            {"overlap_param_gather": True},
+            "overlap_param_gather=True: FP32Optimizer steps an optimizer's parameters whole on every rank",
+        ),
+        (
+            MixedPrecisionOptimizer,
+            {"bf16": True, "use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"},
+            "exp_avg_dtype='bfloat16': SGD has no state exp_avg (momentum_buffer)",
+        ),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(mlp, wrapper, settings, message) -> None:
+    """An optimizer made by hand honours a setting, or says that it cannot."""
+    inner = torch.optim.SGD(mlp(torch.bfloat16).parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(ConfigurationError) as caught:
+        wrapper(inner, OptimizerConfig(**settings))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_loss_scale_of_the_configuration_holds(mlp, give) -> None:
+    """Gradients are divided by it; another scaler beside it is refused."""
+    model = mlp(torch.bfloat16)
+    config = OptimizerConfig(bf16=True, loss_scale=8.0, clip_grad=0.0)
+    optimizer = MixedPrecisionOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), config)
+    give(model)
+    expected = [param.detach().float() - param.grad.float() / 8.0 for param in model.parameters()]
+    optimizer.step()
+    assert optimizer.get_loss_scale().item() == 8.0
+    assert all(torch.equal(*pair) for pair in zip(expected, optimizer.get_main_params(), strict=True))
+    with pytest.raises(ConfigurationError) as caught:
+        MixedPrecisionOptimizer(torch.optim.SGD(model.parameters()), config, ConstantGradScaler(4.0))
+    assert str(caught.value) == (
+        "loss_scale=8.0 and a ConstantGradScaler that may scale otherwise: keep one of the two"
+    )
+
+
+def test_precision_aware_states_are_kept_by_hand_too(mlp, give) -> None:
+    """Bit for bit what `build_optimizer` makes of the same settings; batches only where they change nothing."""
+    settings = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp16"}
+    config = OptimizerConfig(bf16=True, clip_grad=1.0, **settings)
+    model = mlp(torch.bfloat16)
+    optimizer = MixedPrecisionOptimizer(torch.optim.AdamW(model.parameters(), foreach=False), config)
+    give(model)
+    assert optimizer.step().update_successful
+    part = optimizer.parts[0]
+    stored = part.inner.state[part.stepped[0]]
+    assert (stored["exp_avg"].dtype, stored["exp_avg_sq"].dtype) == (torch.bfloat16, torch.float16)
+    assert part.precision.batch_elements is not None
+
+    class Coupled(torch.optim.AdamW):
+        pass
+
+    coupled = MixedPrecisionOptimizer(Coupled(mlp(torch.bfloat16).parameters()), config)
+    assert coupled.parts[0].precision.batch_elements is None
+
+
+def test_the_configuration_is_written_down(mlp, tmp_path) -> None:
+    """By optimizers made by hand too."""
+    config = OptimizerConfig(config_logger_dir=str(tmp_path / "log"))
+    FP32Optimizer(torch.optim.SGD(mlp().parameters()), config)
+    assert (tmp_path / "log" / "optimizer_config.json").exists()
 
 
 def test_fp16_needs_a_scaler(mlp) -> None:

@@ -128,7 +128,8 @@ class Replicated:
             if ranks > 1 and not placement.is_replicate():
                 return (
                     f"it is a DTensor with the placement {placement!r} over {ranks} ranks that are not tensor "
-                    "parallel. A DeviceMesh with a dimension 'tp', given as pg_collection, says which ranks are"
+                    "parallel. pg_collection says which are: a DeviceMesh with a dimension 'tp'. What fully_shard has "
+                    "cut needs another sharding strategy"
                 )
         if spec.granularity is Granularity.TENSOR and (cut := _uneven_cut(param)):
             return f"{spec.optimizer!r} steps whole matrices, but {cut}"

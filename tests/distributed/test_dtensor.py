@@ -6,12 +6,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
-from dtensor_models import batch, build, cut_model, installed, mesh_of, train, whole, whole_model
+from dtensor_models import WIDTH, batch, build, cut_model, installed, mesh_of, train, whole, whole_model
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from megaopt_core import ProcessGroupCollection, build_optimizer
-from megaopt_core.errors import RoutingError, ShardingError
+from megaopt_core import FP32Optimizer, OptimizerConfig, ProcessGroupCollection, build_optimizer
+from megaopt_core.errors import ConfigurationError, RoutingError, ShardingError
 
 pytest.importorskip("megaopt_adam")
 pytestmark = pytest.mark.distributed
@@ -105,6 +106,41 @@ def test_low_precision_models_have_main_parameters_of_what_each_rank_holds(launc
     launch(step_bf16, 2)
 
 
+class Attention(nn.Module):
+    """Attention with one weight for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mixed values."""
+        query, key, value = self.qkv(x).split(WIDTH, -1)
+        return self.out(torch.softmax(query @ key.transpose(1, 2), -1) @ value)
+
+
+def fused_runs(rank: int, size: int) -> None:
+    """Train attention whole, and with its fused weight cut by rows."""
+    mesh = mesh_of(tp=size)
+    torch.manual_seed(0)
+    reference, model = (nn.Sequential(nn.Linear(WIDTH, WIDTH), Attention()) for _ in range(2))
+    model.load_state_dict(reference.state_dict())
+    parallelize_module(model, mesh, {"1.qkv": ColwiseParallel(output_layouts=Replicate())})
+    kind = "muon distributed"
+    expected = train(reference, build(reference, kind, ProcessGroupCollection()), range(3))
+    optimizer = build(model, kind, mesh)
+    assert optimizer.routing.params["1.qkv.weight"].decision.view.split_sizes == (WIDTH,) * 3
+    assert train(model, optimizer, range(3)) == pytest.approx(expected, rel=1e-6)
+    require_close(model, reference)
+
+
+def test_a_cut_may_go_through_the_pieces_of_a_fused_weight(launch) -> None:
+    """Queries, keys and values are orthogonalized one by one, though each rank holds one and a half of them."""
+    pytest.importorskip("megaopt_muon")
+    launch(fused_runs, 2)
+
+
 class Holder(nn.Module):
     """One parameter that is a DTensor."""
 
@@ -147,6 +183,8 @@ def refusals(rank: int, size: int) -> list[str]:
     if find_spec("megaopt_muon"):
         attempts.append((Holder(mesh, Shard(0)), "muon", mesh, ShardingError))
     messages = []
+    with pytest.raises(ConfigurationError, match=r"'group0\.param0' of shape \(7, 4\) is a DTensor"):
+        FP32Optimizer(torch.optim.SGD(Holder(mesh, Shard(0)).parameters()), OptimizerConfig())
     for model, name, groups, error in attempts:
         with pytest.raises(error) as raised:
             build_optimizer(model, name, pg_collection=groups)

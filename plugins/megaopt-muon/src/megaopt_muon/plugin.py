@@ -32,7 +32,7 @@ def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:
         return "not a hidden matrix"
     if spec.dtype.is_complex:
         return "complex matrices are not orthogonalized"
-    if any(min(shape[-2:]) < 1 for shape in view.matrix_shapes(spec.local_shape)):
+    if any(min(shape[-2:]) < 1 for shape in view.matrix_shapes(spec.shape)):
         return "a matrix without elements"
     return None
 

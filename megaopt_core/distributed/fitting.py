@@ -9,6 +9,7 @@ import torch
 from megaopt_core.distributed.config import DistributedDataParallelConfig
 from megaopt_core.errors import ShardingError
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
+from megaopt_core.params.parts import is_dtensor
 from megaopt_core.sharding.buffer_layout import SHARD_ALIGNMENT
 from megaopt_core.sharding.layout import BufferKey, FullParamLayout, PerBufferParamLayout
 
@@ -30,9 +31,15 @@ def require_fitting(
         pgs: the process groups that share sharded buffers out.
 
     Raises:
-        ShardingError: parameters are missing, superfluous, of another size or kind, overlap or leave their bucket, or
-            buckets cannot be shared out over the ranks.
+        ShardingError: parameters are DTensors, missing, superfluous, of another size or kind, overlap or leave their
+            bucket, or buckets cannot be shared out over the ranks.
     """
+    cut = [name for name, param in trainable.items() if is_dtensor(param)]
+    if cut:
+        raise ShardingError(
+            f"DistributedDataParallel keeps gradients in flat buffers, but {cut[0]!r} is a DTensor ({len(cut)} "
+            "parameters are): build the optimizer for the bare module, and let torch reduce its gradients"
+        )
     placed: dict[str, BufferKey] = {}
     for key, buffer in layout.buffers.items():
         _require_room(buffer, placed)

@@ -11,7 +11,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from megaopt_core import FP32Optimizer, OptimizerConfig, ProcessGroupCollection, build_optimizer
+from megaopt_core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    FP32Optimizer,
+    OptimizerConfig,
+    ProcessGroupCollection,
+    build_optimizer,
+)
 from megaopt_core.errors import ConfigurationError, RoutingError, ShardingError
 
 pytest.importorskip("megaopt_adam")
@@ -185,6 +192,8 @@ def refusals(rank: int, size: int) -> list[str]:
     messages = []
     with pytest.raises(ConfigurationError, match=r"'group0\.param0' of shape \(7, 4\) is a DTensor"):
         FP32Optimizer(torch.optim.SGD(Holder(mesh, Shard(0)).parameters()), OptimizerConfig())
+    with pytest.raises(ShardingError, match=r"'weight' is a DTensor \(1 parameters are\)"):
+        DistributedDataParallel(Holder(mesh, Shard(0)), DistributedDataParallelConfig(), mesh)
     for model, name, groups, error in attempts:
         with pytest.raises(error) as raised:
             build_optimizer(model, name, pg_collection=groups)

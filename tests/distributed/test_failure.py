@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 from models import awkward, batch, loss_of, values_of
 
 from megaopt_core import (
@@ -52,6 +53,23 @@ def dies_in_mid_step(rank, size, folder):
     return "no error"
 
 
+def hangs_in_mid_step(rank, size):
+    """Rank 1 stops for ever before its backward pass; the others report their error."""
+    pids = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    model, optimizer = build()
+    train(model, optimizer, rank, range(2))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        train(model, optimizer, rank, range(2, 3))
+    except CommunicationError as error:
+        return str(error)
+    finally:
+        os.kill(pids[1], signal.SIGKILL)
+    return "no error"
+
+
 def resumes(rank, size, folder):
     """Load what was saved and go on to the sixth step."""
     model, optimizer = build()
@@ -76,3 +94,10 @@ def test_the_others_fail_in_time_and_the_run_resumes(launch, tmp_path):
     for rank in range(2):
         for name, value in expected[rank].items():
             assert torch.equal(value, resumed[rank][name]), name
+
+
+def test_a_rank_that_hangs_is_given_up_after_the_timeout(launch):
+    """Its connection is still there: the reduce-scatter ends with the process group's timeout."""
+    error, _ = launch(hangs_in_mid_step, 2, group_timeout=8.0, may_die=True)
+    assert error.startswith("reduce-scatter of ")
+    assert "the process group's timeout is over" in error

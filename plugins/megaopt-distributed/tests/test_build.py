@@ -5,22 +5,33 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_distributed.gathering import GatheredBucket, Gathering
 from torch import nn
 
 from megaopt_core import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
+    Granularity,
     OptimizerConfig,
+    OptimizerEntry,
     build_optimizer,
     get_megatron_optimizer,
+    hookimpl,
     plan_full_param_layout,
     route,
 )
+from megaopt_core.distributed.bucket import Bucket, Reduction
+from megaopt_core.distributed.collectives import communicator
 from megaopt_core.errors import (
+    ConfigurationError,
     PluginNotInstalledError,
     RoutingChangedError,
     ShardingError,
+    UnsupportedOperationError,
 )
+from megaopt_core.sharding.layout import BufferKey
+from megaopt_core.sharding.replicated import Replicated
+from megaopt_core.testing.plugins import temporary_plugin
 
 needs_adam = pytest.mark.skipif(importlib.util.find_spec("megaopt_adam") is None, reason="steps with adam")
 needs_muon = pytest.mark.skipif(importlib.util.find_spec("megaopt_muon") is None, reason="steps with muon")
@@ -54,7 +65,7 @@ def test_one_rank_steps_like_a_replicated_optimizer(sharding: str) -> None:
 
 @needs_adam
 def test_neighbours_are_one_tensor_for_the_inner_optimizer() -> None:
-    """One call a group and bucket: parameters without padding between them are fused."""
+    """One call for neighbours of one group: parameters without padding between them are fused."""
     wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), SHARDED)
     optimizer = build_optimizer(wrapped, "adam", overrides={}, lr=1e-2, sharding="distributed")
     assert [tensor.shape for tensor in optimizer.get_main_params()] == [(2 * (64 * 64 + 64),)]
@@ -67,6 +78,72 @@ def test_parameters_of_the_same_memory_stay_together() -> None:
     second.weight = nn.Parameter(first.weight.data)
     build_optimizer(nn.ModuleList([first, second]), "adam", lr=1e-2, sharding="distributed")
     assert first.weight.data_ptr() == second.weight.data_ptr()
+
+
+@needs_adam
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_parameter_that_leaves_the_memory_is_named(dtype: torch.dtype) -> None:
+    """A step would change memory that the model no longer reads."""
+    model = model_of()
+    optimizer = build_optimizer(model, "adam", lr=1e-2, sharding="distributed")
+    model.to(dtype)
+    model(torch.ones(2, 16, dtype=dtype)).sum().backward()
+    with pytest.raises(
+        UnsupportedOperationError, match=r"'1.bias' is no longer .* before its optimizer is built"
+    ):
+        optimizer.step()
+
+
+OVERLAPPED = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_param_gather=True)
+
+
+@needs_adam
+@pytest.mark.parametrize(
+    ("configs", "asked", "reason"),
+    [
+        ([OVERLAPPED], False, "chunk 0 is wrapped with overlap_param_gather=True"),
+        ([SHARDED], True, "chunk 0 is wrapped with overlap_param_gather=False"),
+        ([OVERLAPPED, SHARDED], True, "chunk 1 is wrapped with overlap_param_gather=False"),
+        ([SHARDED, OVERLAPPED], False, "chunk 1 is wrapped with overlap_param_gather=True"),
+        ([DistributedDataParallelConfig()], True, "chunk 0 is not wrapped in .*; leave it out"),
+        ([None], True, "chunk 0 is not wrapped in .*; leave it out"),
+    ],
+)
+def test_the_wrapper_and_the_optimizer_overlap_alike(
+    configs: list[DistributedDataParallelConfig | None], asked: bool, reason: str
+) -> None:
+    """Else nobody would wait for parameters, or nothing would be gained."""
+    chunks = [
+        model_of() if config is None else DistributedDataParallel(model_of(), config) for config in configs
+    ]
+    with pytest.raises(ConfigurationError, match=reason):
+        build_optimizer(
+            chunks,
+            "adam",
+            lr=1e-2,
+            sharding="distributed",
+            overlap_param_gather=asked,
+            fqn=lambda chunk, name: f"{chunk}.{name}",
+        )
+
+
+def test_a_bucket_that_forward_does_not_wait_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bucket by bucket, whatever the one that was made last does."""
+    awaited: list[Bucket] = []
+
+    def finish(bucket: Bucket) -> None:
+        awaited.append(bucket)
+
+    monkeypatch.setattr(Bucket, "finish_param_sync", finish)
+    one = communicator(None, torch.device("cpu"))
+    reduction = Reduction(one, one, scatter=True, average=False, factor=1.0)
+    key = BufferKey(torch.float32, torch.float32)
+    buckets = [
+        GatheredBucket(Bucket({}, reduction), key, start, frozenset({0}), start == 64)
+        for start in (0, 64, 128)
+    ]
+    Gathering(buckets).finish_what_forward_does_not()
+    assert awaited == [buckets[2].bucket, buckets[0].bucket]
 
 
 @needs_adam
@@ -152,3 +229,29 @@ def test_an_optimizer_of_whole_tensors_is_never_cut() -> None:
     """While the strategy that takes it is not installed, the error says what to install."""
     with pytest.raises(PluginNotInstalledError, match="pip install megaopt-layerwise"):
         build_optimizer(model_of(), "muon", lr=1e-2, sharding="distributed")
+
+
+class WholeTensors:
+    """A plugin with an optimizer of whole tensors and a strategy that takes them."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+        """Return torch's SGD, as if it needed whole tensors."""
+        return {"whole": OptimizerEntry(optimizer_cls=torch.optim.SGD, granularity=Granularity.TENSOR)}
+
+    @hookimpl
+    def megaopt_sharding_strategies(self) -> dict[str, Replicated]:
+        """Return a stand-in for the companion."""
+        return {"layer_wise": Replicated("layer_wise")}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megaopt_layerwise") is not None, reason="has a companion")
+def test_an_optimizer_of_whole_tensors_goes_to_the_companion_with_a_warning() -> None:
+    """Every parameter is stepped whole, and the user is told."""
+    config = OptimizerConfig(optimizer="whole", lr=1e-2, sharding="distributed")
+    message = "'whole' steps whole tensors: it is sharded with 'layer_wise', not with 'distributed'"
+    with temporary_plugin(WholeTensors()), pytest.warns(UserWarning, match=message):
+        routing = route(config, model_of())
+    assert {entry.strategy for entry in routing.params.values()} == {"layer_wise"}

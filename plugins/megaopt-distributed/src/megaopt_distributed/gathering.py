@@ -22,12 +22,14 @@ class GatheredBucket:
         key: its buffer.
         start: where it begins in its buffer.
         groups: the groups that have parameters in it, on any rank.
+        is_awaited_in_forward: forward hooks wait for it.
     """
 
     bucket: Bucket
     key: BufferKey
     start: int
     groups: frozenset[int]
+    is_awaited_in_forward: bool = False
 
 
 @define(eq=False)
@@ -87,3 +89,9 @@ class Gathering:
         """Wait for everything that is being gathered."""
         for gathered in reversed(self.buckets):
             gathered.bucket.finish_param_sync()
+
+    def finish_what_forward_does_not(self) -> None:
+        """Wait for the buckets that no forward hook waits for."""
+        for gathered in reversed(self.buckets):
+            if not gathered.is_awaited_in_forward:
+                gathered.bucket.finish_param_sync()

@@ -12,6 +12,7 @@ from megaopt_core import ProcessGroupCollection
 from megaopt_core.distributed.bucket import Bucket, Reduction
 from megaopt_core.distributed.collectives import communicator
 from megaopt_core.distributed.flat import move_into
+from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.params.names import named_params
 from megaopt_core.sharding.base import LiveModel, Piece, finish_grad_sync, gradient_of
 from megaopt_core.sharding.layout import BufferKey, PieceSpec
@@ -43,7 +44,7 @@ class Memory(Protocol):
         """
 
     def finish_grad_sync(self) -> None:
-        """Return when gradients are reduced."""
+        """Return when gradients are reduced, and raise when parameters are not where they will be stepped."""
 
     def finish_param_sync(self) -> None:
         """Return when parameters may be read, or when the forward pass will wait for them."""
@@ -57,6 +58,7 @@ class OwnMemory:
     model: LiveModel
     pgs: ProcessGroupCollection
     _data: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
+    _address: dict[str, int] = field(factory=dict, init=False)
     gathering: Gathering = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -69,6 +71,7 @@ class OwnMemory:
                 continue
             data = move_into(buffer, params)
             self._data[key] = data
+            self._address.update((name, param.data_ptr()) for name, param in params.items())
             comm = communicator(self.pgs.shard_group(is_expert=key.is_expert), data.device)
             reduction = Reduction(
                 comm, communicator(None, data.device), scatter=False, average=False, factor=1.0
@@ -100,7 +103,17 @@ class OwnMemory:
         return None if grad is None else grad.reshape(-1)[shard.start : shard.stop]
 
     def finish_grad_sync(self) -> None:
-        """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward."""
+        """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward.
+
+        Raises:
+            UnsupportedOperationError: a parameter has left the flat memory, so that a step would not reach it.
+        """
+        for name, address in self._address.items():
+            if self.model.params[name].data_ptr() != address:
+                raise UnsupportedOperationError(
+                    f"{name!r} is no longer in the memory that sharding='distributed' gave it: convert or move the "
+                    "model (.to(), .half(), .cuda(), load_state_dict(assign=True)) before its optimizer is built"
+                )
         finish_grad_sync(self.model.chunks)
 
     def finish_param_sync(self) -> None:
@@ -117,7 +130,6 @@ class BufferMemory:
     _params: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
     _grads: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
     gathering: Gathering = field(init=False)
-    _overlap: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         buckets = []
@@ -125,10 +137,10 @@ class BufferMemory:
             wrapper: Any = self.model.chunks[key.chunk]
             buffer = wrapper.param_and_grad_buffers[evolve(key, chunk=0)]
             self._params[key], self._grads[key] = buffer.param_data, buffer.grad_data
-            self._overlap = wrapper.ddp_config.overlap_param_gather
+            overlaps = wrapper.ddp_config.overlap_param_gather
             starts = [start for start, _ in self.layout.buffers[key].buckets]
             for bucket, start, groups in zip(buffer.buckets, starts, self.layout.groups_of(key), strict=True):
-                buckets.append(GatheredBucket(bucket, key, start, frozenset(groups)))
+                buckets.append(GatheredBucket(bucket, key, start, frozenset(groups), overlaps))
         self.gathering = Gathering(buckets)
 
     def piece(self, spec: PieceSpec) -> Piece:
@@ -156,9 +168,8 @@ class BufferMemory:
         finish_grad_sync(self.model.chunks)
 
     def finish_param_sync(self) -> None:
-        """Wait, unless the wrapper's forward hooks will."""
-        if not self._overlap:
-            self.gathering.finish()
+        """Wait for the buckets that the wrapper's forward hooks will not wait for."""
+        self.gathering.finish_what_forward_does_not()
 
 
 def _piece(spec: PieceSpec, data: dict[BufferKey, torch.Tensor], model: LiveModel) -> Piece:

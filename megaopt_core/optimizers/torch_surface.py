@@ -11,6 +11,7 @@ import torch
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers.live_state import LiveState
 from megaopt_core.optimizers.part import OptimizerPart
+from megaopt_core.optimizers.twins import Twins
 
 __all__ = ["TorchSurface"]
 
@@ -39,6 +40,23 @@ class TorchSurface(torch.optim.Optimizer):
         self.names = names
         self._live_state = LiveState(self.parts, names)
         self._built = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The public groups. Reading them adds gradients of twins to those of the parameters that the groups hold.
+
+        Twins are in no group: who goes through the groups between backward and step, as `torch.amp.GradScaler` does to
+        unscale and check gradients, would miss theirs.
+        """
+        twins: Twins | None = self.__dict__.get("twins")
+        if twins is not None:
+            twins.fold_grads()
+        groups: list[dict[str, Any]] = self.__dict__["_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.__dict__["_groups"] = value
 
     @property
     def state(self) -> Any:

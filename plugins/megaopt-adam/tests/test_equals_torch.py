@@ -207,3 +207,43 @@ def test_a_group_of_its_own_gets_its_own_betas() -> None:
     _train(ours, optimizer)
     _train(theirs, expected)
     _assert_same(ours, optimizer, theirs, expected)
+
+
+@pytest.mark.parametrize(("name", "torch_class"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_bf16_main_parameters_are_those_of_fused_adam_on_fp32_copies(name, torch_class) -> None:
+    """Bit for bit over 20 steps, with gradients that are cast from bf16; the model shows them rounded."""
+    model, copies = _model(torch.bfloat16), _model(torch.bfloat16).float()
+    optimizer = build_optimizer(
+        model, name, lr=0.01, weight_decay=DECAY, bf16=True, clip_grad=0.0, overrides={}
+    )
+    settings: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": DECAY, "fused": True}
+    if torch_class is torch.optim.Adam:
+        settings["decoupled_weight_decay"] = True
+    expected = torch_class(copies.parameters(), **settings)
+    assert all(part.inner.param_groups[0]["fused"] for part in optimizer.parts)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        for mine, other in zip(model.parameters(), copies.parameters(), strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator).bfloat16()
+            other.grad = mine.grad.float()
+        optimizer.step()
+        expected.step()
+        for mine, other in zip(model.parameters(), copies.parameters(), strict=True):
+            assert torch.equal(optimizer.state[mine]["main_param"], other)
+            assert torch.equal(mine, other.bfloat16())
+
+
+def test_sgd_takes_sparse_gradients() -> None:
+    """Torch's fused kernel does not: a model with a sparse embedding gets another implementation."""
+    torch.manual_seed(0)
+    model, other = (torch.nn.Embedding(7, 3, sparse=True) for _ in range(2))
+    other.load_state_dict(model.state_dict())
+    optimizer = build_optimizer(model, "sgd", lr=0.1, clip_grad=0.0, weight_decay=0.0, overrides={})
+    expected = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        for table, stepper in ((model, optimizer), (other, expected)):
+            stepper.zero_grad()
+            table(torch.tensor([step, 4])).square().sum().backward()
+            stepper.step()
+    assert torch.equal(model.weight, other.weight)
+    assert build_optimizer(torch.nn.Embedding(7, 3), "sgd", lr=0.1).param_groups[0]["fused"] is True

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from megaopt_core import ConstantGradScaler, DynamicGradScaler
+from megaopt_core import ConstantGradScaler, DynamicGradScaler, MixedPrecisionOptimizer, OptimizerConfig
 from megaopt_core.errors import ConfigurationError, StateDictError
 
 
@@ -43,6 +44,36 @@ def test_dynamic_scale_follows_the_tracker_rule(
         scaler.update(overflow)
         model.update(overflow)
         assert scaler.scale.item() == torch.tensor(model.scale, dtype=torch.float32).item()
+
+
+@settings(deadline=None)
+@given(
+    outcomes=st.lists(st.sampled_from(["good", "inf", "nan"]), max_size=25),
+    window=st.integers(1, 4),
+    hysteresis=st.integers(1, 3),
+    exponent=st.integers(0, 8),
+)
+def test_steps_follow_the_tracker_rule(outcomes, window, hysteresis, exponent) -> None:
+    """Through `optimizer.step()`: the scale is what the rule says, and only good steps are made, unscaled."""
+    weight = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    arguments = (2.0**exponent, 1.0, 2.0, 0.5, window, hysteresis)
+    optimizer = MixedPrecisionOptimizer(
+        torch.optim.SGD([weight], lr=1.0),
+        OptimizerConfig(fp16=True, clip_grad=0.0),
+        DynamicGradScaler(*arguments),
+    )
+    rule, made = Model(*arguments), 0
+    for outcome in outcomes:
+        scale = optimizer.get_loss_scale().item()
+        weight.grad = torch.full((2,), 2.0**-10 * min(scale, 2.0**20), dtype=torch.float16)
+        if outcome != "good":
+            weight.grad[0] = float(outcome)
+        result = optimizer.step()
+        rule.update(outcome != "good")
+        made += (outcome == "good") * 2.0**-10 * min(scale, 2.0**20) / scale
+        assert result.update_successful is (outcome == "good")
+        assert optimizer.get_loss_scale().item() == rule.scale
+        assert optimizer.get_main_params()[0].tolist() == [-made, -made]
 
 
 def test_hysteresis_stays_spent_until_the_scale_grows() -> None:

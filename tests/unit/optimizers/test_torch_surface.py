@@ -145,6 +145,33 @@ def test_torchs_grad_scaler_around_it(mlp, build, give, overrides, clip_grad) ->
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
 
 
+class Tied(nn.Module):
+    """Two parameter objects of one memory, as loading by hand can make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(3, 2))
+        self.head = nn.Parameter(self.table.data)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("overflows", [False, True])
+def test_torchs_grad_scaler_reaches_twins(build, unscales, overflows) -> None:
+    """Their gradients are unscaled and checked with those of the parameters that are stepped."""
+    model = Tied()
+    optimizer = build(model, "t_sgd", lr=1.0, clip_grad=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model.table.sum() + 2.0 * model.head.sum()).backward()
+    if overflows:
+        model.head.grad[0, 0] = float("inf")
+    if unscales:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.table, torch.full((3, 2), 1.0 if overflows else -2.0))
+    assert scaler.get_scale() == (512.0 if overflows else 1024.0)
+
+
 def test_averaged_models_follow(mlp, build, give) -> None:
     """A copy of a model that has an optimizer is an ordinary model, and averages what was stepped."""
     model = mlp()
@@ -177,14 +204,7 @@ def test_a_compiled_model_trains(mlp, build) -> None:
 
 
 def test_twins_are_stepped_once_with_the_sum_of_their_gradients(build) -> None:
-    """Two parameter objects of one memory, as loading by hand can make them."""
-
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(3, 2))
-            self.head = nn.Parameter(self.table.data)
-
+    """Autograd gives each object a gradient of its own."""
     model = Tied()
     optimizer = build(model, "t_sgd", lr=1.0, clip_grad=100.0)
     assert optimizer.get_parameters() == [model.table]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-__all__ = ["fastest_implementation"]
+__all__ = ["fastest_implementation", "has_sparse_gradients"]
 
 
 def _trainable(model_chunks: Sequence[torch.nn.Module]) -> Iterable[torch.nn.Parameter]:
@@ -35,3 +35,23 @@ def fastest_implementation(model_chunks: Sequence[torch.nn.Module]) -> dict[str,
     if params and all(param.device.type in supported and param.is_floating_point() for param in params):
         return {"fused": True}
     return {}
+
+
+def has_sparse_gradients(model_chunks: Sequence[torch.nn.Module]) -> bool:
+    """Return whether a trainable embedding was built with `sparse=True`.
+
+    Args:
+        model_chunks: the model.
+
+    Example:
+        >>> import torch
+        >>> has_sparse_gradients([torch.nn.Embedding(3, 2, sparse=True)])
+        True
+    """
+    return any(
+        isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        and module.sparse
+        and module.weight.requires_grad
+        for chunk in model_chunks
+        for module in chunk.modules()
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_adam.implementation import fastest_implementation
+from megaopt_adam.implementation import fastest_implementation, has_sparse_gradients
 from megaopt_adam.mup import adam_mup, sgd_mup
 from megaopt_adam.settings import AdamSettings, SGDSettings
 from megaopt_adam.state import init_adam_state, init_sgd_state
@@ -79,7 +79,8 @@ def sgd_kwargs(
         "lr": config.lr,
         "momentum": config.sgd_momentum,
         "weight_decay": config.weight_decay,
-        **fastest_implementation(model_chunks),
+        # torch's fused SGD refuses sparse gradients, the others take them.
+        **({} if has_sparse_gradients(model_chunks) else fastest_implementation(model_chunks)),
     }
 
 

@@ -232,11 +232,11 @@ def test_loss_is_left_alone_where_nothing_scales(mlp, build) -> None:
 
 
 def test_a_trainer_that_clips_as_well_is_told_once(mlp, build, give) -> None:
-    """Three steps whose norm is the trainer's limit are enough to know."""
+    """Five steps whose norm is the trainer's limit are enough to know."""
     model = mlp()
     optimizer = build(model, clip_grad=1.0)
     caught = []
-    for step in range(6):
+    for step in range(8):
         give(model, step)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         with warnings.catch_warnings(record=True) as now:
@@ -244,10 +244,11 @@ def test_a_trainer_that_clips_as_well_is_told_once(mlp, build, give) -> None:
             optimizer.step()
         caught.append([str(warning.message) for warning in now])
     message = (
-        "the gradient norm was 0.5 in 3 steps in a row: something clips gradients before optimizer.step(), which "
-        "clips them too (clip_grad=1). Keep one of the two: set clip_grad=0.0, or switch the trainer's clipping off"
+        "the gradient norm was 0.5 in 5 steps in a row: something clips or normalises gradients before "
+        "optimizer.step(), which clips them too (clip_grad=1). Keep one of the two: set clip_grad=0.0, or switch the "
+        "trainer's clipping off"
     )
-    assert caught == [[], [], [message], [], [], []]
+    assert sorted(caught) == [[]] * 7 + [[message]]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])

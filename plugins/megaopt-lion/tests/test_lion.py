@@ -5,6 +5,7 @@ import torch
 from megaopt_lion.lion import WEIGHT_DECAY_METHODS, Lion, init_state
 from megaopt_lion.update import can_compile, update_blockwise, update_compiled
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaopt_core.errors import ConfigurationError, GradientError
 
@@ -51,21 +52,104 @@ def test_blocks_do_not_show():
     assert torch.equal(whole[1], cut[1])
 
 
+class NewMemory(TorchDispatchMode):
+    """Notes the elements of every tensor that is made, but for views and what is written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        known = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in known:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_bound_memory(dtype):
+    """Nothing as large as the parameter is made beside it, also where narrow numbers are computed with as wide ones."""
+    p, g, m = (torch.ones(1 << 20, dtype=dtype) for _ in range(3))
+    with NewMemory() as made:
+        update_blockwise(p, g, m, lr=LR, keep=0.9, betas=BETAS)
+    assert 0 < made.largest <= 1 << 16
+
+
+def ulps(a, b):
+    """Return the number of representable numbers from one to the other."""
+    integer = {4: torch.int32, 2: torch.int16}[a.itemsize]
+    lowest = torch.iinfo(integer).min
+    first, second = (tensor.view(integer).long() for tensor in (a, b))
+    return (
+        torch.where(first < 0, lowest - first, first) - torch.where(second < 0, lowest - second, second)
+    ).abs()
+
+
+def cancelling(beta, size, dtype, generator):
+    """Return a gradient and a momentum that `beta * momentum + (1 - beta) * gradient` cancels but for rounding."""
+    gradient = torch.randint(-50, 50, (size,), generator=generator).double()
+    return gradient.to(dtype), (-gradient * (1.0 - beta) / beta).to(dtype)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own internals
-def test_compiled_equals_plain_to_one_ulp():
-    """Both ways agree to one unit in the last place, for every learning rate without compiling anew."""
+@pytest.mark.parametrize(
+    ("dtype", "momentum_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+def test_compiled_equals_plain_to_one_ulp(dtype, momentum_dtype):
+    """Both ways agree to one unit in the last place of each result, also where everything cancels but the rounding.
+
+    Weights beyond one half and learning rates that change are among the cases.
+    """
     generator = torch.Generator().manual_seed(0)
-    for step in range(4):
-        p, g, m = (torch.randn(5000, generator=generator) for _ in range(3))
-        plain, compiled = [p.clone(), m.clone()], [p.clone(), m.clone()]
-        settings = {"lr": LR / (step + 1), "keep": 1.0 - 0.01 * step, "betas": BETAS}
-        update_blockwise(plain[0], g, plain[1], **settings)
-        update_compiled(compiled[0], g, compiled[1], **settings)
-        for a, b, operands in zip(plain, compiled, ((p, p), (g, m)), strict=True):
-            largest = torch.maximum(a.abs(), torch.maximum(operands[0].abs(), operands[1].abs()))
-            assert ((a - b).abs() <= torch.finfo(a.dtype).eps * largest).all()
+    size = 4099
+    for step, betas in enumerate(((0.95, 0.98), (0.9, 0.99), (0.3, 0.4), (0.5, 0.75))):
+        pairs = [[torch.randn(size, generator=generator) for _ in range(2)]]
+        pairs += [cancelling(beta, size, momentum_dtype, generator) for beta in betas]
+        for gradient, momentum in pairs:
+            p, g = torch.randn(size, generator=generator).to(dtype), gradient.to(dtype)
+            m = momentum.to(momentum_dtype)
+            plain, compiled = [p.clone(), m.clone()], [p.clone(), m.clone()]
+            settings = {"lr": LR / (step + 1), "keep": 1.0 - 0.01 * step, "betas": betas}
+            update_blockwise(plain[0], g, plain[1], **settings)
+            update_compiled(compiled[0], g, compiled[1], **settings)
+            for a, b in zip(plain, compiled, strict=True):
+                assert ulps(a, b).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_operation_is_rounded_once(dtype):
+    """The result is that of float32 operations one after the other, stored with one rounding.
+
+    The reference computes each of them in float64, where rounding the result to float32 is as if it were exact.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for betas in ((0.95, 0.98), (0.3, 0.4)):
+        g, m = cancelling(betas[0], 4099, dtype, generator)
+        p = torch.randn(4099, generator=generator).to(dtype)
+
+        def rounded(value):
+            return value.float().double()
+
+        wide = [tensor.double() for tensor in (p, g, m)]
+        lr, keep, first, second = (
+            torch.tensor(value).double() for value in (LR, 0.9, 1.0 - betas[0], 1.0 - betas[1])
+        )
+        difference = rounded(wide[1] - wide[2])
+        direction = rounded(rounded(difference * first) + wide[2]).sign()
+        expected = rounded(wide[0] * keep) - direction * lr
+        momentum = wide[2] + rounded(difference * second)
+        update_blockwise(p, g, m, lr=LR, keep=0.9, betas=betas)
+        assert torch.equal(p, expected.float().to(dtype))
+        assert torch.equal(m, momentum.float().to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

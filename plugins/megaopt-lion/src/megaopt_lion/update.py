@@ -3,6 +3,10 @@ r"""Lion's update of one tensor, in one pass over memory.
 .. math::
     p \leftarrow f p - \eta \operatorname{sign}(m + (1 - \beta_1)(g - m)), \qquad
     m \leftarrow m + (1 - \beta_2)(g - m)
+
+Both ways to compute it do the same operations in the same order, each rounded to float32 (float64 for float64), and
+round what is stored once: under cancellation the sign depends on the last bit. So a multiplication and an addition are
+never one operation, `lerp` or a fused one, whose rounding differs.
 """
 
 from __future__ import annotations
@@ -10,14 +14,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
 __all__ = ["can_compile", "update_blockwise", "update_compiled"]
 
-_BLOCK = 1 << 17  # elements: four blocks of float32 fit a core's share of the cache
+# A C++ compiler, and Triton for GPUs, may otherwise contract a product and a sum into one operation.
+_EVERY_OPERATION_ROUNDED: Mapping[str, str | bool] = MappingProxyType(
+    {"cpp.enable_floating_point_contract_flag": "off", "emulate_precision_casts": True}
+)
+_BLOCK = 1 << 16  # elements: five blocks of float32 nearly fit a core's own cache
 
 
 def update_blockwise(
@@ -57,8 +66,11 @@ def update_blockwise(
         runs = zip(*(tensor.view(-1).split(_BLOCK) for tensor in tensors), strict=True)
     else:
         runs = zip(*((tensor,) for tensor in tensors), strict=True)
+    wide = torch.promote_types(torch.promote_types(param.dtype, exp_avg.dtype), torch.float32)
+    # As tensors: torch multiplies with them faster than with Python's numbers.
+    factors = torch.tensor((keep, 1.0 - betas[0], 1.0 - betas[1]), dtype=wide, device="cpu").unbind()
     for p, g, m in runs:
-        _update(p, g, m, lr, keep, betas)
+        _update(p, g, m, lr, *factors)
 
 
 def update_compiled(
@@ -100,16 +112,22 @@ def can_compile(device_type: str) -> bool:
 
 
 def _update(
-    p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, lr: float, keep: float, betas: tuple[float, float]
+    p: torch.Tensor,
+    g: torch.Tensor,
+    m: torch.Tensor,
+    lr: float,
+    keep: torch.Tensor,
+    weight1: torch.Tensor,
+    weight2: torch.Tensor,
 ) -> None:
-    wide = torch.promote_types(m.dtype, torch.float32)
-    gradient, momentum = g.to(wide), m.to(wide)
-    direction = torch.lerp(momentum, gradient, 1.0 - betas[0]).sign_()
-    if momentum is m:
-        m.lerp_(gradient, 1.0 - betas[1])
-    else:
-        m.copy_(momentum.lerp_(gradient, 1.0 - betas[1]))
-    p.mul_(keep).add_(direction, alpha=-lr)
+    param, gradient, momentum = p.to(keep.dtype), g.to(keep.dtype), m.to(keep.dtype)
+    difference = gradient - momentum
+    direction = (difference * weight1).add_(momentum).sign_()
+    momentum.add_(difference.mul_(weight2))
+    param.mul_(keep).add_(direction, alpha=-lr)  # the product is exact: fused or not, this rounds once
+    for stored, computed in ((m, momentum), (p, param)):
+        if stored is not computed:
+            stored.copy_(computed)
 
 
 def _fused(
@@ -121,14 +139,16 @@ def _fused(
     weight1: torch.Tensor,
     weight2: torch.Tensor,
 ) -> None:
-    gradient, momentum = g.float(), m.float()
+    param, gradient, momentum = p.float(), g.float(), m.float()
     difference = gradient - momentum
-    direction = torch.sign(momentum + weight1 * difference)
-    m.copy_(momentum + weight2 * difference)
-    p.copy_(p * keep - lr * direction)
+    direction = torch.sign(difference * weight1 + momentum)
+    m.copy_(momentum + difference * weight2)
+    p.copy_(param * keep - direction * lr)
 
 
 @cache
 def _compiled() -> Callable[..., None]:
-    compiled: Callable[..., None] = torch.compile(_fused, dynamic=True)
+    compiled: Callable[..., None] = torch.compile(
+        _fused, dynamic=True, options=dict(_EVERY_OPERATION_ROUNDED)
+    )
     return compiled

@@ -1,9 +1,12 @@
 """The distributed optimizer takes the same steps as a replicated one."""
 
+import importlib.util
+
 import pytest
 import torch
 from models import awkward, batch, loss_of, states_of, values_of
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from megaopt_core import (
@@ -20,6 +23,8 @@ STEPS = 10
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 400}
 OVERLAPS = {**OVERLAP, "overlap_param_gather": True}
 PLAIN = {"clip_grad": 0.0, "weight_decay": 0.1}
+REPLICATED_PARAMS = {"use_distributed_optimizer": False}
+needs_lion = pytest.mark.skipif(importlib.util.find_spec("megaopt_lion") is None, reason="steps with lion")
 
 
 def under_torch_ddp(rank, size, optimizer, sharding, settings=PLAIN, dtype=torch.float32):
@@ -36,8 +41,8 @@ def under_torch_ddp(rank, size, optimizer, sharding, settings=PLAIN, dtype=torch
 
 def in_buffers(rank, size, optimizer, sharding, ddp=None, settings=PLAIN, dtype=torch.float32):
     """Train under our own wrapper and return every parameter and state."""
-    config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **(ddp or {}))
-    model = DistributedDataParallel(awkward(dtype=dtype), config)
+    config = {"use_distributed_optimizer": sharding == "distributed", **(ddp or {})}
+    model = DistributedDataParallel(awkward(dtype=dtype), DistributedDataParallelConfig(**config))
     stepper = build_optimizer(model, optimizer, lr=1e-2, sharding=sharding, **settings)
     for step in range(STEPS):
         loss_of(model, batch(step, rank)).backward()
@@ -69,10 +74,10 @@ def given_gradients(rank, size, sharding, build="awkward", settings=PLAIN, pgs=N
     return values_of(model)
 
 
-def tiny():
-    """A model with fewer parameters than ranks, one of them a scalar."""
+def tiny(width=1):
+    """A layer; with one row and column it has fewer parameters than ranks."""
     torch.manual_seed(1)
-    return nn.Linear(1, 1)
+    return nn.Linear(width, width)
 
 
 def differing(expected, ranks):
@@ -85,7 +90,7 @@ def differing(expected, ranks):
     ]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", pytest.param("lion", marks=needs_lion)])
 def test_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
     """Two ranks, ten steps, nothing clipped: under torch's DDP and in buffers, with and without overlaps."""
     gather = {**PLAIN, "overlap_param_gather": True}
@@ -93,10 +98,16 @@ def test_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
     runs = {
         "expected": ("under_torch_ddp", optimizer, "replicated"),
         "own memory": ("under_torch_ddp", optimizer, "distributed"),
-        "own memory, our wrapper": ("in_buffers", optimizer, "replicated"),
+        "own memory, our wrapper": ("in_buffers", optimizer, "distributed", REPLICATED_PARAMS),
+        "replicated, our wrapper": ("in_buffers", optimizer, "replicated"),
         "replicated, overlap": ("in_buffers", optimizer, "replicated", OVERLAP),
         "distributed": ("in_buffers", optimizer, "distributed"),
-        "distributed, small buckets": ("in_buffers", optimizer, "distributed", {"bucket_size": 1}),
+        "distributed, a bucket a parameter": (
+            "in_buffers",
+            optimizer,
+            "distributed",
+            {"overlap_grad_reduce": True, "bucket_size": 1},
+        ),
         "distributed, overlap": ("in_buffers", optimizer, "distributed", OVERLAP),
         "distributed, overlaps": ("in_buffers", optimizer, "distributed", OVERLAPS, gather),
         "distributed, aligned": (
@@ -113,7 +124,8 @@ def test_bits_are_those_of_a_replicated_optimizer(launch, optimizer):
     }
     results = launch(several, 2, runs)
     expected = results[0]["expected"]
-    assert {"adam": "gain/exp_avg_sq", "sgd": "gain/momentum_buffer"}[optimizer] in expected
+    states = {"adam": "gain/exp_avg_sq", "sgd": "gain/momentum_buffer", "lion": "gain/exp_avg"}
+    assert states[optimizer] in expected
     assert [run for run in runs if differing(expected, [result[run] for result in results])] == []
 
 
@@ -186,6 +198,43 @@ def test_mixed_precision_has_the_bits_of_a_replicated_optimizer(launch, settings
     assert differing(results[0]["expected"], [result["overlaps"] for result in results]) == []
 
 
+@pytest.mark.parametrize("settings", list(MIXED.values()), ids=list(MIXED))
+def test_mixed_precision_on_plain_gradients_has_the_bits_of_a_replicated_optimizer(launch, settings):
+    """bf16 parameters under torch's DDP, whose gradients are bf16 too and in `grad`."""
+    runs = {
+        sharding: ("under_torch_ddp", "adam", sharding, settings, torch.bfloat16)
+        for sharding in ("replicated", "distributed")
+    }
+    results = launch(several, 2, runs)
+    expected = results[0]["replicated"]
+    assert {name for name in expected if name.startswith("gain/")} >= {"gain/exp_avg", "gain/exp_avg_sq"}
+    assert differing(expected, [result["distributed"] for result in results]) == []
+
+
+def with_inf_in_one_shard(rank, size):
+    """Step twice on fp16 gradients, the first time with an inf in the last element of a parameter."""
+    model = tiny(8).half()
+    settings = {"fp16": True, "initial_loss_scale": 4.0, "hysteresis": 1, **PLAIN}
+    stepper = build_optimizer(model, "adam", lr=1e-2, sharding="distributed", **settings)
+    owned = sum(shard.numel for part in stepper.parts for p in part.pieces for _, shard in p.spec.members)
+    seen = []
+    for value in (float("inf"), 1.0):
+        before = values_of(model)
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        model.weight.grad[-1, -1] = value
+        updated = stepper.step().update_successful
+        seen.append((updated, any(differing(before, [values_of(model)])), stepper.get_loss_scale().item()))
+    return owned, seen
+
+
+def test_an_inf_in_one_ranks_shard_skips_the_step_on_all(launch):
+    """Nothing moves and the loss scale falls, on the rank that has no inf too; the next step is taken."""
+    results = launch(with_inf_in_one_shard, 2)
+    assert all(0 < owned < 8 * 8 + 8 for owned, _ in results)
+    assert [seen for _, seen in results] == [[(False, False, 2.0), (True, True, 2.0)]] * 2
+
+
 def with_two_optimizers(rank, size, sharding):
     """Matrices by adam, the rest by sgd, in the same buffers."""
     config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **OVERLAP)
@@ -236,6 +285,55 @@ def test_instances_shard_inside_and_replicate_across(launch):
         for name, value in one[0][0].items():
             torch.testing.assert_close(values[name], value, rtol=1e-5, atol=1e-6)
         assert differing(two[0][0], [values]) == []
+
+
+class WithExpert(nn.Module):
+    """Two dense layers and, between them, the expert of this rank."""
+
+    def __init__(self, expert):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+        torch.manual_seed(1 + expert)
+        self.expert = nn.Linear(16, 16)
+        for param in self.expert.parameters():
+            param.allreduce = False
+
+    def forward(self, x):
+        """Return the last layer's values."""
+        return self.last(torch.tanh(self.expert(torch.tanh(self.first(x)))))
+
+
+def with_experts(rank, size, sharding):
+    """Train dense parameters over four ranks and each of two experts over two; return names that tell experts apart."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    expert = rank % 2
+    config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **OVERLAP)
+    model = DistributedDataParallel(WithExpert(expert), config, mesh)
+
+    def fqn(chunk, name):
+        return name.replace("expert", f"expert{expert}")
+
+    stepper = build_optimizer(model, "adam", lr=1e-2, sharding=sharding, pg_collection=mesh, fqn=fqn, **PLAIN)
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        model(torch.randn(8, 16, generator=generator)).square().mean().backward()
+        stepper.step()
+        stepper.zero_grad()
+    held = sum(tensor.numel() for tensor in stepper.get_main_params())
+    return {fqn(0, name): value for name, value in values_of(model.module).items()}, held
+
+
+def test_experts_are_shared_out_over_their_own_ranks(launch):
+    """Two experts on two ranks each, which train as if every rank stepped everything."""
+    expected, sharded = launch(with_experts, 4, "replicated"), launch(with_experts, 4, "distributed")
+    dense, expert = 16 * 16 + 16 + 16 * 4 + 4, 16 * 16 + 16
+    assert sum(held for _, held in sharded) == dense + 2 * expert
+    for (values, _), (others, _) in zip(expected, sharded, strict=True):
+        for name, value in values.items():
+            assert (others[name] - value).norm() <= 1e-6 * value.norm(), name
+    assert differing(sharded[0][0], [sharded[2][0]]) == differing(sharded[1][0], [sharded[3][0]]) == []
+    assert not torch.equal(sharded[0][0]["expert0.weight"], sharded[1][0]["expert1.weight"])
 
 
 ROWS = {

@@ -192,7 +192,7 @@ class FallsBackToAdamW(Good):
 
 
 class StartsElsewhere(Good):
-    """Begins its momentum with the first gradient, which no state made before the first step can know."""
+    """Begins its momentum with the first gradient, while its entry makes zeros."""
 
     def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
         if "momentum" not in self.state[param]:
@@ -279,6 +279,12 @@ def _no_state(optimizer: torch.optim.Optimizer, config: Any = None) -> None:
     """Leave the state to the first step."""
 
 
+def _zeros(optimizer: torch.optim.Optimizer, config: Any = None) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param]["momentum"] = torch.zeros_like(param)
+
+
 def _entry(optimizer_cls: type[torch.optim.Optimizer], **fields: Any) -> OptimizerEntry:
     return OptimizerEntry(optimizer_cls, **{"settings": Settings, "setting_prefixes": ("signum",), **fields})
 
@@ -308,7 +314,7 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "falls_back_to_sgd": ("no_silent_fallback", _entry(FallsBackToSGD)),
     "falls_back_to_adamw": ("no_silent_fallback", _entry(FallsBackToAdamW)),
     "makes_state_late": ("state_before_first_step", _entry(Good, init_state_fn=_no_state)),
-    "starts_elsewhere": ("state_before_first_step", _entry(StartsElsewhere)),
+    "starts_elsewhere": ("state_before_first_step", _entry(StartsElsewhere, init_state_fn=_zeros)),
     "moves_parameters_at_build": (
         "state_before_first_step",
         _entry(MovesParametersAtBuild, init_state_fn=_move),

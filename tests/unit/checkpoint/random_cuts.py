@@ -5,8 +5,9 @@ in memory of its own.
 """
 
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import ClassVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from attrs import define, frozen
 from megaopt_core import hookimpl
 from megaopt_core.parallel.groups import is_distributed
 from megaopt_core.params.specs import Granularity
+from megaopt_core.sharding import wrapped
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_core.testing import temporary_plugin
@@ -129,6 +131,10 @@ class CutPlugin:
 
 @contextmanager
 def random_cuts(*seeds, **where):
-    """Register a strategy a seed for the time of a `with` block."""
-    with temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"):
+    """Register a strategy a seed for the time of a `with` block.
+
+    With `ranks` and `rank` this process stands for one rank of several, whose layouts a world of one rank does not fit.
+    """
+    check = mock.patch.object(wrapped, "require_partition") if "rank" in where else nullcontext()
+    with check, temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"):
         yield [f"cut{seed}" for seed in seeds]

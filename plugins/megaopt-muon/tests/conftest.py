@@ -7,7 +7,7 @@ import torch
 
 
 def newton_schulz64(update, coefficients):
-    """Newton-Schulz as SEMANTICS writes it, in float64."""
+    """Newton-Schulz as the documentation writes it, in float64."""
     x = update.double()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

@@ -151,7 +151,8 @@ def main(rank, world, store, out):
             results[key] = compare(rank, world, groups, cls=TensorParallelMuon, **case)
             for method in ("adamuon", "normuon", "namo") if name in {"wide", "qkv", "experts"} else ():
                 # eps: dividing tiny elements by themselves would blow up the last bit of the orthogonalization
-                adaptive = {"cls": TensorParallelAdaptiveMuon, "moment2_method": method, "eps": 5e-2}
+                eps = 5e-2 if method == "adamuon" else 1e-2
+                adaptive = {"cls": TensorParallelAdaptiveMuon, "moment2_method": method, "eps": eps}
                 results[f"{key} {method}"] = compare(rank, world, groups, **adaptive, **case)
     for name in ("wide", "tall", "qkv"):
         for dim in (0, 1):

@@ -1,5 +1,7 @@
 """Newton-Schulz against the formula in float64."""
 
+import math
+
 import pytest
 import torch
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
@@ -13,6 +15,9 @@ SPECTRA = [
 SHAPES = [(96, 96), (64, 256), (192, 48)]
 LARGE = [(320, 480), (512, 256)]
 TYPES = [name for name in get_supported_coefficient_types() if name != "custom"]
+DRAWS = 4
+"""Sets of singular vectors that a small matrix's error is the root mean square over: one set leaves rounding to luck."""
+
 PRECISIONS = {"highest": (torch.float32, 1.2), "medium": (torch.bfloat16, 2.0)}
 
 
@@ -20,17 +25,26 @@ PRECISIONS = {"highest": (torch.float32, 1.2), "medium": (torch.bfloat16, 2.0)}
 @pytest.mark.parametrize("coefficient_type", TYPES)
 def test_auto_is_as_accurate_as_the_plain_iteration(formulas, coefficient_type, precision):
     """On every spectrum, auto's error is within 1.2 times the plain iteration's in float32, and twice in bfloat16."""
+
+    def rms_error(iterate):
+        errors = [
+            formulas.error(iterate(update), exact) for update, exact in zip(updates, exacts, strict=True)
+        ]
+        return math.hypot(*errors) / math.sqrt(len(errors))
+
     dtype, limit = PRECISIONS[precision]
     coefficients = resolve_coefficients(coefficient_type, 5)
     methods = ["auto", "gram"] if precision == "medium" else ["auto"]
     worst = []
     for rows, columns in SHAPES + (LARGE if coefficient_type in {"simple", "quintic"} else []):
         for kind in SPECTRA:
-            update = formulas.with_singular_values(formulas.spectrum(kind, min(rows, columns)), rows, columns)
-            exact = formulas.newton_schulz64(update, coefficients)
-            plain = formulas.error(formulas.newton_schulz_plain(update, coefficients, dtype), exact)
+            values = formulas.spectrum(kind, min(rows, columns))
+            draws = range(DRAWS if (rows, columns) in SHAPES else 1)
+            updates = [formulas.with_singular_values(values, rows, columns, seed) for seed in draws]
+            exacts = [formulas.newton_schulz64(update, coefficients) for update in updates]
+            plain = rms_error(lambda update: formulas.newton_schulz_plain(update, coefficients, dtype))
             for method in methods:
-                got = formulas.error(NewtonSchulz(coefficients, precision, method)(update), exact)
+                got = rms_error(NewtonSchulz(coefficients, precision, method))
                 worst.append((got / plain, method, kind, rows, columns))
     assert max(worst)[0] <= limit, sorted(worst)[-3:]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from random_cuts import random_cuts
-from training import logical_state, make
+from training import logical_state, make, train
 
 from megaopt_core.checkpoint.foreign import load_torch_state_dict
 from megaopt_core.errors import CheckpointMismatchError, StateDictError
@@ -79,6 +79,7 @@ def _installed():
 def test_what_does_not_fit_is_refused():
     """No names, too few names, other names, no state dict."""
     model, optimizer = make()
+    train(model, optimizer, range(1))
     state = stepped(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
     before = logical_state(optimizer)
     with pytest.raises(StateDictError, match=r"no names: give param_names"):

@@ -159,7 +159,8 @@ def test_nothing_can_be_computed_with_a_slice():
     """A slice says what it is, and refuses the rest."""
     from megaopt_core.errors import UnsupportedOperationError
 
-    _, optimizer = make()
+    model, optimizer = make()
+    train(model, optimizer, range(1))
     tensor = collect_state(optimizer).tensors["optim.state.norm.weight.exp_avg"]
     assert repr(tensor) == "SlicedTensor([8], torch.float32, boxes: [0]+[8])"
     with pytest.raises(UnsupportedOperationError, match="not possible on a slice"):

@@ -7,7 +7,7 @@ else is what the commands do. Results go into `results/demo_grid.json` beside th
 
     python benchmarks/demo_grid.py --threads 1
 
-About 25 runs of half a minute to a minute and a half each; `--resume` keeps those that are in the results already.
+About 37 runs of half a minute to a minute and a half each; `--resume` keeps those that are in the results already.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     # With 0.2 an update has the size of AdamW's, so that one learning rate suits matrices and the rest.
     # Full float32 is the faster precision on most CPUs.
     "muon": {"adam_beta2": 0.95, "muon_extra_scale_factor": 0.2, "muon_fp32_matmul_prec": "highest"},
+    "adaptive_muon": {"adam_beta2": 0.95, "muon_extra_scale_factor": 0.2, "muon_fp32_matmul_prec": "highest"},
 }
 GRID = (0.001, 0.002, 0.004, 0.008, 0.016)
 SEEDS = (1, 2, 3)

@@ -16,7 +16,7 @@ SHAPES = [(96, 96), (64, 256), (192, 48)]
 LARGE = [(320, 480), (512, 256)]
 TYPES = [name for name in get_supported_coefficient_types() if name != "custom"]
 DRAWS = 4
-"""Sets of singular vectors that a small matrix's error is the root mean square over: one set leaves rounding to luck."""
+"""Sets of singular vectors that a small matrix's error is the root mean square over: one leaves rounding to luck."""
 
 PRECISIONS = {"highest": (torch.float32, 1.2), "medium": (torch.bfloat16, 2.0)}
 

@@ -20,7 +20,7 @@ from megaopt_core.optimizers.inner import build_inner
 from megaopt_core.optimizers.policies import precision_policy, require_possible
 from megaopt_core.optimizers.twins import Twins
 from megaopt_core.parallel.groups import ProcessGroupCollection
-from megaopt_core.params.groups import ChildSpec
+from megaopt_core.params.groups import ChildSpec, agree_over_ranks
 from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.names import named_params
 from megaopt_core.params.overrides import ParamGroupOverride
@@ -160,7 +160,7 @@ def optimizer_from_routing(
     scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
     layouts = strategy_layouts(routing, pgs, wrapped_buffers(chunks, fqn))
-    _require_shardable(routing, params)
+    agree_over_ranks(None, _refusal(routing, params))
     children = [
         _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler)
         for child in routing.children
@@ -194,13 +194,15 @@ def _live_params(
     return params, twins
 
 
-def _require_shardable(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> None:
+def _refusal(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> ShardingError | None:
+    """Return why a strategy cannot take one of this rank's parameters; other ranks may hold none like it."""
     registry = get_registry()
     for name, param in params.items():
         entry = routing.params[name]
         reason = registry.strategy(entry.strategy).refuse(param, entry.spec)
         if reason is not None:
-            raise ShardingError(f"sharding={entry.strategy!r} cannot take {name!r}: {reason}")
+            return ShardingError(f"sharding={entry.strategy!r} cannot take {name!r}: {reason}")
+    return None
 
 
 def _build_child(

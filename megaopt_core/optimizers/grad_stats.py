@@ -26,8 +26,8 @@ def _flat(grad: torch.Tensor) -> torch.Tensor:
     """Return the elements as one dimension, in the order of memory where that saves a copy."""
     if grad.is_sparse:
         raise GradientError(
-            f"a sparse gradient of shape {tuple(grad.shape)} has no norm and no zeros here: set clip_grad=0.0 and "
-            "log_num_zeros_in_grad=False, or build the embedding with sparse=False"
+            f"a sparse gradient of shape {tuple(grad.shape)} cannot be measured: build the embedding with "
+            "sparse=False, or train it in fp32 with clip_grad=0.0 and log_num_zeros_in_grad=False"
         )
     real = torch.view_as_real(grad) if grad.is_complex() else grad
     if real.is_contiguous():

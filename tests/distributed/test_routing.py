@@ -5,6 +5,7 @@ import torch
 
 from megaopt_core import OptimizerConfig, OptimizerEntry, ParamKey, build_optimizer, hookimpl, route
 from megaopt_core.errors import MegaoptError
+from megaopt_core.sharding.replicated import Replicated
 from megaopt_core.testing import temporary_plugin
 
 pytestmark = pytest.mark.distributed
@@ -109,3 +110,31 @@ def test_an_error_on_one_rank_is_raised_on_all(launch):
     assert "'unknown_setting' is no setting of optimizer 'whole', which steps 'expert.weight'" in message
     assert other == "RoutingError"
     assert told == f"rank 1 cannot route its parameters: OverrideError: {message}"
+
+
+class Picky(Replicated):
+    """Takes no expert."""
+
+    def refuse(self, param, spec):
+        """Return why a parameter cannot be sharded."""
+        return "experts are not taken" if spec.is_expert else None
+
+
+class PickyPlugin(TwoKinds):
+    @hookimpl
+    def megaopt_sharding_strategies(self):
+        """Return the strategy."""
+        return {"picky": Picky("picky")}
+
+
+def refused(rank, size):
+    """Build with a strategy that refuses what rank 1 alone holds, and return the message."""
+    with temporary_plugin(PickyPlugin(), name="picky"), pytest.raises(MegaoptError) as raised:
+        build_optimizer(stage(rank, size), "plain", lr=0.1, sharding="picky")
+    return str(raised.value)
+
+
+def test_what_a_strategy_refuses_on_one_rank_is_refused_on_all(launch):
+    """Rank 0 holds nothing that it would refuse."""
+    own = "sharding='picky' cannot take 'expert.weight': experts are not taken"
+    assert launch(refused, 2) == [f"rank 1 cannot route its parameters: ShardingError: {own}", own]

@@ -84,6 +84,6 @@ def test_sparse_gradients_are_refused(function) -> None:
     with pytest.raises(GradientError) as caught:
         function([torch.eye(3).to_sparse()], CPU)
     assert str(caught.value) == (
-        "a sparse gradient of shape (3, 3) has no norm and no zeros here: set clip_grad=0.0 and "
-        "log_num_zeros_in_grad=False, or build the embedding with sparse=False"
+        "a sparse gradient of shape (3, 3) cannot be measured: build the embedding with sparse=False, or train it in "
+        "fp32 with clip_grad=0.0 and log_num_zeros_in_grad=False"
     )

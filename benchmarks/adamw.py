@@ -3,8 +3,7 @@
     python benchmarks/adamw.py [--rounds 11] [--threads 1]
 
 All candidates step the same parameters with the same gradients, each with a state of its own, in turns. Clipping is
-off: `benchmarks/clip.py` measures that. A step reads four values for each parameter and writes three; "traffic" does
-just that, with no arithmetic to speak of, and so tells how fast a step can be on the machine at hand.
+off: `benchmarks/clip.py` measures that.
 """
 
 import argparse
@@ -30,16 +29,6 @@ class Holder(torch.nn.Module):
 def ours(params: list[torch.nn.Parameter]) -> MegatronOptimizer:
     """Return megaopt's AdamW on parameters that belong to no layer."""
     return build_optimizer(Holder(params), "adamw", overrides={}, clip_grad=0.0, **SETTINGS)
-
-
-def traffic(optimizer: MegatronOptimizer) -> None:
-    """Read the gradients, and read and write parameters and both moments."""
-    part = optimizer.parts[0]
-    with torch.no_grad():
-        for param, state in part.inner.state.items():
-            param.grad.sum()
-            for tensor in (param, state["exp_avg"], state["exp_avg_sq"]):
-                tensor.mul_(1.0)
 
 
 def overhead(optimizer: MegatronOptimizer, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -79,7 +68,6 @@ def main() -> None:
         "fused": torch.optim.AdamW(params, fused=True, **SETTINGS).step,
         "foreach": torch.optim.AdamW(params, foreach=True, **SETTINGS).step,
         "for-loop": torch.optim.AdamW(params, foreach=False, **SETTINGS).step,
-        "traffic": lambda: traffic(mine),
     }
     times = interleave(candidates, rounds=args.rounds)
     large_ms, large_share = overhead(mine, 3 * args.rounds)
@@ -90,15 +78,12 @@ def main() -> None:
         "ours_over_fused": ratio(times, "ours", "fused"),
         "times_faster_than_foreach": ratio(times, "foreach", "ours"),
         "times_faster_than_for_loop": ratio(times, "for-loop", "ours"),
-        "times_faster_than_for_loop_at_most": ratio(times, "for-loop", "traffic"),
         "wrapper_at_124_million": {"milliseconds": large_ms, "share_of_the_inner_step": large_share},
         "wrapper_at_150_small_tensors": {"milliseconds": small_ms},
     }
     print(f"our step takes {result['ours_over_fused']['median']:.3f} of torch's fused step")
     print(f"{result['times_faster_than_foreach']['median']:.1f} x as fast as foreach")
     print(f"{result['times_faster_than_for_loop']['median']:.1f} x as fast as the for-loop")
-    bound = result["times_faster_than_for_loop_at_most"]["median"]
-    print(f"(memory traffic alone allows {bound:.1f} x)")
     print(f"the wrapper adds {100 * large_share['median']:.2f} % at 124 million parameters")
     print(f"and {small_ms['median']:.3f} ms at 150 tensors of 256 elements")
     print(write_result("adamw", result))

@@ -42,6 +42,12 @@ class _Reader(Protocol):
     def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
         """Return what is compared, for all tensors of a dtype and device together."""
 
+    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+        """Return the same once more, after the step."""
+
+    def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
+        """Return whose memory is another than when it was read, so that values say nothing."""
+
     def owners(self) -> Mapping[_Kind, Sequence[int]]:
         """Return whose each of the values is."""
 
@@ -62,8 +68,18 @@ class _BitSums:
                 self._owners.setdefault(kind, []).append(owner)
         return {kind: torch.stack(some) for kind, some in sums.items()}
 
+    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+        return self.read(watched)
+
+    def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
+        return set()
+
     def owners(self) -> Mapping[_Kind, Sequence[int]]:
         return self._owners
+
+
+def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[int]:
+    return [tensor.data_ptr() for tensors in watched for tensor in tensors]
 
 
 @define
@@ -75,10 +91,18 @@ class _Samples:
     _owners: dict[_Kind, list[int]] = field(factory=dict)
 
     def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
-        addresses = [tensor.data_ptr() for tensors in watched for tensor in tensors]
+        addresses = _addresses(watched)
         if addresses != self._addresses:
             self._prepare(watched, addresses)
+        return self.read_again(watched)
+
+    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
         return {kind: torch.cat(views) for kind, views in self._views.items()}
+
+    def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
+        owners = [owner for owner, tensors in enumerate(watched) for _ in tensors]
+        triples = zip(owners, self._addresses, _addresses(watched), strict=True)
+        return {owner for owner, before, now in triples if before != now}
 
     def owners(self) -> Mapping[_Kind, Sequence[int]]:
         return self._owners
@@ -111,7 +135,7 @@ class ChangeRecord:
     _all: _BitSums = field(factory=_BitSums, init=False)
     _some: _Samples = field(factory=_Samples, init=False)
     _reader: _Reader = field(init=False)
-    _pieces: int = field(default=0, init=False)
+    _watched: Sequence[Sequence[torch.Tensor]] = field(default=(), init=False)
     _values: tuple[_Values, _Values] = field(factory=lambda: ({}, {}), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -135,12 +159,12 @@ class ChangeRecord:
             watched: the same tensors, stepped.
             before: what :meth:`before` returned.
         """
-        self._values, self._pieces = (before, self._reader.read(watched)), len(watched)
+        self._values, self._watched = (before, self._reader.read_again(watched)), watched
         self._first = False
 
     def skipped(self) -> None:
         """Record that a step was given up: it has changed nothing."""
-        self._values, self._pieces = ({}, {}), 0
+        self._values, self._watched = ({}, {}), ()
         self.method = "step skipped"
 
     @property
@@ -151,8 +175,10 @@ class ChangeRecord:
     @property
     def changed(self) -> list[bool]:
         """For each piece, whether the last step changed it; empty before the first step."""
-        changed = [False] * self._pieces
+        changed = [False] * len(self._watched)
         before, after = self._values
+        for owner in self._reader.moved(self._watched) if before else ():
+            changed[owner] = True
         for kind, owners in self._reader.owners().items() if before else ():
             for owner, differs in zip(owners, (before[kind] != after[kind]).tolist(), strict=True):
                 changed[owner] |= differs

@@ -80,7 +80,7 @@ def placeholders_hidden(inner: torch.optim.Optimizer) -> Iterator[None]:
     Args:
         inner: the optimizer; its groups say of which parameters.
     """
-    if not any(isinstance(state, StatePlaceholder) for state in inner.state.values()):
+    if StatePlaceholder not in set(map(type, inner.state.values())):
         yield
         return
     hidden: dict[torch.Tensor, StatePlaceholder] = {}

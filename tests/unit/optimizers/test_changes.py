@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from megaopt_core import build_optimizer
+from megaopt_core import FP32Optimizer, OptimizerConfig, build_optimizer
 
 
 def convolution() -> nn.Module:
@@ -36,3 +36,25 @@ def test_memory_in_any_order_is_looked_at(make, frozen_by) -> None:
     [part] = optimizer.report(after_step=True).parts
     assert part.stepped == 2
     assert part.changed == (2 if frozen_by == "nothing" else 0)
+
+
+class Replacing(torch.optim.SGD):
+    """Puts new memory under its parameters in every step."""
+
+    def step(self, closure=None):
+        """Step, out of place."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data = param.data - group["lr"] * param.grad
+
+
+def test_parameters_with_new_memory_have_changed() -> None:
+    """What lies in the old memory says nothing."""
+    model = nn.Linear(3, 2)
+    optimizer = FP32Optimizer(Replacing(model.parameters(), lr=0.1), OptimizerConfig(clip_grad=0.0))
+    for _ in range(3):
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    [part] = optimizer.report(after_step=True).parts
+    assert (part.changed, part.stepped) == (2, 2)

@@ -10,17 +10,21 @@ __all__ = ["block_rows", "symmetric_addmm", "symmetric_mm", "symmetric_share"]
 
 # (smallest size, number of block rows, measured part of a full product's time), on one core with AVX-512. Below the
 # smallest size one call of the matrix library is faster than several and the copy of a triangle.
-_FLOAT32 = ((1500, 12, 0.61), (576, 8, 0.62), (352, 6, 0.71), (300, 3, 0.77), (224, 3, 0.88))
+_FLOAT32 = ((576, 6, 0.73), (352, 6, 0.71), (300, 3, 0.77), (224, 3, 0.88))
 _BFLOAT16 = ((1500, 12, 0.65), (900, 8, 0.72), (600, 4, 0.71), (480, 4, 0.84), (352, 3, 0.88))
 
+_FEW_ROWS = 4
+"""Block rows at most when the inner dimension is twice the result's: the matrix library packs it anew for each."""
 
-def block_rows(size: int, dtype: torch.dtype, device: torch.device) -> int:
+
+def block_rows(size: int, dtype: torch.dtype, device: torch.device, inner: int = 0) -> int:
     """Return the height of the block rows that a symmetric product of this size is computed in.
 
     Args:
         size: rows of the (square) result.
         dtype: of the operands.
         device: where they are; on an accelerator the product is one call.
+        inner: the dimension that is summed over, if it may be larger than `size`.
 
     Returns:
         The height; `size` itself when one call is fastest.
@@ -30,6 +34,8 @@ def block_rows(size: int, dtype: torch.dtype, device: torch.device) -> int:
         64
     """
     rows, _ = _measured(size, dtype, device)
+    if dtype.itemsize > 2 and inner >= 2 * size:
+        rows = min(rows, _FEW_ROWS)
     return size if rows == 1 else -(-size // rows // 16) * 16
 
 
@@ -77,7 +83,7 @@ def symmetric_mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> 
         kernel(left, right, out=out)
         return out
     size = out.shape[-1]
-    height = block_rows(size, out.dtype, out.device)
+    height = block_rows(size, out.dtype, out.device, left.shape[-1])
     if height == size:
         return torch.matmul(left, right, out=out)
     multiply = torch.mm if out.dim() == 2 else torch.bmm

@@ -26,8 +26,6 @@ class MainParams(PlainState):
     is_mixed: bool = field(default=True, init=False)
     _pieces: Sequence[Piece] = field(factory=list, init=False)
     _stepped: list[torch.Tensor] = field(factory=list, init=False)
-    _models: list[torch.Tensor] = field(factory=list, init=False)
-    _mains: list[torch.Tensor] = field(factory=list, init=False)
     _lending: GradLending = field(factory=GradLending, init=False)
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
@@ -41,8 +39,6 @@ class MainParams(PlainState):
             stepped = piece.param
             if piece.param.dtype in LOW_PRECISION:
                 stepped = torch.nn.Parameter(piece.param.detach().to(self.main_dtype, copy=True))
-                self._models.append(piece.param)
-                self._mains.append(stepped)
             self._stepped.append(stepped)
         return self._stepped
 
@@ -77,11 +73,14 @@ class MainParams(PlainState):
         Args:
             indices: positions of the pieces that were stepped.
         """
-        copied = [index for index in indices if self._stepped[index] is not self._pieces[index].param]
-        if copied:
-            torch._foreach_copy_(
-                [self._pieces[index].param for index in copied], [self._stepped[index] for index in copied]
-            )
+        models, mains = self._copies(indices)
+        if mains:
+            torch._foreach_copy_(models, mains)
+
+    def _copies(self, indices: Sequence[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the model's tensor and the main copy of every one of these pieces that has one."""
+        copied = [index for index in indices if self.extra_keys(index)]
+        return [self._pieces[index].param for index in copied], [self._stepped[index] for index in copied]
 
     def discard_grads(self) -> None:
         """Drop the main gradients."""
@@ -89,9 +88,10 @@ class MainParams(PlainState):
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters into the main copies."""
-        if self._mains:
+        models, mains = self._copies(range(len(self._pieces)))
+        if mains:
             with torch.no_grad():
-                torch._foreach_copy_(self._mains, self._models)
+                torch._foreach_copy_(mains, models)
 
     def extra_keys(self, index: int) -> tuple[str, ...]:
         """Return the main copy's key, where there is one.

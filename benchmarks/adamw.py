@@ -1,6 +1,6 @@
 """AdamW on GPT-2's 124 million parameters: megaopt against every implementation of torch, and what the wrapper adds.
 
-    python benchmarks/adamw.py [--rounds 11] [--threads 1]
+    python benchmarks/adamw.py [--rounds 11] [--threads 2]
 
 All candidates step the same parameters with the same gradients, each with a state of its own, in turns. Clipping is
 off: `benchmarks/clip.py` measures that.
@@ -55,10 +55,10 @@ def overhead(optimizer: MegatronOptimizer, rounds: int) -> tuple[dict[str, float
 
 
 def main() -> None:
-    """Measure, print and write `results/adamw.json`."""
+    """Measure, print and write `results/adamw_*_threads.json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     params = gpt2_parameters()
@@ -86,7 +86,7 @@ def main() -> None:
     print(f"{result['times_faster_than_for_loop']['median']:.1f} x as fast as the for-loop")
     print(f"the wrapper adds {100 * large_share['median']:.2f} % at 124 million parameters")
     print(f"and {small_ms['median']:.3f} ms at 150 tensors of 256 elements")
-    print(write_result("adamw", result))
+    print(write_result(f"adamw_{args.threads}_threads", result))
 
 
 if __name__ == "__main__":

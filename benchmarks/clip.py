@@ -1,6 +1,6 @@
 """Gradient norm and clipping of GPT-2's 124 million gradients, against `torch.nn.utils.clip_grad_norm_`.
 
-    python benchmarks/clip.py [--rounds 21] [--threads 1]
+    python benchmarks/clip.py [--rounds 21] [--threads 2]
 
 Three questions: what a step costs in which nothing is clipped, what it costs when the norm is above the limit, and
 what it costs when a fused optimizer takes the factor over. The last is also asked of clipping together with the AdamW
@@ -58,10 +58,10 @@ def clip_and_step(optimizer: FP32Optimizer, limit: float) -> None:
 
 
 def main() -> None:
-    """Measure, print and write `results/clip.json`."""
+    """Measure, print and write `results/clip_*_threads.json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     params = gpt2_parameters()
@@ -113,7 +113,7 @@ def main() -> None:
         for name, speedup in speedups.items():
             print(f"{case}: {name} is {speedup['median']:.2f} x torch's speed")
     print(f"relative error of the norm: ours {errors['ours']:.1e}, torch {errors['torch']:.1e}")
-    print(write_result("clip", result))
+    print(write_result(f"clip_{args.threads}_threads", result))
 
 
 if __name__ == "__main__":

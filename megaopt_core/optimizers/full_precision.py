@@ -19,6 +19,7 @@ class Fp32(PlainState):
 
     is_mixed: bool = field(default=False, init=False)
     _pieces: Sequence[Piece] = field(factory=list, init=False)
+    _stepped: list[torch.Tensor] = field(factory=list, init=False)
     _watched: list[list[torch.Tensor]] = field(factory=list, init=False)
     _lending: GradLending = field(factory=GradLending, init=False)
 
@@ -29,8 +30,9 @@ class Fp32(PlainState):
             pieces: this rank's pieces of one inner optimizer.
         """
         self._pieces = pieces
-        self._watched = [[piece.param] for piece in pieces]
-        return [piece.param for piece in pieces]
+        self._stepped = [piece.param for piece in pieces]
+        self._watched = [[tensor] for tensor in self._stepped]
+        return list(self._stepped)
 
     def grad(self, index: int) -> torch.Tensor | None:
         """Return the gradient of a stepped tensor.
@@ -38,7 +40,7 @@ class Fp32(PlainState):
         Args:
             index: position of the piece.
         """
-        return self._pieces[index].param.grad
+        return self._stepped[index].grad
 
     def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
         """Hand over once: everything is stepped together.
@@ -55,7 +57,7 @@ class Fp32(PlainState):
 
     def load_grads(self) -> None:
         """Lend each tensor its gradient where it is not its own already."""
-        self._lending.lend(self._pieces, [piece.param for piece in self._pieces])
+        self._lending.lend(self._pieces, self._stepped)
 
     def write_back(self, indices: Sequence[int]) -> None:
         """Nothing to do: there is one copy.

@@ -73,7 +73,7 @@ class ReplicatedParams:
         """Take every parameter's gradient as it is; that of a DTensor where its parameter is."""
         finish_grad_sync(self.chunks)
         for piece in self.pieces:
-            param = piece.model_params[0]
+            (param,) = piece.model_params
             piece.grad = gradient_of(param) if param is piece.param else _local_gradient(param)
 
     def start_param_sync(self) -> None:

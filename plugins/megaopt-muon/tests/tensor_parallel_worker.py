@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from megaopt_muon import workspace
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
@@ -140,6 +141,8 @@ def special(rank, world, groups):
 def main(rank, world, store, out):
     """Run every case and write the results."""
     torch.set_num_threads(1)
+    if world > 2:
+        workspace._SAME_CACHE_SET = 4  # rows are kept apart, as those of whole KiB are
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     group = dist.group.WORLD
     groups = SimpleNamespace(tp=group, expt_tp=group)

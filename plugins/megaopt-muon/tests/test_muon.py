@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from megaopt_muon import workspace
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon, init_state
@@ -118,9 +119,15 @@ VIEWS = {
 }
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_orthogonalize_every_matrix_by_itself(formulas, name):
-    """Each matrix of a view is orthogonalized and scaled by itself, and lands where it was."""
+def test_views_orthogonalize_every_matrix_by_itself(monkeypatch, formulas, name, apart):
+    """Each matrix of a view is orthogonalized and scaled by itself, and lands where it was.
+
+    Also when the workspace keeps rows apart, as it does with rows of whole KiB.
+    """
+    if apart:
+        monkeypatch.setattr(workspace, "_SAME_CACHE_SET", 4)
     view, shape = VIEWS[name]
     (param,) = parameters([shape])
     param.param_info = ParamInfo("w", Role.MATRIX, view)

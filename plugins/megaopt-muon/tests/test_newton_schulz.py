@@ -6,7 +6,7 @@ import pytest
 import torch
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
 from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.schedule import Spectrum, longest_blocks, plan_blocks
+from megaopt_muon.schedule import Spectrum, longest_blocks, plan_blocks, spectrum_of
 
 SPECTRA = [
     "flat", "linear", "geometric:0.3", "geometric:1", "geometric:2", "geometric:4", "geometric:6", "power:0.5",
@@ -131,6 +131,61 @@ def test_blocks_cover_every_step(coefficient_type, steps, spectrum):
     coefficients = resolve_coefficients(coefficient_type, steps)
     for dtype in (torch.float32, torch.bfloat16):
         assert sum(longest_blocks(coefficients, dtype, spectrum)) == steps
+
+
+LEAST = 1.0 / 12.0
+
+
+def bounded(kind: str, size: int) -> torch.Tensor:
+    """Return singular values whose squares lie above a twelfth of their mean, most of them just above."""
+    squares = torch.ones(size, dtype=torch.float64)
+    match kind:
+        case "linear":
+            squares = torch.linspace(1.2 * LEAST, 1.9, size, dtype=torch.float64)
+        case "one small":
+            squares[0] = 1.1 * LEAST
+        case "a third small":
+            squares[: size // 3] = 0.75 * LEAST  # of the mean, which is lower, 1.1
+        case "one large":
+            squares[0], squares[1:9] = 6.0, 1.2 * LEAST
+    return squares.sqrt()
+
+
+@pytest.mark.parametrize("kind", ["flat", "linear", "one small", "a third small", "one large"])
+@pytest.mark.parametrize("steps", [5, 8, 10])
+def test_bounded_spectra_take_five_steps_together(formulas, kind, steps):
+    """Where no singular value is small, the longest blocks are as accurate in float32, with every coefficient set."""
+    dtype, limit = PRECISIONS["highest"]
+    update = formulas.with_singular_values(bounded(kind, 260), 260, 600)
+    x = update / update.norm()
+    assert spectrum_of(x @ x.mT) is Spectrum.BOUNDED
+    assert spectrum_of((x @ x.mT).bfloat16()) is Spectrum.EVEN
+    for coefficient_type in TYPES:
+        coefficients = resolve_coefficients(coefficient_type, steps)
+        plan = plan_blocks("auto", coefficients, 260, 600, x.device, dtype, Spectrum.BOUNDED)
+        assert plan == ((5,) if steps == 5 else (5, steps - 5))
+        exact = formulas.newton_schulz64(update, coefficients)
+        plain = formulas.error(formulas.newton_schulz_plain(update, coefficients, dtype), exact)
+        got = formulas.error(NewtonSchulz(coefficients, "highest", "auto")(update), exact)
+        assert got <= limit * plain, (coefficient_type, got, plain)
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-12, 1e-3, 0.9 * LEAST])
+def test_a_single_small_singular_value_is_noticed(formulas, least):
+    """The Frobenius norm does not tell a spectrum with one small value from one without; the bound does."""
+    values = torch.ones(300, dtype=torch.float64)
+    values[7] = least**0.5
+    update = formulas.with_singular_values(values, 300, 700)
+    x = update / update.double().norm()
+    assert spectrum_of((x @ x.mT).float()) is Spectrum.EVEN
+
+
+def test_a_gradient_that_is_not_finite_is_not_bounded():
+    """NaN and infinity prove nothing."""
+    for value in (torch.nan, torch.inf):
+        gram = torch.eye(256) / 256
+        gram[3, 3] = value
+        assert spectrum_of(gram) is Spectrum.UNKNOWN
 
 
 def test_auto_takes_the_cheaper_by_shape():

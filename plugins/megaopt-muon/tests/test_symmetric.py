@@ -2,27 +2,60 @@
 
 import pytest
 import torch
-from megaopt_muon.symmetric import block_rows, symmetric_addmm, symmetric_mm
+from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
+
+SIZES = [1, 5, 239, 240, 301, 520]
+
+
+def empty(size: int, batch: tuple[int, ...] = (), *, dtype: torch.dtype = torch.float64) -> SymmetricMatrix:
+    """Return a matrix in which everything that is not written shows."""
+    return SymmetricMatrix(torch.full((*batch, size, size), torch.nan, dtype=dtype))
+
+
+def assert_symmetric(matrix: SymmetricMatrix) -> None:
+    """Assert that what lies below the diagonal blocks is a copy."""
+    height = matrix.panels[0].rows.shape[-2]
+    values = matrix.values
+    if height < values.shape[-1]:
+        assert torch.equal(values[..., height:, :height], values[..., :height, height:].mT)
+
+
+@pytest.mark.parametrize("tall", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("size", [*SIZES, 800])
+def test_gram_matrices_equal_full_products(size, batch, tall):
+    """Every size and batch, from rows and from columns, gives what one full product gives."""
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(*batch, size, 40, generator=generator, dtype=torch.float64)
+    out = gram_matrix(x.mT.contiguous() if tall else x, empty(size, batch), tall=tall)
+    torch.testing.assert_close(out.values, x @ x.mT, rtol=0, atol=1e-12)
+    assert_symmetric(out)
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("size", [1, 5, 223, 224, 301, 520])
-def test_symmetric_products_equal_full_ones(size, batch):
-    """Every size and batch gives what one full product gives, exactly symmetric."""
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("plus", [(-2.0, 0.0), (0.0, 1.5), (0.5, -3.0), (3.0, 0.5), (0.0, 0.0)])
+def test_symmetric_products_equal_full_ones(size, batch, plus):
+    """Numbers and tensors of numbers, equal and different operands: all give what full products give."""
     generator = torch.Generator().manual_seed(size)
-    x = torch.randn(*batch, size, 40, generator=generator, dtype=torch.float64)
-    out = symmetric_mm(x, x.mT, torch.full((*batch, size, size), torch.nan, dtype=torch.float64))
-    torch.testing.assert_close(out, x @ x.mT, rtol=0, atol=1e-12)
-    gram = out / size
-    result = symmetric_addmm(gram, gram, gram, beta=-2.0, alpha=3.0, out=torch.empty_like(gram))
-    torch.testing.assert_close(result, -2.0 * gram + 3.0 * gram @ gram, rtol=0, atol=1e-10)
-    in_place = gram.clone()
-    assert torch.equal(symmetric_addmm(in_place, gram, gram, beta=-2.0, alpha=3.0, out=in_place), result)
-    if block_rows(size, torch.float64, x.device) < size:
-        height = block_rows(size, torch.float64, x.device)
-        assert torch.equal(result[..., height:, :height], result[..., :height, height:].mT)
+    x = torch.randn(*batch, size, size, generator=generator, dtype=torch.float64) / size
+    left = SymmetricMatrix(x @ x.mT)
+    right = SymmetricMatrix(left.values @ left.values - left.values)
+    on_left, on_right = plus
+    product = 3.0 * left.values @ right.values
+    expected = product + on_left * left.values + on_right * right.values
+    options = {"factor": 3.0, "plus_left": on_left, "plus_right": on_right}
+    out = symmetric_product(left, right, empty(size, batch), **options)
+    torch.testing.assert_close(out.values, expected, rtol=0, atol=1e-12)
+    assert_symmetric(out)
+    tensors = {"plus_left": torch.full((), on_left), "plus_right": torch.full((), on_right)}
+    out = symmetric_product(left, right, empty(size, batch), factor=3.0, **tensors)
+    torch.testing.assert_close(out.values, expected, rtol=0, atol=1e-12)
+    squared = symmetric_product(left, left, empty(size, batch), plus_left=on_left, plus_right=on_right)
+    expected = left.values @ left.values + (on_left + on_right) * left.values
+    torch.testing.assert_close(squared.values, expected, rtol=0, atol=1e-12)
 
 
 def test_an_accelerator_takes_one_call():
     """Block rows are for CPUs."""
-    assert block_rows(4096, torch.bfloat16, torch.device("meta")) == 4096
+    assert block_height(4096, torch.bfloat16, torch.device("meta")) == 4096

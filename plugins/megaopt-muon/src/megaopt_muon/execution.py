@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from megaopt_muon.newton_schulz import NewtonSchulz, matmul_precision, normalized
+from megaopt_muon.newton_schulz import NewtonSchulz, is_tall, matmul_precision, normalized
 from megaopt_muon.plans import MatrixPlan
 from megaopt_muon.tensor_parallel import (
     all_gather,
@@ -97,12 +97,12 @@ def _batched(
             flat = batch.view(-1, rows, columns)
             if limit > 1:
                 # Also a single one goes as a batch: what it becomes must not depend on how many there are.
-                result = ns.iterate(flat, tall=rows > columns)
+                result = ns.iterate(flat, tall=is_tall(flat))
             elif len(flat) == 1:
-                result = ns.iterate(flat[0], tall=rows > columns)
+                result = ns.iterate(flat[0], tall=is_tall(flat))
             else:
                 for matrix in flat:
-                    matrix.copy_(ns.iterate(matrix, tall=rows > columns))
+                    matrix.copy_(ns.iterate(matrix, tall=is_tall(flat)))
                 result = flat
             yield from (
                 (index, number, o) for (index, number), o in zip(chunk, result.view(batch.shape), strict=True)

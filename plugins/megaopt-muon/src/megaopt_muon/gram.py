@@ -22,17 +22,14 @@ from collections.abc import Sequence
 
 import torch
 
-from megaopt_muon.symmetric import symmetric_addmm
+from megaopt_muon.symmetric import Scalar, SymmetricMatrix, symmetric_product
 from megaopt_muon.workspace import Workspace
 
-__all__ = ["Scalar", "accumulate", "center", "scaled_product"]
-
-type Scalar = float | torch.Tensor
-"""One number, or one for each matrix of a batch, `[matrices, 1, 1]` in float32."""
+__all__ = ["accumulate", "center", "scaled_product"]
 
 
 def accumulate(
-    gram: torch.Tensor, coefficients: Sequence[tuple[float, float, float]], workspace: Workspace
+    gram: SymmetricMatrix, coefficients: Sequence[tuple[float, float, float]], workspace: Workspace
 ) -> tuple[Scalar, torch.Tensor]:
     """Return `Q = pi I + P` of several steps that begin at a Gram matrix.
 
@@ -44,25 +41,27 @@ def accumulate(
     Returns:
         `(pi, P)`; `P` lies in the workspace.
     """
-    z, m, spare = (workspace.take(name, gram.shape, gram.dtype, gram.device) for name in ("z", "m", "spare"))
-    sigma: Scalar = center(gram)
+    like = (gram.values.shape, gram.values.dtype, gram.values.device)
+    z, m, spare = (workspace.take_symmetric(name, *like) for name in ("z", "m", "spare"))
+    sigma: Scalar = center(gram.values)
     q: Scalar = 1.0
     for step, (a, b, c) in enumerate(coefficients):
         factor = z if step else m
-        _square(gram, b + 2.0 * c * sigma, c, factor)
-        w = a + b * sigma + c * sigma * sigma + center(factor)
+        symmetric_product(gram, gram, factor, factor=c, plus_left=b + 2.0 * c * sigma)
+        w = a + b * sigma + c * sigma * sigma + center(factor.values)
         if step:
-            _product(q, m, w, factor, spare)
-            q = q * w + center(spare)
+            # (q I + m)(w I + factor), but for the multiple of the identity; so below.
+            symmetric_product(m, factor, spare, plus_left=w, plus_right=q)
+            q = q * w + center(spare.values)
             m, spare = spare, m
         else:
             q = w
         if step < len(coefficients) - 1:
-            _product(sigma, gram, w, factor, spare)
-            half = sigma * w + center(spare)
-            _product(half, spare, w, factor, gram)
-            sigma = half * w + center(gram)
-    return q, m
+            symmetric_product(gram, factor, spare, plus_left=w, plus_right=sigma)
+            half = sigma * w + center(spare.values)
+            symmetric_product(spare, factor, gram, plus_left=w, plus_right=half)
+            sigma = half * w + center(gram.values)
+    return q, m.values
 
 
 def center(matrix: torch.Tensor) -> Scalar:
@@ -107,27 +106,3 @@ def scaled_product(
         torch.mul(x, q, out=out)
         return multiply(out, left, right, out=out)
     return multiply(x, left, right, beta=q, out=out)
-
-
-def _square(s: torch.Tensor, linear: Scalar, quadratic: float, out: torch.Tensor) -> None:
-    """Compute `linear * s + quadratic * s @ s`."""
-    if isinstance(linear, torch.Tensor):
-        torch.mul(s, linear, out=out)
-        symmetric_addmm(out, s, s, beta=1.0, alpha=quadratic, out=out)
-    else:
-        symmetric_addmm(s, s, s, beta=linear, alpha=quadratic, out=out)
-
-
-def _product(pi: Scalar, p: torch.Tensor, tau: Scalar, t: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute `pi * t + tau * p + p @ t`: the product of two shifted matrices but for the multiple of the identity."""
-    if isinstance(pi, torch.Tensor) or isinstance(tau, torch.Tensor):
-        torch.mul(t, pi, out=out)
-        out.add_(p * tau)
-        beta = 1.0
-    elif abs(tau) >= abs(pi):
-        torch.add(p, t, alpha=pi / tau if tau else 0.0, out=out)
-        beta = tau
-    else:
-        torch.add(t, p, alpha=tau / pi, out=out)
-        beta = pi
-    symmetric_addmm(out, p, t, beta=beta, alpha=1.0, out=out)

@@ -12,7 +12,7 @@ from attrs import Factory, field, frozen
 
 from megaopt_muon.gram import accumulate, scaled_product
 from megaopt_muon.schedule import Spectrum, plan_blocks, spectrum_of
-from megaopt_muon.symmetric import symmetric_addmm, symmetric_mm
+from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
 from megaopt_muon.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["NewtonSchulz", "matmul_precision", "normalized"]
+__all__ = ["NewtonSchulz", "is_tall", "matmul_precision", "normalized"]
 
 type Reduce = Callable[[torch.Tensor], None]
 
@@ -102,7 +102,7 @@ class NewtonSchulz:
         x = torch.empty(update.shape, dtype=self.compute_dtype(update.dtype), device=update.device)
         normalized(update, x)
         with matmul_precision("high" if self.precision == "high" else "highest"):
-            return self.iterate(x, tall=x.shape[-2] > x.shape[-1]).clone()
+            return self.iterate(x, tall=is_tall(x)).clone()
 
     def iterate(self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None) -> torch.Tensor:
         """Run all steps on normalized matrices.
@@ -117,17 +117,17 @@ class NewtonSchulz:
         """
         small, large = (x.shape[-1], x.shape[-2]) if tall else (x.shape[-2], x.shape[-1])
         other = self.workspace.take("x", x.shape, x.dtype, x.device)
-        gram = self.workspace.take("gram", (*x.shape[:-2], small, small), x.dtype, x.device)
-        symmetric_mm(x.mT if tall else x, x if tall else x.mT, out=gram)
+        gram = self.workspace.take_symmetric("gram", (*x.shape[:-2], small, small), x.dtype, x.device)
+        gram_matrix(x, gram, tall=tall)
         if reduce is not None:
-            reduce(gram)
-        spectrum = spectrum_of(gram) if reduce is None else Spectrum.UNKNOWN
+            reduce(gram.values)
+        spectrum = spectrum_of(gram.values) if reduce is None else Spectrum.UNKNOWN
         done = 0
         for length in plan_blocks(self.method, self.coefficients, small, large, x.device, x.dtype, spectrum):
             if done:
-                symmetric_mm(x.mT if tall else x, x if tall else x.mT, out=gram)
+                gram_matrix(x, gram, tall=tall)
                 if reduce is not None:
-                    reduce(gram)
+                    reduce(gram.values)
             steps = self.coefficients[done : done + length]
             q, m = (
                 self._plain_step(gram, *steps[0]) if length == 1 else accumulate(gram, steps, self.workspace)
@@ -136,10 +136,26 @@ class NewtonSchulz:
             done += length
         return x
 
-    def _plain_step(self, gram: torch.Tensor, a: float, b: float, c: float) -> tuple[float, torch.Tensor]:
+    def _plain_step(self, gram: SymmetricMatrix, a: float, b: float, c: float) -> tuple[float, torch.Tensor]:
         """Return `a` and `b A + c A^2`."""
-        m = self.workspace.take("m", gram.shape, gram.dtype, gram.device)
-        return a, symmetric_addmm(gram, gram, gram, beta=b, alpha=c, out=m)
+        values = gram.values
+        m = self.workspace.take_symmetric("m", values.shape, values.dtype, values.device)
+        return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values
+
+
+def is_tall(x: torch.Tensor) -> bool:
+    """Return whether `X^T X` is the cheaper of the two Gram matrices.
+
+    Of a square matrix it is where block rows are multiplied in float32: there a transposed left operand costs less than
+    a transposed right one.
+
+    Args:
+        x: `[*batch, rows, columns]`.
+    """
+    rows, columns = x.shape[-2:]
+    if rows != columns or x.dtype.itemsize == 2:
+        return rows > columns
+    return block_height(rows, x.dtype, x.device) < rows
 
 
 def normalized(update: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """Which Newton-Schulz steps are run together on the Gram matrix.
 
 A block of `k` steps costs `4k - 3` products of `n x n` matrices and two of the whole matrix, and begins with the Gram
-matrix of the matrix itself. Longer blocks are cheaper for matrices that are not square, and lose accuracy: within a
-block, what is applied to the matrix and what the Gram matrix says was applied drift apart by rounding. How much depends
-on the coefficients and on the spectrum. What is chosen here was measured (`benchmarks/muon_accuracy.py`): the error
-stays within 1.2 times the plain iteration's in float32, and twice in bfloat16.
+matrix of the matrix itself. Longer blocks are cheaper for matrices that are not square. They lose accuracy in singular
+values that are much smaller than others: within a block, what is applied to the matrix and what the Gram matrix says
+was applied drift apart by rounding. How much depends on the coefficients and on the spectrum. What is chosen here was
+measured (`benchmarks/muon_accuracy.py`): the error stays within 1.2 times the plain iteration's in float32, and twice
+in bfloat16.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ class Spectrum(StrEnum):
     """What is known of a matrix's singular values.
 
     `UNKNOWN`: nothing. `SPREAD`: none of them stands out. `EVEN`: nor are many of them much smaller than the others.
+    `BOUNDED`: nor is any of them; their squares are proven to lie above a twelfth of the mean square. Asked in float32
+    only: in bfloat16 it allows nothing more.
     """
 
     UNKNOWN = "unknown"
     SPREAD = "spread"
     EVEN = "even"
+    BOUNDED = "bounded"
 
 
 SPREAD_LIMIT = 0.08
@@ -40,6 +44,11 @@ SPREAD_LIMIT = 0.08
 
 _SMALLEST_BLOCKS = 256
 _EVEN_LIMIT = 1.6  # the same norm relative to that of equal eigenvalues; 1.41 for a square Gaussian matrix
+_BOUNDED_LIMIT = 1.25  # likewise; 1.22 for a Gaussian matrix with twice as many columns as rows
+_LEAST = 1.0 / 12.0
+"""The bound of `BOUNDED`, in units of the mean eigenvalue; 0.086 for a Gaussian matrix of aspect 2."""
+
+_LONGEST = 5
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +91,8 @@ def longest_blocks(coefficients: Coefficients, dtype: torch.dtype, spectrum: Spe
     Gentle coefficients (no step multiplies small singular values by more than 4.1) allow blocks of two at both ends in
     bfloat16, and three at the beginning where no singular value stands out. Steeper sets overshoot in their first
     steps, where only single steps follow closely enough. In float32 the plain iteration is so accurate that only
-    nearly even spectra leave room, with coefficients whose last steps settle.
+    nearly even spectra leave room, with coefficients whose last steps settle. Where the singular values are bounded
+    from below, five steps together are the more accurate ones, with any coefficients.
 
     Args:
         coefficients: `(a, b, c)` of each step.
@@ -94,6 +104,8 @@ def longest_blocks(coefficients: Coefficients, dtype: torch.dtype, spectrum: Spe
         (2, 1, 2)
     """
     steps = len(coefficients)
+    if spectrum is Spectrum.BOUNDED and dtype.itemsize > 2:
+        return tuple(min(_LONGEST, steps - done) for done in range(0, steps, _LONGEST))
     gentle = all(_is_gentle(*triple) for triple in coefficients)
     if dtype.itemsize > 2:
         settles = gentle and steps == 5 and all(a < 3.0 for a, _, _ in coefficients[-2:])
@@ -117,7 +129,7 @@ def spectrum_of(gram: torch.Tensor) -> Spectrum:
 
     Example:
         >>> spectrum_of(torch.eye(256) / 256)
-        <Spectrum.EVEN: 'even'>
+        <Spectrum.BOUNDED: 'bounded'>
     """
     size = gram.shape[-1]
     if gram.dim() != 2 or gram.device.type != "cpu" or size < SPREAD_LIMIT**-2:
@@ -125,7 +137,22 @@ def spectrum_of(gram: torch.Tensor) -> Spectrum:
     norm = torch.linalg.vector_norm(gram).item()
     if not norm <= SPREAD_LIMIT:
         return Spectrum.UNKNOWN
-    return Spectrum.EVEN if norm * math.sqrt(size) <= _EVEN_LIMIT else Spectrum.SPREAD
+    unevenness = norm * math.sqrt(size)
+    if unevenness > _EVEN_LIMIT:
+        return Spectrum.SPREAD
+    asked = unevenness <= _BOUNDED_LIMIT and gram.dtype.itemsize > 2
+    return Spectrum.BOUNDED if asked and _is_bounded(gram) else Spectrum.EVEN
+
+
+def _is_bounded(gram: torch.Tensor) -> bool:
+    """Return whether all eigenvalues are above the bound: whether what is left of them has a Cholesky factor.
+
+    That takes up to three quarters of the time of one product; the longer block saves several.
+    """
+    rest = gram.clone()
+    diagonal = rest.diagonal()
+    diagonal.sub_(_LEAST * diagonal.mean())
+    return int(torch.linalg.cholesky_ex(rest).info) == 0
 
 
 def _is_gentle(a: float, b: float, c: float) -> bool:

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
+from attrs import field, frozen
 
 from megaopt_muon.hopper import symmetric_kernel
 
-__all__ = ["block_rows", "symmetric_addmm", "symmetric_mm", "symmetric_share"]
+__all__ = [
+    "Scalar",
+    "SymmetricMatrix",
+    "block_height",
+    "gram_matrix",
+    "symmetric_product",
+    "symmetric_share",
+]
 
-# (smallest size, number of block rows, measured part of a full product's time), on one core with AVX-512. Below the
+type Scalar = float | torch.Tensor
+"""One number, or one for each matrix of a batch, `[matrices, 1, 1]` in float32."""
+
+# (smallest size, height of a block row, measured part of a full product's time), on one core with AVX-512. Below the
 # smallest size one call of the matrix library is faster than several and the copy of a triangle.
-_FLOAT32 = ((576, 6, 0.73), (352, 6, 0.71), (300, 3, 0.77), (224, 3, 0.88))
-_BFLOAT16 = ((1500, 12, 0.65), (900, 8, 0.72), (600, 4, 0.71), (480, 4, 0.84), (352, 3, 0.88))
+_FLOAT32: Final = ((1500, 224, 0.70), (352, 128, 0.71), (240, 96, 0.90))
+_BFLOAT16: Final = ((352, 128, 0.65), (240, 96, 0.80))
 
-_FEW_ROWS = 4
-"""Block rows at most when the inner dimension is twice the result's: the matrix library packs it anew for each."""
+_GRAM_OF_ROWS: Final = ((768, 224), (0, 160))
+"""(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: lower blocks are slower there."""
 
 
-def block_rows(size: int, dtype: torch.dtype, device: torch.device, inner: int = 0) -> int:
+def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
+    if device.type == "cpu":
+        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else _FLOAT32:
+            if size >= smallest:
+                return height, share
+    return size, 1.0
+
+
+def block_height(size: int, dtype: torch.dtype, device: torch.device) -> int:
     """Return the height of the block rows that a symmetric product of this size is computed in.
 
     Args:
         size: rows of the (square) result.
         dtype: of the operands.
         device: where they are; on an accelerator the product is one call.
-        inner: the dimension that is summed over, if it may be larger than `size`.
 
     Returns:
         The height; `size` itself when one call is fastest.
 
     Example:
-        >>> block_rows(64, torch.float32, torch.device("cpu"))
+        >>> block_height(64, torch.float32, torch.device("cpu"))
         64
     """
-    rows, _ = _measured(size, dtype, device)
-    if dtype.itemsize > 2 and inner >= 2 * size:
-        rows = min(rows, _FEW_ROWS)
-    return size if rows == 1 else -(-size // rows // 16) * 16
+    return _measured(size, dtype, device)[0]
 
 
 def symmetric_share(size: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -54,100 +71,160 @@ def symmetric_share(size: int, dtype: torch.dtype, device: torch.device) -> floa
     return _measured(size, dtype, device)[1]
 
 
-def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
-    if device.type == "cpu":
-        for smallest, rows, share in _BFLOAT16 if dtype.itemsize == 2 else _FLOAT32:
-            if size >= smallest:
-                return rows, share
-    return 1, 1.0
+@frozen(eq=False)
+class _Panel:
+    """What products read and write of one block row, beginning at the diagonal."""
+
+    rows: torch.Tensor
+    """The whole block row."""
+    columns: torch.Tensor
+    """All columns from the diagonal block on."""
+    upper: torch.Tensor
+    """The block row from the diagonal block on."""
+    right: torch.Tensor
+    """The transpose of the block row behind the diagonal block; empty in the last one."""
+    below: torch.Tensor
+    """Where that belongs as well."""
+
+    def mirror(self) -> None:
+        """Copy what lies behind the diagonal block below it, while it is still in the cache."""
+        if self.right.numel():
+            self.below.copy_(self.right)
 
 
-def symmetric_mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Compute `left @ right`, which the caller knows to be symmetric.
+def _panels(values: torch.Tensor, height: int) -> list[_Panel]:
+    panels = []
+    for start in range(0, values.shape[-1], height):
+        stop = start + height
+        rows = values[..., start:stop, :]
+        panels.append(
+            _Panel(
+                rows=rows,
+                columns=values[..., start:],
+                upper=rows[..., start:],
+                right=rows[..., stop:].mT,
+                below=values[..., stop:, start:stop],
+            )
+        )
+    return panels
+
+
+@frozen(eq=False)
+class SymmetricMatrix:
+    """A symmetric matrix, or a batch of them, with the views that products by block rows need, made once.
 
     Args:
-        left: `[*batch, n, k]`, at most one batch dimension.
-        right: `[*batch, k, n]`.
-        out: `[*batch, n, n]`; may not share memory with the operands.
+        values: `[*batch, n, n]`, at most one batch dimension.
+    """
+
+    values: torch.Tensor
+    panels: list[_Panel] = field(init=False)
+
+    @panels.default
+    def _cut(self) -> list[_Panel]:
+        values = self.values
+        return _panels(values, block_height(values.shape[-1], values.dtype, values.device))
+
+
+def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> SymmetricMatrix:
+    """Compute `x x^T`, or `x^T x` for tall matrices.
+
+    Args:
+        x: `[*batch, rows, columns]`, at most one batch dimension.
+        out: where the result goes, of the size of the rows; of the columns if tall.
+        tall: multiply from the left by the transpose.
 
     Returns:
         `out`.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
-        >>> symmetric_mm(x, x.mT, torch.empty(2, 2)).tolist()
+        >>> gram_matrix(x, SymmetricMatrix(torch.empty(2, 2)), tall=False).values.tolist()
         [[5.0, 2.0], [2.0, 1.0]]
     """
-    kernel = symmetric_kernel(out, left, right)
+    left, right = (x.mT, x) if tall else (x, x.mT)
+    kernel = symmetric_kernel(out.values, left, right)
     if kernel is not None:
-        kernel(left, right, out=out)
+        kernel(left, right, out=out.values)
         return out
-    size = out.shape[-1]
-    height = block_rows(size, out.dtype, out.device, left.shape[-1])
-    if height == size:
-        return torch.matmul(left, right, out=out)
-    multiply = torch.mm if out.dim() == 2 else torch.bmm
-    for start in range(0, size, height):
-        rows = slice(start, start + height)
-        multiply(left[..., rows, :], right[..., start:], out=out[..., rows, start:])
-    return _mirror(out, height)
+    panels, size = out.panels, out.values.shape[-1]
+    if len(panels) == 1:
+        torch.matmul(left, right, out=out.values)
+        return out
+    if not tall and x.dtype.itemsize > 2 and size < _FLOAT32[0][0]:
+        height = next(height for smallest, height in _GRAM_OF_ROWS if size >= smallest)
+        panels = _panels(out.values, height)
+    multiply = torch.mm if x.dim() == 2 else torch.bmm
+    start = 0
+    for panel in panels:
+        stop = start + panel.rows.shape[-2]
+        multiply(left[..., start:stop, :], right[..., start:], out=panel.upper)
+        panel.mirror()
+        start = stop
+    return out
 
 
-def symmetric_addmm(
-    base: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
+def symmetric_product(
+    left: SymmetricMatrix,
+    right: SymmetricMatrix,
+    out: SymmetricMatrix,
     *,
-    beta: float,
-    alpha: float,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Compute `beta * base + alpha * left @ right`, which the caller knows to be symmetric.
+    factor: float = 1.0,
+    plus_left: Scalar = 0.0,
+    plus_right: Scalar = 0.0,
+) -> SymmetricMatrix:
+    """Compute `factor * left @ right + plus_left * left + plus_right * right` of two matrices that commute.
 
     Args:
-        base: `[*batch, n, n]`; may be `out` itself.
-        left: `[*batch, n, k]`, at most one batch dimension.
-        right: `[*batch, k, n]`.
-        beta: factor on `base`.
-        alpha: factor on the product.
-        out: `[*batch, n, n]`; may not share memory with `left` or `right`.
+        left: the first matrix.
+        right: the second one; may be the first.
+        out: where the result goes; may not share memory with the operands.
+        factor: on the product.
+        plus_left: how often the first matrix is added.
+        plus_right: how often the second one is added.
 
     Returns:
         `out`.
 
     Example:
-        >>> eye = torch.eye(2)
-        >>> symmetric_addmm(eye, eye, eye, beta=2.0, alpha=3.0, out=torch.empty(2, 2)).tolist()
+        >>> eye, out = SymmetricMatrix(torch.eye(2)), SymmetricMatrix(torch.empty(2, 2))
+        >>> symmetric_product(eye, eye, out, factor=3.0, plus_left=2.0).values.tolist()
         [[5.0, 0.0], [0.0, 5.0]]
     """
-    kernel = symmetric_kernel(out, left, right, base)
+    base, other, share, beta = _summands(left, right, out, plus_left, plus_right)
+    kernel = symmetric_kernel(out.values, left.values, right.values, base.values)
     if kernel is not None:
+        if share:
+            base = SymmetricMatrix(torch.add(base.values, other.values, alpha=share))
         # A tile is written twice, also where another reads its base: they must not share memory.
-        kernel(left, right, C=base.clone() if base is out else base, out=out, alpha=alpha, beta=beta)
+        added = base.values.clone() if base is out else base.values
+        kernel(left.values, right.values, C=added, out=out.values, alpha=factor, beta=beta)
         return out
-    size = out.shape[-1]
-    height = block_rows(size, out.dtype, out.device)
-    multiply = torch.addmm if out.dim() == 2 else torch.baddbmm
-    if height == size:
-        return multiply(base, left, right, beta=beta, alpha=alpha, out=out)
-    for start in range(0, size, height):
-        rows = slice(start, start + height)
-        target = out[..., rows, start:]
-        multiply(
-            base[..., rows, start:],
-            left[..., rows, :],
-            right[..., start:],
-            beta=beta,
-            alpha=alpha,
-            out=target,
-        )
-    return _mirror(out, height)
-
-
-def _mirror(out: torch.Tensor, height: int) -> torch.Tensor:
-    """Copy what lies right of the diagonal blocks below them."""
-    size = out.shape[-1]
-    for start in range(0, size - height, height):
-        stop = start + height
-        out[..., stop:, start:stop].copy_(out[..., start:stop, stop:].mT)
+    multiply = torch.addmm if out.values.dim() == 2 else torch.baddbmm
+    operands = zip(left.panels, right.panels, base.panels, other.panels, out.panels, strict=True)
+    for of_left, of_right, of_base, of_other, target in operands:
+        added = of_base.upper
+        if share:
+            added = torch.add(added, of_other.upper, alpha=share, out=target.upper)
+        multiply(added, of_left.rows, of_right.columns, beta=beta, alpha=factor, out=target.upper)
+        target.mirror()
     return out
+
+
+def _summands(
+    left: SymmetricMatrix,
+    right: SymmetricMatrix,
+    out: SymmetricMatrix,
+    plus_left: Scalar,
+    plus_right: Scalar,
+) -> tuple[SymmetricMatrix, SymmetricMatrix, float, float]:
+    """Return `(base, other, share, beta)` for which `beta * (base + share * other)` is what the product is added to."""
+    if isinstance(plus_left, torch.Tensor) or isinstance(plus_right, torch.Tensor):
+        torch.mul(right.values, plus_right, out=out.values)
+        out.values.add_(left.values * plus_left)
+        return out, out, 0.0, 1.0
+    if left is right:
+        return left, left, 0.0, plus_left + plus_right
+    if abs(plus_left) >= abs(plus_right):
+        return left, right, plus_right / plus_left if plus_left else 0.0, plus_left
+    return right, left, plus_left / plus_right, plus_right

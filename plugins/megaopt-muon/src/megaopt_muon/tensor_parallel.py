@@ -51,15 +51,13 @@ def all_reduce_sum(tensor: torch.Tensor, group: ProcessGroup) -> None:
     """Sum a tensor over ranks in place, in float32 or wider.
 
     Args:
-        tensor: contiguous.
+        tensor: of any strides.
         group: the ranks.
     """
-    if tensor.dtype in (torch.float32, torch.float64):
-        dist.all_reduce(tensor, group=group)
-        return
-    wide = tensor.float()
+    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).contiguous()
     dist.all_reduce(wide, group=group)
-    tensor.copy_(wide)
+    if wide is not tensor:
+        tensor.copy_(wide)
 
 
 def orthogonalize_duplicated(

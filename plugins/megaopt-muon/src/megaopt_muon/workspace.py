@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 import torch
 
+from megaopt_muon.symmetric import SymmetricMatrix
+
 __all__ = ["Workspace"]
+
+_SAME_CACHE_SET = 1024
+"""Bytes: rows that lie a multiple of it apart share few sets of a processor's cache and drive each other out."""
+
+_CACHE_LINE = 64
+
+type _Key = tuple[str, torch.dtype, torch.device]
 
 
 class Workspace:
@@ -22,25 +31,55 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._flat: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._flat: dict[_Key, torch.Tensor] = {}
+        self._symmetric: dict[_Key, dict[tuple[int, ...], SymmetricMatrix]] = {}
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised contiguous tensor; it is valid until the same name is taken again.
+        """Return an uninitialised tensor; it is valid until the same name is taken again.
+
+        Rows are contiguous. On a CPU there may be a gap of one cache line between them.
 
         Args:
             name: which memory.
-            shape: of the tensor.
+            shape: of the tensor; at least one dimension.
             dtype: of the tensor.
             device: of the tensor.
         """
-        numel, key = math.prod(shape), (name, dtype, device)
+        *lengths, columns = shape
+        pitch = _pitch(columns, dtype, device)
+        numel, key = math.prod(lengths) * pitch, (name, dtype, device)
         flat = self._flat.get(key)
         if flat is None or flat.numel() < numel:
-            flat = torch.empty(numel, dtype=dtype, device=device)
-            self._flat[key] = flat
-        return flat[:numel].view(tuple(shape))
+            flat = self._flat[key] = torch.empty(numel, dtype=dtype, device=device)
+            self._symmetric.pop(key, None)
+        return flat[:numel].view(*lengths, pitch)[..., :columns]
+
+    def take_symmetric(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> SymmetricMatrix:
+        """Return an uninitialised matrix that will be symmetric, on the same terms as :meth:`take`.
+
+        Args:
+            name: which memory.
+            shape: `[*batch, n, n]`.
+            dtype: of the matrix.
+            device: of the matrix.
+        """
+        values = self.take(name, shape, dtype, device)
+        known = self._symmetric.setdefault((name, dtype, device), {})
+        matrix = known.get(values.shape)
+        if matrix is None:
+            matrix = known[values.shape] = SymmetricMatrix(values)
+        return matrix
 
     @property
     def nbytes(self) -> int:
         """Bytes that are held."""
         return sum(flat.nbytes for flat in self._flat.values())
+
+
+def _pitch(columns: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return how many elements lie between the beginnings of two rows."""
+    row = columns * dtype.itemsize
+    apart = device.type == "cpu" and row >= _SAME_CACHE_SET and row % _SAME_CACHE_SET == 0
+    return columns + _CACHE_LINE // dtype.itemsize if apart else columns

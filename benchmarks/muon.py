@@ -32,6 +32,8 @@ SUITES = {
 }
 """One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; squares; a demo model."""
 
+PRECISIONS = ("medium", "highest")
+
 LR, MOMENTUM, DECAY = 0.02, 0.95, 0.1
 
 
@@ -145,6 +147,7 @@ def main() -> None:
     )
     parser.add_argument("suites", nargs="*", default=list(SUITES))
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--precision", choices=PRECISIONS, help="measure one only, into a file of its own")
     # pytorch_optimizer's Gram iteration computes in float16, which takes a CPU a hundred times as long.
     peers = [name for name in OPTIMIZERS if name not in {"megaopt", "pytorch_optimizer_gram"}]
     parser.add_argument("--peers", nargs="*", default=peers)
@@ -156,7 +159,7 @@ def main() -> None:
     }
     for suite in arguments.suites:
         result: dict[str, Any] = {"shapes": SUITES[suite][0], "versions": versions}
-        for precision in ("medium", "highest"):
+        for precision in [arguments.precision] if arguments.precision else PRECISIONS:
             skipped: dict[str, str] = {}
             steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped)
             times = interleave(steps, rounds=arguments.rounds or SUITES[suite][1], warmup=1)
@@ -175,7 +178,7 @@ def main() -> None:
                 skipped or "",
                 flush=True,
             )
-        write_result(f"muon_{suite}", result)
+        write_result("_".join(filter(None, ("muon", suite, arguments.precision))), result)
 
 
 if __name__ == "__main__":

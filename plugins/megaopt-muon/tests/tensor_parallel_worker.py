@@ -142,7 +142,9 @@ def main(rank, world, store, out):
     """Run every case and write the results."""
     torch.set_num_threads(1)
     if world > 2:
-        workspace._SAME_CACHE_SET = 4  # rows are kept apart, as those of whole KiB are
+        # Rows are kept apart, as those of whole KiB are.
+        workspace._SAME_CACHE_SET = 4
+        workspace._SMALLEST = 1
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     group = dist.group.WORLD
     groups = SimpleNamespace(tp=group, expt_tp=group)

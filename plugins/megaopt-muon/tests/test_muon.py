@@ -128,6 +128,7 @@ def test_views_orthogonalize_every_matrix_by_itself(monkeypatch, formulas, name,
     """
     if apart:
         monkeypatch.setattr(workspace, "_SAME_CACHE_SET", 4)
+        monkeypatch.setattr(workspace, "_SMALLEST", 1)
     view, shape = VIEWS[name]
     (param,) = parameters([shape])
     param.param_info = ParamInfo("w", Role.MATRIX, view)

@@ -16,6 +16,9 @@ _SAME_CACHE_SET = 1024
 
 _CACHE_LINE = 64
 
+_SMALLEST = 256
+"""Smaller matrices fit into the cache wherever their rows lie."""
+
 type _Key = tuple[str, torch.dtype, torch.device]
 
 
@@ -46,7 +49,7 @@ class Workspace:
             device: of the tensor.
         """
         *lengths, columns = shape
-        pitch = _pitch(columns, dtype, device)
+        pitch = _pitch(shape, dtype, device)
         numel, key = math.prod(lengths) * pitch, (name, dtype, device)
         flat = self._flat.get(key)
         if flat is None or flat.numel() < numel:
@@ -78,8 +81,9 @@ class Workspace:
         return sum(flat.nbytes for flat in self._flat.values())
 
 
-def _pitch(columns: int, dtype: torch.dtype, device: torch.device) -> int:
+def _pitch(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> int:
     """Return how many elements lie between the beginnings of two rows."""
+    columns = shape[-1]
     row = columns * dtype.itemsize
-    apart = device.type == "cpu" and row >= _SAME_CACHE_SET and row % _SAME_CACHE_SET == 0
-    return columns + _CACHE_LINE // dtype.itemsize if apart else columns
+    large = device.type == "cpu" and min(shape[-2:]) >= _SMALLEST
+    return columns + _CACHE_LINE // dtype.itemsize if large and row % _SAME_CACHE_SET == 0 else columns

@@ -194,10 +194,10 @@ def symmetric_product(
     base, other, share, beta = _summands(left, right, out, plus_left, plus_right)
     kernel = symmetric_kernel(out.values, left.values, right.values, base.values)
     if kernel is not None:
-        if share:
-            base = SymmetricMatrix(torch.add(base.values, other.values, alpha=share))
         # A tile is written twice, also where another reads its base: they must not share memory.
         added = base.values.clone() if base is out else base.values
+        if share:
+            added = torch.add(added, other.values, alpha=share)
         kernel(left.values, right.values, C=added, out=out.values, alpha=factor, beta=beta)
         return out
     multiply = torch.addmm if out.values.dim() == 2 else torch.baddbmm
@@ -219,12 +219,16 @@ def _summands(
     plus_right: Scalar,
 ) -> tuple[SymmetricMatrix, SymmetricMatrix, float, float]:
     """Return `(base, other, share, beta)` for which `beta * (base + share * other)` is what the product is added to."""
+    if left is right:
+        plus = plus_left + plus_right
+        if not isinstance(plus, torch.Tensor):
+            return left, left, 0.0, plus
+        torch.mul(left.values, plus, out=out.values)
+        return out, out, 0.0, 1.0
     if isinstance(plus_left, torch.Tensor) or isinstance(plus_right, torch.Tensor):
         torch.mul(right.values, plus_right, out=out.values)
         out.values.add_(left.values * plus_left)
         return out, out, 0.0, 1.0
-    if left is right:
-        return left, left, 0.0, plus_left + plus_right
     if abs(plus_left) >= abs(plus_right):
         return left, right, plus_right / plus_left if plus_left else 0.0, plus_left
     return right, left, plus_left / plus_right, plus_right

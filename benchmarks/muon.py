@@ -3,7 +3,8 @@
     python benchmarks/muon.py                     # every suite
     python benchmarks/muon.py squares --rounds 9  # some
 
-Peers that are not installed are left out and named. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
+Peers that are not installed are left out and named. Where MKL is, as `megaopt-muon[mkl]` installs it, results are kept
+apart. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
 spectrum that falls with a power of 3/4, as those of real networks do: what shortcut is allowed depends on it.
 """
 
@@ -155,7 +156,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     versions = {
-        name: installed(name) for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion")
+        name: installed(name)
+        for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion", "mkl")
     }
     for suite in arguments.suites:
         result: dict[str, Any] = {"shapes": SUITES[suite][0], "versions": versions}
@@ -178,7 +180,8 @@ def main() -> None:
                 skipped or "",
                 flush=True,
             )
-        write_result("_".join(filter(None, ("muon", suite, arguments.precision))), result)
+        extra = "mkl" if versions["mkl"] else None
+        write_result("_".join(filter(None, ("muon", suite, arguments.precision, extra))), result)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from attrs import Factory, field, frozen
 
 from megaopt_muon.gram import accumulate, scaled_product
+from megaopt_muon.mkl import triangle_routine
 from megaopt_muon.schedule import Spectrum, plan_blocks, spectrum_of
 from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
 from megaopt_muon.workspace import Workspace
@@ -147,7 +148,7 @@ def is_tall(x: torch.Tensor) -> bool:
     """Return whether `X^T X` is the cheaper of the two Gram matrices.
 
     Of a square matrix it is where block rows are multiplied in float32: there a transposed left operand costs less than
-    a transposed right one.
+    a transposed right one. MKL's triangles are the other way round.
 
     Args:
         x: `[*batch, rows, columns]`.
@@ -155,7 +156,8 @@ def is_tall(x: torch.Tensor) -> bool:
     rows, columns = x.shape[-2:]
     if rows != columns or x.dtype.itemsize == 2:
         return rows > columns
-    return block_height(rows, x.dtype, x.device) < rows
+    kind = (rows, x.dtype, x.device)
+    return block_height(*kind) < rows and triangle_routine(*kind) is None
 
 
 def normalized(update: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

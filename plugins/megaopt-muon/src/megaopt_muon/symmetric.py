@@ -8,6 +8,7 @@ import torch
 from attrs import field, frozen
 
 from megaopt_muon.hopper import symmetric_kernel
+from megaopt_muon.mkl import TriangleRoutine, triangle_routine
 
 __all__ = [
     "Scalar",
@@ -125,6 +126,19 @@ class SymmetricMatrix:
         values = self.values
         return _panels(values, block_height(values.shape[-1], values.dtype, values.device))
 
+    @property
+    def triangle(self) -> TriangleRoutine | None:
+        """Computes products into this matrix above the diagonal only, where that is at hand and pays."""
+        values = self.values
+        return triangle_routine(values.shape[-1], values.dtype, values.device) if values.dim() == 2 else None
+
+    def mirror(self) -> None:
+        """Copy what lies above the diagonal below it."""
+        for panel in self.panels:
+            block = panel.upper[..., : panel.upper.shape[-2]].triu_()
+            block.add_(block.triu(1).mT)
+            panel.mirror()
+
 
 def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> SymmetricMatrix:
     """Compute `x x^T`, or `x^T x` for tall matrices.
@@ -146,6 +160,10 @@ def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> Symmetr
     kernel = symmetric_kernel(out.values, left, right)
     if kernel is not None:
         kernel(left, right, out=out.values)
+        return out
+    if out.triangle is not None:
+        out.triangle(left, right, out.values)
+        out.mirror()
         return out
     panels, size = out.panels, out.values.shape[-1]
     if len(panels) == 1:
@@ -200,14 +218,21 @@ def symmetric_product(
             added = torch.add(added, other.values, alpha=share)
         kernel(left.values, right.values, C=added, out=out.values, alpha=factor, beta=beta)
         return out
+    triangle = out.triangle
     multiply = torch.addmm if out.values.dim() == 2 else torch.baddbmm
     operands = zip(left.panels, right.panels, base.panels, other.panels, out.panels, strict=True)
     for of_left, of_right, of_base, of_other, target in operands:
         added = of_base.upper
         if share:
             added = torch.add(added, of_other.upper, alpha=share, out=target.upper)
-        multiply(added, of_left.rows, of_right.columns, beta=beta, alpha=factor, out=target.upper)
-        target.mirror()
+        if triangle is None:
+            multiply(added, of_left.rows, of_right.columns, beta=beta, alpha=factor, out=target.upper)
+            target.mirror()
+        else:
+            target.upper.copy_(added)
+    if triangle is not None:
+        triangle(left.values, right.values, out.values, alpha=factor, beta=beta)
+        out.mirror()
     return out
 
 

@@ -3,7 +3,8 @@
     python benchmarks/muon.py                     # every suite
     python benchmarks/muon.py squares --rounds 9  # some
 
-Peers that are not installed are left out and named. Where MKL is, as `megaopt-muon[mkl]` installs it, results are kept
+On a processor that cannot multiply bfloat16, megaopt computes precision medium in float32, and its peers in bfloat16;
+`--bfloat16` lets it do as they do. Peers that are not installed are left out and named. Where MKL is, as `megaopt-muon[mkl]` installs it, results are kept
 apart. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
 spectrum that falls with a power of 3/4, as those of real networks do: what shortcut is allowed depends on it.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from harness import interleave, ratio, summary, write_result
+from megaopt_muon import precision as muon_precision
 from megaopt_muon.muon import TensorParallelMuon
 
 WIDTH = 768
@@ -149,19 +151,26 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", default=list(SUITES))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--precision", choices=PRECISIONS, help="measure one only, into a file of its own")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="compute medium in bfloat16 wherever, and medium only"
+    )
     # pytorch_optimizer's Gram iteration computes in float16, which takes a CPU a hundred times as long.
     peers = [name for name in OPTIMIZERS if name not in {"megaopt", "pytorch_optimizer_gram"}]
     parser.add_argument("--peers", nargs="*", default=peers)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    precisions = [arguments.precision] if arguments.precision else PRECISIONS
+    if arguments.bfloat16:
+        precisions = ["medium"]
+        muon_precision.multiplies_bfloat16 = lambda: True
     versions = {
         name: installed(name)
         for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion", "mkl")
     }
     for suite in arguments.suites:
         result: dict[str, Any] = {"shapes": SUITES[suite][0], "versions": versions}
-        for precision in [arguments.precision] if arguments.precision else PRECISIONS:
+        for precision in precisions:
             skipped: dict[str, str] = {}
             steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped)
             times = interleave(steps, rounds=arguments.rounds or SUITES[suite][1], warmup=1)
@@ -180,8 +189,15 @@ def main() -> None:
                 skipped or "",
                 flush=True,
             )
-        extra = "mkl" if versions["mkl"] else None
-        write_result("_".join(filter(None, ("muon", suite, arguments.precision, extra))), result)
+        kinds = (
+            arguments.precision,
+            "bfloat16" if arguments.bfloat16 else None,
+            "mkl" if versions["mkl"] else None,
+        )
+        result["medium_computes_in"] = str(
+            muon_precision.compute_dtype("medium", torch.float32, torch.device("cpu"))
+        )
+        write_result("_".join(filter(None, ("muon", suite, *kinds))), result)
 
 
 if __name__ == "__main__":

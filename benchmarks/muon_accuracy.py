@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from harness import write_result
+from megaopt_muon import precision as muon_precision
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
 from megaopt_muon.newton_schulz import NewtonSchulz
 
@@ -22,10 +23,12 @@ SPECTRA = [
     "power:0.5", "power:0.75", "power:1", "power:2", "rank:1", "rank:8", "half", "two", "spike:2", "spike:3", "spike:6",
     "spike:10", "spike:40", "huge", "tiny",
 ]  # fmt: skip
-PRECISIONS = {
-    "highest": (torch.float32, ("auto", "standard")),
-    "medium": (torch.bfloat16, ("auto", "standard", "gram")),
+MODES = {
+    "highest": ("highest", torch.float32, ("auto", "standard")),
+    "medium in bfloat16": ("medium", torch.bfloat16, ("auto", "standard", "gram")),
+    "medium in float32": ("medium", torch.bfloat16, ("auto", "gram")),
 }
+"""Precision, dtype of `plain`, and methods; the processor may multiply bfloat16 or not."""
 
 
 def formulas() -> Any:
@@ -42,7 +45,8 @@ def main() -> None:
     torch.set_num_threads(1)
     given = formulas()
     table: dict[str, Any] = {}
-    for precision, (dtype, methods) in PRECISIONS.items():
+    for mode, (precision, dtype, methods) in MODES.items():
+        muon_precision.multiplies_bfloat16 = lambda mode=mode: mode == "medium in bfloat16"
         for name in get_supported_coefficient_types():
             if name == "custom":
                 continue
@@ -65,8 +69,8 @@ def main() -> None:
                 }
                 for method in methods
             }
-            print(precision, name, found, flush=True)
-            table.setdefault(precision, {})[name] = {"summary": found, "cases": rows}
+            print(mode, name, found, flush=True)
+            table.setdefault(mode, {})[name] = {"summary": found, "cases": rows}
     write_result("muon_accuracy", {"steps": 5, "errors": table})
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megaopt_muon import precision
 
 
 def newton_schulz64(update, coefficients):
@@ -73,3 +74,15 @@ def formulas():
         spectrum=spectrum,
         error=error,
     )
+
+
+@pytest.fixture
+def in_bfloat16(monkeypatch):
+    """Precision medium computes in bfloat16, as on an accelerator, also where the processor is slow at it."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+
+
+@pytest.fixture
+def in_float32(monkeypatch):
+    """Precision medium computes in float32, as where the processor cannot multiply bfloat16."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)

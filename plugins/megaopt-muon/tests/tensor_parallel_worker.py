@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from megaopt_muon import workspace
+from megaopt_muon import precision, workspace
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
@@ -176,10 +176,11 @@ def main(rank, world, store, out):
     results["experts without a group of their own"] = compare(
         rank, world, SimpleNamespace(tp=group), tp_mode="duplicated", **only_experts
     )
-    for (name, shape), mode, dim in itertools.product(
-        MEDIUM_CASES.items(), ("duplicated", "distributed"), (0, 1)
+    for dtype, (name, shape), mode, dim in itertools.product(
+        ("bfloat16", "float32"), MEDIUM_CASES.items(), ("duplicated", "distributed"), (0, 1)
     ):
-        results[f"medium {mode} {name} dim {dim}"] = medium(rank, world, groups, shape, dim, mode)
+        precision.multiplies_bfloat16 = lambda dtype=dtype: dtype == "bfloat16"
+        results[f"medium in {dtype} {mode} {name} dim {dim}"] = medium(rank, world, groups, shape, dim, mode)
     grid = dist.device_mesh.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("tp", "expt_tp"))
     first, second = grid.get_group("tp"), grid.get_group("expt_tp")
     for mode in ("duplicated", "distributed"):

@@ -104,6 +104,7 @@ def test_the_kernel_is_taken_for_aligned_operands_only(gpu):
         ((2, 257, 304), 0),
     ],
 )
+@pytest.mark.usefixtures("in_bfloat16")
 def test_what_is_not_aligned_goes_without_the_kernel(monkeypatch, shape, used):
     """The iteration calls the kernel for aligned products alone, and gives the same for every shape."""
     update = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from megaopt_muon.newton_schulz import NewtonSchulz, is_tall, matmul_precision, normalized
+from megaopt_muon.newton_schulz import NewtonSchulz, is_tall, normalized
 from megaopt_muon.plans import MatrixPlan
+from megaopt_muon.precision import compute_dtype, matmul_precision
 from megaopt_muon.tensor_parallel import (
     all_gather,
     orthogonalize_distributed,
@@ -87,10 +88,10 @@ def _batched(
     inner = math.prod(shape[:-2])  # matrices in one member: experts
     limit = batch_limit(rows, columns, first.device)
     step = max(1, limit // inner)
-    with matmul_precision("high" if ns.precision == "high" else "highest"):
+    with matmul_precision(ns.precision):
         for start in range(0, len(members), step):
             chunk = members[start : start + step]
-            dtype = ns.compute_dtype(first.dtype)
+            dtype = compute_dtype(ns.precision, first.dtype, first.device)
             batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
             for slot, (index, number) in zip(batch, chunk, strict=True):
                 normalized(plans[index].pieces[number].read(updates[index]), slot)

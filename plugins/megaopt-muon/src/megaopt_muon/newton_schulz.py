@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,40 +11,17 @@ from attrs import Factory, field, frozen
 
 from megaopt_muon.gram import accumulate, scaled_product
 from megaopt_muon.mkl import triangle_routine
+from megaopt_muon.precision import compute_dtype, matmul_precision
 from megaopt_muon.schedule import Spectrum, plan_blocks, spectrum_of
 from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
 from megaopt_muon.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["NewtonSchulz", "is_tall", "matmul_precision", "normalized"]
+__all__ = ["NewtonSchulz", "is_tall", "normalized"]
 
 type Reduce = Callable[[torch.Tensor], None]
-
-
-@contextmanager
-def _precision(name: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    if before == name:
-        yield
-        return
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def matmul_precision(name: str) -> AbstractContextManager[None]:
-    """Return a context in which float32 products have this precision.
-
-    Args:
-        name: `"highest"`, `"high"` or `"medium"`, as for `torch.set_float32_matmul_precision`.
-    """
-    return _precision(name)
 
 
 @frozen
@@ -61,7 +37,8 @@ class NewtonSchulz:
 
     Args:
         coefficients: `(a, b, c)` of each step.
-        precision: `"medium"` computes in bfloat16; `"high"` and `"highest"` in the input's precision, at least float32.
+        precision: `"medium"` computes in bfloat16, or in float32 on a processor that cannot multiply bfloat16; `"high"`
+            and `"highest"` in the input's precision, at least float32.
         method: `"standard"`, `"gram"`, or `"auto"`, which takes the cheaper for each shape.
         workspace: where intermediate matrices live between calls.
 
@@ -81,16 +58,6 @@ class NewtonSchulz:
     method: str = "auto"
     workspace: Workspace = field(default=Factory(Workspace), eq=False, repr=False)
 
-    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype that inputs of `dtype` are iterated in.
-
-        Args:
-            dtype: of the update.
-        """
-        if self.precision == "medium":
-            return torch.bfloat16
-        return dtype if dtype in (torch.float32, torch.float64) else torch.float32
-
     def __call__(self, update: torch.Tensor) -> torch.Tensor:
         """Return the orthogonalized matrices as a new tensor.
 
@@ -98,11 +65,12 @@ class NewtonSchulz:
             update: `[rows, columns]` or `[matrices, rows, columns]`, any floating-point dtype.
 
         Returns:
-            The same shape; bfloat16 under precision medium, else the input's precision, at least float32.
+            The same shape, in the dtype that was computed in.
         """
-        x = torch.empty(update.shape, dtype=self.compute_dtype(update.dtype), device=update.device)
+        dtype = compute_dtype(self.precision, update.dtype, update.device)
+        x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x)
-        with matmul_precision("high" if self.precision == "high" else "highest"):
+        with matmul_precision(self.precision):
             return self.iterate(x, tall=is_tall(x)).clone()
 
     def iterate(self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None) -> torch.Tensor:
@@ -122,9 +90,12 @@ class NewtonSchulz:
         gram_matrix(x, gram, tall=tall)
         if reduce is not None:
             reduce(gram.values)
-        spectrum = spectrum_of(gram.values) if reduce is None else Spectrum.UNKNOWN
+        relaxed = self.precision == "medium" and x.dtype.itemsize > 2
+        spectrum = Spectrum.UNKNOWN if relaxed or reduce is not None else spectrum_of(gram.values)
         done = 0
-        for length in plan_blocks(self.method, self.coefficients, small, large, x.device, x.dtype, spectrum):
+        for length in plan_blocks(
+            self.method, self.coefficients, small, large, x.device, x.dtype, spectrum, relaxed=relaxed
+        ):
             if done:
                 gram_matrix(x, gram, tall=tall)
                 if reduce is not None:

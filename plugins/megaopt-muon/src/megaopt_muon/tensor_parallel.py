@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from megaopt_muon.newton_schulz import NewtonSchulz, matmul_precision
+from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.precision import compute_dtype, matmul_precision
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,7 +93,8 @@ def orthogonalize_distributed(
     squares = torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True, dtype=torch.float64).square_()
     dist.all_reduce(squares, group=group)
     norm = squares.sqrt_().clamp_min_(1e-7).to(torch.promote_types(part.dtype, torch.float32))
-    x = torch.empty(part.shape, dtype=ns.compute_dtype(part.dtype), device=part.device)
+    dtype = compute_dtype(ns.precision, part.dtype, part.device)
+    x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
-    with matmul_precision("high" if ns.precision == "high" else "highest"):
+    with matmul_precision(ns.precision):
         return ns.iterate(x, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group)).clone()

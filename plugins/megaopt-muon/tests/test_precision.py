@@ -1,0 +1,69 @@
+"""What Newton-Schulz computes in."""
+
+import pytest
+import torch
+from megaopt_muon import precision
+from megaopt_muon.coefficients import resolve_coefficients
+from megaopt_muon.newton_schulz import NewtonSchulz
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, False),
+        ({"architecture": "x86_64", "avx512_bf16": True}, True),
+        ({"architecture": "x86_64", "amx_bf16": True}, True),
+        ({"architecture": "aarch64"}, True),
+    ],
+)
+def test_the_processor_is_asked(monkeypatch, capabilities, expected):
+    """Instructions of x86 processors are known; others are taken to have them."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert precision.multiplies_bfloat16.__wrapped__() is expected
+
+
+def test_a_torch_that_cannot_be_asked_computes_in_bfloat16(monkeypatch):
+    """What torch does not tell is taken to be there."""
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert precision.multiplies_bfloat16.__wrapped__() is True
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_medium_is_bfloat16_where_it_is_fast(monkeypatch, dtype):
+    """An accelerator computes in bfloat16, a processor if it can."""
+    for can in (True, False):
+        monkeypatch.setattr(precision, "multiplies_bfloat16", lambda can=can: can)
+        assert precision.compute_dtype("medium", dtype, torch.device("cuda")) is torch.bfloat16
+        expected = torch.bfloat16 if can else torch.float32
+        assert precision.compute_dtype("medium", dtype, CPU) is expected
+        ns = NewtonSchulz(resolve_coefficients("quintic", 5), "medium")
+        assert ns(torch.ones(4, 6, dtype=dtype)).dtype is expected
+
+
+@pytest.mark.parametrize("name", ["high", "highest"])
+def test_the_others_are_at_least_float32(name):
+    """Narrow updates are widened, wide ones stay."""
+    assert [precision.compute_dtype(name, dtype, CPU) for dtype in DTYPES] == [torch.float32] * 3 + [
+        torch.float64
+    ]
+
+
+@pytest.mark.parametrize(("name", "inside"), [("medium", "high"), ("high", "high"), ("highest", "highest")])
+@pytest.mark.parametrize("before", ["highest", "high", "medium"])
+def test_float32_products_have_the_precision_inside_only(monkeypatch, name, inside, before):
+    """TF32 is allowed where no more is asked for; afterwards, also after an error, all is as it was."""
+    seen = [before]
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: seen[-1])
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
+
+    def fail():
+        with precision.matmul_precision(name):
+            assert seen[-1] == inside
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert seen == ([before] if before == inside else [before, inside, before])

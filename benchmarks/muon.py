@@ -1,12 +1,13 @@
 """Time one step of Muon against other packages', in turns, one thread.
 
-    python benchmarks/muon.py                     # every suite
-    python benchmarks/muon.py squares --rounds 9  # some
+    python benchmarks/muon.py                        # every suite
+    python benchmarks/muon.py square_768 --rounds 9  # one
 
-On a processor that cannot multiply bfloat16, megaopt computes precision medium in float32, and its peers in bfloat16;
-`--bfloat16` lets it do as they do. Peers that are not installed are left out and named. Where MKL is, as `megaopt-muon[mkl]` installs it, results are kept
-apart. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
+Peers that are not installed are left out and named. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
 spectrum that falls with a power of 3/4, as those of real networks do: what shortcut is allowed depends on it.
+
+On a processor that cannot multiply bfloat16, megaopt computes precision medium in float32, its peers in bfloat16;
+`--bfloat16` has it do as they do. Where MKL is installed, as by `megaopt-muon[mkl]`, results have files of their own.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from harness import interleave, ratio, summary, write_result
 from megaopt_muon import precision as muon_precision
+from megaopt_muon.mkl import has_triangles
 from megaopt_muon.muon import TensorParallelMuon
 
 WIDTH = 768
@@ -162,14 +164,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     precisions = [arguments.precision] if arguments.precision else PRECISIONS
     if arguments.bfloat16:
+        if arguments.precision == "highest":
+            parser.error("--bfloat16 is about precision medium")
         precisions = ["medium"]
         muon_precision.multiplies_bfloat16 = lambda: True
+    with_mkl = has_triangles(4096, torch.float32, torch.device("cpu"))
     versions = {
-        name: installed(name)
-        for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion", "mkl")
+        name: installed(name) for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion")
     }
     for suite in arguments.suites:
-        result: dict[str, Any] = {"shapes": SUITES[suite][0], "versions": versions}
+        result: dict[str, Any] = {"shapes": SUITES[suite][0]}
         for precision in precisions:
             skipped: dict[str, str] = {}
             steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped)
@@ -189,11 +193,8 @@ def main() -> None:
                 skipped or "",
                 flush=True,
             )
-        kinds = (
-            arguments.precision,
-            "bfloat16" if arguments.bfloat16 else None,
-            "mkl" if versions["mkl"] else None,
-        )
+        kinds = (arguments.precision, arguments.bfloat16 and "bfloat16", with_mkl and "mkl")
+        result["versions"] = versions | ({"mkl": installed("mkl")} if with_mkl else {})
         result["medium_computes_in"] = str(
             muon_precision.compute_dtype("medium", torch.float32, torch.device("cpu"))
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
 from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.schedule import Spectrum, longest_blocks, plan_blocks, spectrum_of
+from megaopt_muon.schedule import Spectrum, are_measured, longest_blocks, plan_blocks, spectrum_of
 
 SPECTRA = [
     "flat", "linear", "geometric:0.3", "geometric:1", "geometric:2", "geometric:4", "geometric:6", "power:0.5",
@@ -213,8 +213,20 @@ def test_float32_that_stands_in_for_bfloat16_takes_five_steps_together():
         assert plan_blocks(method, coefficients, 64, 256, *rest, relaxed=True) == (5, 3)
     assert plan_blocks("standard", coefficients, 64, 256, *rest, relaxed=True) == (1,) * 8
     assert plan_blocks("auto", coefficients, 256, 256, *rest, relaxed=True) == (1,) * 8
+    assert all(are_measured(resolve_coefficients(name, 8)) for name in TYPES)
     for steeper in ((8.6, -22.9, 16.5), (8.2, -25.3, 16.5), (8.2, -22.9, 18.8)):
-        assert longest_blocks((steeper,) * 5, *rest[1:], relaxed=True) == (1,) * 5
+        assert not are_measured((coefficients[1], steeper))
+
+
+@pytest.mark.usefixtures("in_float32")
+def test_coefficients_that_were_not_measured_take_single_steps(formulas):
+    """Under medium, too, steep coefficients of one's own iterate as under highest."""
+    update = formulas.with_singular_values(formulas.spectrum("geometric:2", 64), 64, 256)
+    for triple, same in (((9.0, -26.0, 19.0), True), ((3.4445, -4.775, 2.0315), False)):
+        medium, highest = (
+            NewtonSchulz((triple,) * 5, precision)(update) for precision in ("medium", "highest")
+        )
+        assert torch.equal(medium, highest) is same
 
 
 def test_auto_takes_the_cheaper_by_shape():

@@ -70,7 +70,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             DeviceMesh.
         tp_mode: `"blockwise"` orthogonalizes every rank's shard as if it were the matrix; `"duplicated"` gathers the
             matrix on every rank; `"distributed"` sums Gram matrices over the ranks. The last two give what one process
-            would, `"distributed"` up to the rounding of these sums: with precision `"medium"`, to bfloat16.
+            would, `"distributed"` up to the rounding of these sums: in bfloat16, to bfloat16.
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 

@@ -41,7 +41,7 @@ def compute_dtype(precision: str, dtype: torch.dtype, device: torch.device) -> t
 def multiplies_bfloat16() -> bool:
     """Return whether the processor has instructions that multiply bfloat16.
 
-    Of x86 processors torch knows it. Others are taken to have them, as is any where torch is too old to be asked.
+    Of x86 processors it is known. Others are taken to have them, as is any where torch is too old to be asked.
     """
     ask = getattr(torch.cpu, "get_capabilities", None)
     capabilities = ask() if ask is not None else {}
@@ -52,12 +52,12 @@ def multiplies_bfloat16() -> bool:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Return a context in which float32 products have no more than this precision.
+    """Return a context in which float32 products are TF32 under `"high"`, where there is, and else float32.
 
     Args:
-        precision: `"highest"`; or `"high"` or `"medium"`, which allow TF32.
+        precision: `"medium"`, `"high"` or `"highest"`.
     """
-    name = "highest" if precision == "highest" else "high"
+    name = "high" if precision == "high" else "highest"
     before = torch.get_float32_matmul_precision()
     if before == name:
         yield

@@ -5,7 +5,7 @@ matrix of the matrix itself. Longer blocks are cheaper for matrices that are not
 values that are much smaller than others: within a block, what is applied to the matrix and what the Gram matrix says
 was applied drift apart by rounding. How much depends on the coefficients and on the spectrum. What is chosen here was
 measured (`benchmarks/muon_accuracy.py`): the error stays within 1.2 times the plain iteration's in float32, and twice
-in bfloat16.
+in bfloat16. Where float32 stands in for bfloat16, it stays within half of the plain iteration's in bfloat16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megaopt_muon.symmetric import symmetric_share
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["SPREAD_LIMIT", "Spectrum", "longest_blocks", "plan_blocks", "spectrum_of"]
+__all__ = ["SPREAD_LIMIT", "Spectrum", "are_measured", "longest_blocks", "plan_blocks", "spectrum_of"]
 
 
 class Spectrum(StrEnum):
@@ -76,7 +76,7 @@ def plan_blocks(
         device: where it is.
         dtype: that the iteration computes in.
         spectrum: what is known of the singular values.
-        relaxed: bfloat16 would have been precise enough.
+        relaxed: float32 stands in for bfloat16, with coefficients that :func:`are_measured`.
     """
     standard = (1,) * len(coefficients)
     if method == "standard":
@@ -100,23 +100,20 @@ def longest_blocks(
     steps, where only single steps follow closely enough. In float32 the plain iteration is so accurate that only
     nearly even spectra leave room, with coefficients whose last steps settle. Where the singular values are bounded
     from below, five steps together are the more accurate ones, with any coefficients. Where float32 stands in for
-    bfloat16, their error is less than half of bfloat16's with any spectrum, for coefficients up to the steepest set's.
+    bfloat16, their error is less than half of bfloat16's with any spectrum.
 
     Args:
         coefficients: `(a, b, c)` of each step.
         dtype: that the iteration computes in.
         spectrum: what is known of the singular values.
-        relaxed: bfloat16 would have been precise enough.
+        relaxed: float32 stands in for bfloat16, with coefficients that :func:`are_measured`.
 
     Example:
         >>> longest_blocks(((3.4445, -4.775, 2.0315),) * 5, torch.bfloat16, Spectrum.UNKNOWN)
         (2, 1, 2)
     """
     steps = len(coefficients)
-    measured = all(
-        abs(value) <= most for triple in coefficients for value, most in zip(triple, _STEEPEST, strict=True)
-    )
-    if dtype.itemsize > 2 and (spectrum is Spectrum.BOUNDED or (relaxed and measured)):
+    if dtype.itemsize > 2 and (spectrum is Spectrum.BOUNDED or relaxed):
         return tuple(min(_LONGEST, steps - done) for done in range(0, steps, _LONGEST))
     gentle = all(_is_gentle(*triple) for triple in coefficients)
     if dtype.itemsize > 2:
@@ -129,6 +126,18 @@ def longest_blocks(
     if steps >= 6 and _is_gentle(*coefficients[-1]) and _is_gentle(*coefficients[-2]):
         return (*(1,) * (steps - 2), 2)
     return (1,) * steps
+
+
+@lru_cache(maxsize=64)
+def are_measured(coefficients: Coefficients) -> bool:
+    """Return whether no step is steeper than those for which long runs in the place of bfloat16 were measured.
+
+    Args:
+        coefficients: `(a, b, c)` of each step.
+    """
+    return all(
+        abs(value) <= most for triple in coefficients for value, most in zip(triple, _STEEPEST, strict=True)
+    )
 
 
 def spectrum_of(gram: torch.Tensor) -> Spectrum:

@@ -8,7 +8,7 @@ import torch
 from attrs import field, frozen
 
 from megaopt_muon.hopper import symmetric_kernel
-from megaopt_muon.mkl import TriangleRoutine, triangle_routine
+from megaopt_muon.mkl import triangle_routine
 
 __all__ = [
     "Scalar",
@@ -126,12 +126,6 @@ class SymmetricMatrix:
         values = self.values
         return _panels(values, block_height(values.shape[-1], values.dtype, values.device))
 
-    @property
-    def triangle(self) -> TriangleRoutine | None:
-        """Computes products into this matrix above the diagonal only, where that is at hand and pays."""
-        values = self.values
-        return triangle_routine(values.shape[-1], values.dtype, values.device) if values.dim() == 2 else None
-
     def mirror(self) -> None:
         """Copy what lies above the diagonal below it."""
         for panel in self.panels:
@@ -161,8 +155,9 @@ def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> Symmetr
     if kernel is not None:
         kernel(left, right, out=out.values)
         return out
-    if out.triangle is not None:
-        out.triangle(left, right, out.values)
+    triangle = triangle_routine(out.values, left, right)
+    if triangle is not None:
+        triangle(left, right, out.values)
         out.mirror()
         return out
     panels, size = out.panels, out.values.shape[-1]
@@ -218,7 +213,7 @@ def symmetric_product(
             added = torch.add(added, other.values, alpha=share)
         kernel(left.values, right.values, C=added, out=out.values, alpha=factor, beta=beta)
         return out
-    triangle = out.triangle
+    triangle = triangle_routine(out.values, left.values, right.values)
     multiply = torch.addmm if out.values.dim() == 2 else torch.baddbmm
     operands = zip(left.panels, right.panels, base.panels, other.panels, out.panels, strict=True)
     for of_left, of_right, of_base, of_other, target in operands:
@@ -228,7 +223,7 @@ def symmetric_product(
         if triangle is None:
             multiply(added, of_left.rows, of_right.columns, beta=beta, alpha=factor, out=target.upper)
             target.mirror()
-        else:
+        elif beta:
             target.upper.copy_(added)
     if triangle is not None:
         triangle(left.values, right.values, out.values, alpha=factor, beta=beta)

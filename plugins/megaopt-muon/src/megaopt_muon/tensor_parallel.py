@@ -90,10 +90,15 @@ def orthogonalize_distributed(
         group: the ranks that hold the parts, in order.
         dim: 0 when rows are cut, 1 when columns are.
     """
-    squares = torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True, dtype=torch.float64).square_()
-    dist.all_reduce(squares, group=group)
-    norm = squares.sqrt_().clamp_min_(1e-7).to(torch.promote_types(part.dtype, torch.float32))
     dtype = compute_dtype(ns.precision, part.dtype, part.device)
+    norms = torch.linalg.vector_norm(part, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    # A rank that cannot multiply bfloat16 says so: ranks of different dtypes would wait for each other forever.
+    wide = norms.new_full((1,), float(dtype.itemsize > 2))
+    sums = torch.cat((norms.flatten().square_(), wide))
+    dist.all_reduce(sums, group=group)
+    if ns.precision == "medium" and part.device.type == "cpu" and sums[-1].item() > 0:
+        dtype = torch.float32
+    norm = sums[:-1].view_as(norms).sqrt().clamp_min_(1e-7).to(torch.promote_types(part.dtype, torch.float32))
     x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
     with matmul_precision(ns.precision):

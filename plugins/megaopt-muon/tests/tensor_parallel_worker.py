@@ -56,8 +56,11 @@ def run(cls, param, info, grads, cut, **kwargs):
     return param.detach()
 
 
-def compare(rank, world, groups, *, cls, view, shape, dim, expert, **kwargs):
-    """Return the largest difference between this rank's part and the same part of the single-process result."""
+def compare(rank, world, groups, *, cls, view, shape, dim, expert, mixed=False, **kwargs):
+    """Return the largest difference between this rank's part and the same part of the single-process result.
+
+    If mixed, the first rank's processor can multiply bfloat16, in contrast to the others' and the single process's.
+    """
     generator = torch.Generator().manual_seed(0)
     whole = torch.randn(shape, generator=generator)
     grads = [torch.randn(shape, generator=generator) for _ in range(2)]
@@ -65,6 +68,8 @@ def compare(rank, world, groups, *, cls, view, shape, dim, expert, **kwargs):
     exact = run(cls, whole, ParamInfo("w", Role.MATRIX, view), grads, lambda grad: grad, **kwargs)
     info = ParamInfo("w", Role.MATRIX, view, is_expert=expert, partition_dim=dim)
     cut = lambda grad: part(grad, rank, world, dim)  # noqa: E731
+    if mixed:
+        precision.multiplies_bfloat16 = lambda: rank == 0
     own = run(cls, cut(whole), info, grads, cut, pg_collection=groups, tp_mode=mode, **kwargs)
     return (own - part(exact, rank, world, dim)).abs().max().item()
 
@@ -81,10 +86,10 @@ def blockwise(rank, world, groups, view, shape, dim):
     return (own - exact).abs().max().item()
 
 
-def medium(rank, world, groups, shape, dim, mode):
+def medium(rank, world, groups, shape, dim, mode, **kwargs):
     """Return the largest difference of an orthogonalized update, unscaled, under precision medium."""
     case = {"view": PLAIN, "shape": shape, "dim": dim, "expert": False, "fp32_matmul_prec": "medium"}
-    difference = compare(rank, world, groups, cls=TensorParallelMuon, tp_mode=mode, **case)
+    difference = compare(rank, world, groups, cls=TensorParallelMuon, tp_mode=mode, **case, **kwargs)
     return difference / (SETTINGS["lr"] * 2 * max(shape) ** 0.5)  # two steps of this scale
 
 
@@ -181,6 +186,7 @@ def main(rank, world, store, out):
     ):
         precision.multiplies_bfloat16 = lambda dtype=dtype: dtype == "bfloat16"
         results[f"medium in {dtype} {mode} {name} dim {dim}"] = medium(rank, world, groups, shape, dim, mode)
+    results["mixed processors"] = medium(rank, world, groups, (16, 40), 1, "distributed", mixed=True)
     grid = dist.device_mesh.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("tp", "expt_tp"))
     first, second = grid.get_group("tp"), grid.get_group("expt_tp")
     for mode in ("duplicated", "distributed"):

@@ -169,11 +169,20 @@ def main() -> None:
         precisions = ["medium"]
         muon_precision.multiplies_bfloat16 = lambda: True
     with_mkl = has_triangles(4096, torch.float32, torch.device("cpu"))
-    versions = {
-        name: installed(name) for name in ("emerging-optimizers", "pytorch_optimizer", "heavyball", "dion")
+    packages = (
+        "emerging-optimizers",
+        "pytorch_optimizer",
+        "heavyball",
+        "dion",
+        *(["mkl"] if with_mkl else []),
+    )
+    setting = {
+        "versions": {name: installed(name) for name in packages},
+        "medium_computes_in": str(muon_precision.compute_dtype("medium", torch.float32, torch.device("cpu"))),
     }
+    kinds = (arguments.precision, arguments.bfloat16 and "bfloat16", with_mkl and "mkl")
     for suite in arguments.suites:
-        result: dict[str, Any] = {"shapes": SUITES[suite][0]}
+        result: dict[str, Any] = {"shapes": SUITES[suite][0], **setting}
         for precision in precisions:
             skipped: dict[str, str] = {}
             steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped)
@@ -193,11 +202,6 @@ def main() -> None:
                 skipped or "",
                 flush=True,
             )
-        kinds = (arguments.precision, arguments.bfloat16 and "bfloat16", with_mkl and "mkl")
-        result["versions"] = versions | ({"mkl": installed("mkl")} if with_mkl else {})
-        result["medium_computes_in"] = str(
-            muon_precision.compute_dtype("medium", torch.float32, torch.device("cpu"))
-        )
         write_result("_".join(filter(None, ("muon", suite, *kinds))), result)
 
 

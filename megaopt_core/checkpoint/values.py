@@ -44,7 +44,8 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
     """Return a value as JSON has it; tensors of more than one element are put into `tensors`.
 
     None, booleans, integers, floats (with infinities and NaN), strings, bytes, lists, tuples, sets, mappings, dtypes
-    and tensors come back from :func:`decode` as they were.
+    and tensors come back from :func:`decode` as they were. The name of a tensor is the way to it: `where`, then what
+    leads from one container into the next. Different ways have different names, on every rank the same.
 
     Args:
         value: what is to be saved.
@@ -52,7 +53,7 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
         where: what the value is called, for those names and for errors.
 
     Raises:
-        CheckpointError: something in it is none of the above.
+        CheckpointError: something in it is none of the above, or its name is taken.
 
     Example:
         >>> encode({"betas": (0.9, 0.95), "lr": float("inf")}, {}, "group")
@@ -67,10 +68,7 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
-        pairs = [(key, encode(item, tensors, f"{where}.{key}")) for key, item in value.items()]
-        if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
-            return dict(pairs)
-        return {"$dict": [[encode(key, tensors, where), item] for key, item in pairs]}
+        return _encode_mapping(value, tensors, where)
     if isinstance(value, (list, tuple, set, frozenset)):
         items = [encode(item, tensors, f"{where}.{index}") for index, item in enumerate(value)]
         if isinstance(value, list):
@@ -80,6 +78,26 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold: it holds "
         "None, booleans, numbers, strings, bytes, tensors, dtypes, and lists, tuples, sets and dicts of them"
     )
+
+
+def _encode_mapping(
+    value: Mapping[Any, Any], tensors: MutableMapping[str, torch.Tensor], where: str
+) -> dict[str, Any]:
+    ways = [f"{where}.{_escaped(key, index)}" for index, key in enumerate(value)]
+    items = [encode(item, tensors, way) for item, way in zip(value.values(), ways, strict=True)]
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return dict(zip(value, items, strict=True))
+    keys = [encode(key, tensors, f"{way}$key") for key, way in zip(value, ways, strict=True)]
+    return {"$dict": [list(pair) for pair in zip(keys, items, strict=True)]}
+
+
+def _escaped(key: object, index: int) -> str:
+    """Return a key as one step of a way: text as it is, numbers by their kind, anything else by its position."""
+    if isinstance(key, str):
+        return key.replace("%", "%25").replace(".", "%2E").replace("$", "%24")
+    if key is None or (isinstance(key, (bool, int, float, bytes)) and key == key):  # noqa: PLR0124 - NaNs differ
+        return f"${type(key).__name__}:{_escaped(repr(key), index)}"
+    return f"${index}"
 
 
 def _encode_plain(value: bool | float | str | None) -> Any:
@@ -92,6 +110,8 @@ def _encode_tensor(value: torch.Tensor, tensors: MutableMapping[str, torch.Tenso
     if value.numel() == 1 and not value.is_complex() and type(value) in (torch.Tensor, torch.nn.Parameter):
         number = encode(value.detach().item(), tensors, where)
         return {"$scalar": [name_of_dtype(value.dtype), list(value.shape), number]}
+    if where in tensors:
+        raise CheckpointError(f"two tensors of a checkpoint would both be called {where!r}")
     tensors[where] = value.detach()
     return {"$tensor": where}
 

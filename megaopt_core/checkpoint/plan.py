@@ -19,6 +19,7 @@ from megaopt_core.checkpoint.settings import GroupMerge, merge_groups
 from megaopt_core.checkpoint.sources import Request, Source, read_values
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.optimizers.precision import LOW_PRECISION
+from megaopt_core.params.parts import local_box, local_tensor, shard_elements
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
@@ -113,15 +114,15 @@ def _refresh_pieces(optimizer: MegatronOptimizer) -> None:
     for part in optimizer.parts:
         for piece in part.pieces:
             for (offset, shard), param in zip(piece.spec.members, piece.model_params, strict=True):
-                local = param.detach()
-                if hasattr(local, "to_local"):
-                    continue
-                if piece.param is param or not shard.numel or local.numel() < shard.stop:
+                local = local_tensor(param).detach()
+                if not shard.numel or local.numel() < shard.numel or _share_memory(piece.param, local):
                     continue
                 target = piece.param.detach().view(-1)[offset : offset + shard.numel]
-                values = local.reshape(-1)[shard.start : shard.stop]
-                if target.data_ptr() != values.data_ptr():
-                    target.copy_(values)
+                target.copy_(shard_elements(local, shard, local_box(optimizer.routing, shard.name)))
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def plan_load(

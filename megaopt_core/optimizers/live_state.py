@@ -11,8 +11,8 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.optimizers.part import OptimizerPart
 from megaopt_core.optimizers.placeholders import StatePlaceholder, is_placeholder
 from megaopt_core.optimizers.precision import MAIN_PARAM
-from megaopt_core.params.parts import local_tensor
-from megaopt_core.params.specs import Shard
+from megaopt_core.params.parts import local_tensor, shard_elements
+from megaopt_core.params.specs import Box, Shard
 
 __all__ = ["LiveState", "ParamState"]
 
@@ -89,17 +89,17 @@ class ParamState(MutableMapping[str, Any]):
             inner = self._part.inner
             inner.state[self._part.stepped[self._index]] = StatePlaceholder(self._inner)
 
-    def take_model(self, param: torch.Tensor) -> None:
+    def take_model(self, param: torch.Tensor, box: Box | None = None) -> None:
         """Start the main value again from the model's, where there is one.
 
         Args:
             param: the model's parameter.
+            box: the part of the logical tensor that it is; None: its shape tells.
         """
         if MAIN_PARAM in self:
             elements = local_tensor(param).detach().float()
             if self.member is not None:
-                shard = self.member[1]
-                elements = elements.reshape(-1)[shard.start : shard.stop]
+                elements = shard_elements(elements, self.member[1], box)
             self[MAIN_PARAM] = elements
 
     def _new_whole(self, value: Any) -> Any:

@@ -11,6 +11,7 @@ from attrs import define, field
 from megaopt_core.errors import StateDictError
 from megaopt_core.optimizers.live_state import ParamState
 from megaopt_core.optimizers.precision import MAIN_PARAM
+from megaopt_core.params.parts import local_box
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
@@ -212,7 +213,7 @@ def _load_param(
             present[key] = torch.as_tensor(value)
     if isinstance(present, ParamState) and values.get(MAIN_PARAM) is None:
         # A plain optimizer's state: the model's parameter is the only value there is.
-        present.take_model(param)
+        present.take_model(param, local_box(optimizer.routing, optimizer.names[param]))
 
 
 def _are_zero(values: Mapping[str, Any]) -> bool:

@@ -8,15 +8,17 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, frozen
 
-from megaopt_core.errors import RoutingError
+from megaopt_core.errors import RoutingError, ShardingError
 from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in, size_of
-from megaopt_core.params.specs import Box, whole
+from megaopt_core.params.specs import Box, Shard, whole
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["LogicalPart", "is_dtensor", "local_tensor", "logical_part"]
+    from megaopt_core.params.routing import Routing
+
+__all__ = ["LogicalPart", "is_dtensor", "local_box", "local_tensor", "logical_part", "shard_elements"]
 
 
 @frozen
@@ -132,3 +134,51 @@ def _chunk(shape: tuple[int, ...], dim: int, count: int, index: int) -> Box:
     start, stop = min(index * length, shape[dim]), min((index + 1) * length, shape[dim])
     offsets = tuple(start if axis == dim else 0 for axis in range(len(shape)))
     return offsets, tuple(stop - start if axis == dim else extent for axis, extent in enumerate(shape))
+
+
+def local_box(routing: Routing | None, name: str) -> Box | None:
+    """Return the part of a parameter that a rank's model holds; None where nobody has said it.
+
+    Args:
+        routing: of the model; None for optimizers that were wrapped by hand.
+        name: of the parameter.
+    """
+    entry = None if routing is None else routing.params.get(name)
+    return None if entry is None else entry.spec.box
+
+
+def shard_elements(local: torch.Tensor, shard: Shard, box: Box | None = None) -> torch.Tensor:
+    """Return a shard's elements, flat; a view where the memory allows it.
+
+    Args:
+        local: what the model holds of the parameter; not a DTensor.
+        shard: which elements: a range inside a box, which may be smaller than `local`.
+        box: the part of the logical tensor that `local` is; None: the whole of it or the shard's own box, which the
+            shape tells.
+
+    Raises:
+        ShardingError: `local` does not hold them, or its shape does not tell which part it is.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core.params.specs import Shard
+        >>> shard = Shard("w", shape=(4, 2), box=((2, 0), (2, 2)), start=1, stop=4)
+        >>> shard_elements(torch.arange(8).view(4, 2), shard)
+        tensor([5, 6, 7])
+    """
+    held = tuple(local.shape)
+    if box is None or box[1] != held:
+        box = whole(shard.shape) if held == shard.shape else shard.box
+    offsets, sizes = shard.box
+    starts = [offset - first for offset, first in zip(offsets, box[0], strict=True)]
+    inside = box[1] == held and all(
+        start >= 0 and start + size <= extent for start, size, extent in zip(starts, sizes, held, strict=True)
+    )
+    if not inside:
+        raise ShardingError(
+            f"the box {shard.box} of {shard.name!r} is not in the model's tensor of shape {held}, of the whole shape "
+            f"{shard.shape}"
+        )
+    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        local = local.narrow(dim, start, size)
+    return local.reshape(-1)[shard.start : shard.stop]

@@ -69,13 +69,13 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
         ...     sorted(torch.load(f"{folder}/last.pt", weights_only=True)["model"])
         ['bias', 'weight']
     """
-    source = FileSource.open(path)
-    check_files(source.folder, source.manifest)
-    tensors = {
-        key: torch.empty(stored.shape, dtype=dtype_named(stored.dtype))
-        for key, stored in source.manifest.tensors.items()
-    }
-    source.read(tensors.items())
+    with FileSource.open(path) as source:
+        check_files(source.folder, source.manifest)
+        tensors = {
+            key: torch.empty(stored.shape, dtype=dtype_named(stored.dtype))
+            for key, stored in source.manifest.tensors.items()
+        }
+        source.read(tensors.items())
     manifest = evolve(
         source.manifest, files={}, tensors={key: _stored(tensor) for key, tensor in tensors.items()}
     )

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["load_checkpoint"]
 
+_TRIES = 5
+"""How often the ranks may find different checkpoints at a path before it is an error."""
+
 
 def load_checkpoint(
     path: str | os.PathLike[str],
@@ -82,24 +85,31 @@ def load_checkpoint(
         renamed: old.weight -> new.weight
     """
     ranks = Ranks(process_group)
-    source = ranks.agree(lambda: FileSource.open(path))
-    _require_same(source, ranks)
-    finish_param_sync(model)
-    tensors = None if model is None else ranks.agree(lambda: collect_model(model, optimizer, fqn))
-    plan = plan_load(source, tensors, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
-    if verify:
-        ranks.agree(lambda: check_files(source.folder, source.manifest, part=ranks.rank, parts=ranks.size))
-    plan.apply(ranks)
+    with _open(path, ranks, verify) as source:
+        finish_param_sync(model)
+        tensors = None if model is None else ranks.agree(lambda: collect_model(model, optimizer, fqn))
+        plan = plan_load(source, tensors, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
+        if verify:
+            ranks.agree(
+                lambda: check_files(source.folder, source.manifest, part=ranks.rank, parts=ranks.size)
+            )
+        plan.apply(ranks)
     return plan.report
 
 
-def _require_same(source: FileSource, ranks: Ranks) -> None:
-    if ranks.size == 1:
-        return
-    digest = hashlib.sha256(json.dumps(asdict(source.manifest), sort_keys=True).encode()).hexdigest()
-    if len(set(ranks.gather(digest))) > 1:
-        raise CheckpointError(
-            f"the ranks see different checkpoints at {source.folder}: it must be on a file system that all of "
-            "them share, and nobody may save to it meanwhile",
-            path=str(source.folder),
-        )
+def _open(path: str | os.PathLike[str], ranks: Ranks, verify: bool) -> FileSource:
+    """Open one checkpoint on all ranks: a collective."""
+    tries = 0
+    while True:
+        tries += 1
+        source = ranks.agree(lambda: FileSource.open(path, verify=verify))
+        digest = hashlib.sha256(json.dumps(asdict(source.manifest), sort_keys=True).encode()).hexdigest()
+        if len(set(ranks.gather(digest))) == 1:
+            return source
+        source.folder.close()  # another run has put a new one in place between the first rank and the last
+        if tries == _TRIES:
+            raise CheckpointError(
+                f"the ranks see different checkpoints at {source.name}: it must be on a file system that all of "
+                "them share, and nobody may save to it meanwhile",
+                path=source.name,
+            )

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import asdict, define, field, frozen
 
 from megaopt_core.checkpoint.files import write_durably
+from megaopt_core.checkpoint.folder import HeldFolder
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, CheckpointVersionError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Manifest",
     "StoredChunk",
     "StoredTensor",
+    "manifest_in",
     "parse_manifest",
     "read_manifest",
     "write_manifest",
@@ -139,58 +141,44 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         CheckpointVersionError: a newer version of megaopt wrote it.
         CheckpointCorruptError: the manifest is not what was written.
     """
-    folder = Path(path)
-    _require_folder(folder)
-    for name in (MANIFEST, _CHECKSUM):
-        if (folder / name).is_symlink():
-            raise CheckpointCorruptError(
-                f"{folder / name} is a symbolic link, not what was written", path=str(folder / name)
-            )
-    try:
-        data = (folder / MANIFEST).read_bytes()
-        checksum = (folder / _CHECKSUM).read_bytes()
-    except FileNotFoundError as error:
-        raise _no_manifest(folder, Path(error.filename).name) from error
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}", path=str(folder)) from error
+    with HeldFolder(path) as folder:
+        return manifest_in(folder)
+
+
+def manifest_in(folder: HeldFolder) -> Manifest:
+    """Read and check the manifest in a folder that is held.
+
+    Args:
+        folder: the checkpoint's.
+
+    Raises:
+        CheckpointError: as :func:`read_manifest`.
+    """
+    data, checksum = folder.read(MANIFEST), folder.read(_CHECKSUM)
+    if data is None or checksum is None:
+        raise _no_manifest(folder, MANIFEST if data is None else _CHECKSUM)
+    path = folder.path / MANIFEST
     if checksum != _checksum_line(data):
         raise CheckpointCorruptError(
-            f"{folder / MANIFEST} is not what was written: its SHA-256 differs from that in {_CHECKSUM}",
-            path=str(folder / MANIFEST),
+            f"{path} is not what was written: its SHA-256 differs from that in {_CHECKSUM}", path=str(path)
         )
     values = json.loads(data)
     if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
-        raise CheckpointError(f"{folder / MANIFEST} is not a megaopt checkpoint's", path=str(folder))
-    return parse_manifest(folder, values)
+        raise CheckpointError(f"{path} is not a megaopt checkpoint's", path=str(folder.path))
+    return parse_manifest(folder.path, values)
 
 
-def _require_folder(folder: Path) -> None:
-    if folder.is_symlink():
-        raise CheckpointError(
-            f"{folder} is a symbolic link to {folder.readlink()}: it can change under a run, so give the checkpoint's "
-            "own path",
-            path=str(folder),
-        )
-    if not folder.exists():
-        raise CheckpointError(f"there is no checkpoint at {folder}", path=str(folder))
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is a file, a checkpoint is a folder; `megaopt convert` reads consolidated files",
-            path=str(folder),
-        )
-
-
-def _no_manifest(folder: Path, missing: str) -> CheckpointError:
-    names = {entry.name for entry in folder.iterdir()}
+def _no_manifest(folder: HeldFolder, missing: str) -> CheckpointError:
+    names, path = folder.names(), folder.path
     if missing == MANIFEST and ".metadata" in names:
         return CheckpointError(
-            f"{folder} was written by torch.distributed.checkpoint itself, not by save_checkpoint: load it with "
+            f"{path} was written by torch.distributed.checkpoint itself, not by save_checkpoint: load it with "
             "torch.distributed.checkpoint.load and optimizer.checkpoint_state()",
-            path=str(folder),
+            path=str(path),
         )
     if names & {MANIFEST, _CHECKSUM}:
-        return CheckpointCorruptError(f"{folder / missing} is missing", path=str(folder / missing))
-    return CheckpointError(f"{folder} is no checkpoint: it has no {MANIFEST}", path=str(folder))
+        return CheckpointCorruptError(f"{path / missing} is missing", path=str(path / missing))
+    return CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}", path=str(path))
 
 
 def parse_manifest(folder: Path, values: Any) -> Manifest:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -25,41 +25,56 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from megaopt_core.checkpoint.folder import HeldFile, HeldFolder
 from megaopt_core.checkpoint.manifest import (
     Manifest,
     StoredChunk,
     StoredTensor,
-    read_manifest,
+    manifest_in,
 )
 from megaopt_core.checkpoint.memory import bytes_of
 from megaopt_core.checkpoint.values import dtype_named
-from megaopt_core.errors import CheckpointError
+from megaopt_core.checkpoint.verify import damaged
+from megaopt_core.errors import CheckpointCorruptError
 
 __all__ = ["CheckpointReader", "metadata_of"]
+
+
+_BLOCK = 2**18
 
 
 class CheckpointReader(StorageReader):
     """Reads a checkpoint, for `torch.distributed.checkpoint.load(..., storage_reader=CheckpointReader(path))`.
 
     Args:
-        path: the checkpoint's folder.
+        path: the checkpoint's folder, or one that is held; it is held until the reader is gone.
         manifest: its manifest, when it has been read already.
+        verify: check the checksum of every box that is read whole, before it is anywhere else.
     """
 
-    def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | HeldFolder,
+        manifest: Manifest | None = None,
+        *,
+        verify: bool = True,
+    ) -> None:
         super().__init__()
-        self._folder = Path(path)
-        self._manifest = read_manifest(path) if manifest is None else manifest
+        self._folder = path if isinstance(path, HeldFolder) else HeldFolder(path)
+        self._manifest = manifest_in(self._folder) if manifest is None else manifest
+        self._verify = verify
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Turn to another checkpoint, if one is given.
+        """Turn to another checkpoint, if one is given, or if another one is at the path by now.
 
         Args:
             checkpoint_id: its folder.
         """
-        if checkpoint_id is not None and Path(checkpoint_id) != self._folder:
-            self._folder = Path(checkpoint_id)
-            self._manifest = read_manifest(checkpoint_id)
+        if checkpoint_id is None:
+            return
+        if Path(checkpoint_id).absolute() != self._folder.path or not self._folder.is_current:
+            self._folder = HeldFolder(checkpoint_id)
+            self._manifest = manifest_in(self._folder)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return shapes, dtypes and boxes of all tensors, from the manifest.
@@ -116,26 +131,38 @@ class CheckpointReader(StorageReader):
         }
         boxes = [(*stored[index.fqn, tuple(index.offset or ())], items) for index, items in per_box.items()]
         boxes.sort(key=lambda box: (box[1].file, box[1].position))
-        self._read_boxes(boxes, planner)
+        for tensor, chunk, of_box in boxes:
+            for item in of_box:
+                self._read(tensor, chunk, item, planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _read_boxes(
-        self, boxes: Iterable[tuple[StoredTensor, StoredChunk, list[ReadItem]]], planner: LoadPlanner
-    ) -> None:
-        name, file = "", None
-        try:
-            for tensor, chunk, items in boxes:
-                if file is None or chunk.file != name:
-                    if file is not None:
-                        file.close()
-                    name, file = chunk.file, (self._folder / chunk.file).open("rb", buffering=0)
-                for item in items:
-                    _read(file, tensor, chunk, item, planner)
-        finally:
-            if file is not None:
-                file.close()
+    def _read(self, tensor: StoredTensor, chunk: StoredChunk, item: ReadItem, planner: LoadPlanner) -> None:
+        target = planner.resolve_tensor(item).detach()
+        dtype = dtype_named(tensor.dtype)
+        sizes, offsets, lengths = chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths)
+        # Leading rows of a box are contiguous in the file; only what is needed of them is read.
+        first, rows = (offsets[0], lengths[0]) if sizes else (0, 1)
+        row_bytes = math.prod(sizes[1:]) * dtype.itemsize
+        direct = (
+            target.device.type == "cpu"
+            and target.dtype == dtype
+            and target.is_contiguous()
+            and lengths[1:] == tuple(sizes[1:])
+        )
+        place = target if direct else torch.empty((rows, *sizes[1:]) if sizes else (), dtype=dtype)
+        crc32 = _read_exactly(
+            self._folder.open(chunk.file), chunk.position + first * row_bytes, bytes_of(place)
+        )
+        if self._verify and rows == (sizes[0] if sizes else 1) and crc32 != chunk.crc32:
+            file = self._folder.path / chunk.file
+            raise CheckpointCorruptError(damaged(file, item.storage_index.fqn, chunk), path=str(file))
+        if not direct:
+            for dim in range(1, len(sizes)):
+                place = place.narrow(dim, offsets[dim], lengths[dim])
+            target.copy_(place)
+        planner.commit_tensor(item, target)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's signature
@@ -147,37 +174,15 @@ class CheckpointReader(StorageReader):
         return False
 
 
-def _read(
-    file: BinaryIO | Any, tensor: StoredTensor, chunk: StoredChunk, item: ReadItem, planner: LoadPlanner
-) -> None:
-    target = planner.resolve_tensor(item).detach()
-    dtype = dtype_named(tensor.dtype)
-    sizes, offsets, lengths = chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths)
-    # Leading rows of a box are contiguous in the file; only what is needed of them is read.
-    first, rows = (offsets[0], lengths[0]) if sizes else (0, 1)
-    row_bytes = math.prod(sizes[1:]) * dtype.itemsize
-    direct = (
-        target.device.type == "cpu"
-        and target.dtype == dtype
-        and target.is_contiguous()
-        and lengths[1:] == tuple(sizes[1:])
-    )
-    place = target if direct else torch.empty((rows, *sizes[1:]) if sizes else (), dtype=dtype)
-    _read_exactly(file, chunk.position + first * row_bytes, bytes_of(place))
-    if not direct:
-        for dim in range(1, len(sizes)):
-            place = place.narrow(dim, offsets[dim], lengths[dim])
-        target.copy_(place)
-    planner.commit_tensor(item, target)
-
-
-def _read_exactly(file: Any, position: int, memory: memoryview) -> None:
-    file.seek(position)
-    while memory:
-        count = file.readinto(memory[: 2**30])
-        if not count:
-            raise CheckpointError(f"{file.name} ends too early", path=str(file.name))
-        memory = memory[count:]
+def _read_exactly(file: HeldFile, position: int, memory: memoryview) -> int:
+    """Fill memory and return the checksum of what was read."""
+    crc32 = 0
+    for start in range(0, len(memory), _BLOCK):
+        block = memory[start : start + _BLOCK]
+        if file.read_into(position + start, block) < len(block):
+            raise CheckpointCorruptError(f"{file.path} ends too early", path=str(file.path))
+        crc32 = zlib.crc32(block, crc32)
+    return crc32
 
 
 def metadata_of(manifest: Manifest) -> Metadata:

@@ -11,17 +11,22 @@ import torch
 from attrs import frozen
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from megaopt_core.checkpoint.manifest import Manifest, StoredTensor, read_manifest
+from megaopt_core.checkpoint.folder import MOST_OPEN, HeldFolder
+from megaopt_core.checkpoint.manifest import Manifest, StoredTensor, manifest_in
 from megaopt_core.checkpoint.reader import CheckpointReader
 from megaopt_core.checkpoint.sliced import SlicedTensor
 from megaopt_core.checkpoint.staging import recover
 from megaopt_core.checkpoint.values import decode, dtype_named, name_of_dtype
-from megaopt_core.errors import CheckpointCorruptError
+from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 
 __all__ = ["FileSource", "MemorySource", "Source", "read_values"]
 
 type Request = tuple[str, torch.Tensor]
 """A stored tensor's key and where it goes."""
+
+
+_TRIES = 20
+"""How often a checkpoint may be replaced in the moment between finding its folder and opening its files."""
 
 
 class Source(Protocol):
@@ -52,34 +57,57 @@ class Source(Protocol):
 
 @frozen(eq=False)
 class FileSource:
-    """A checkpoint on the disk.
+    """A checkpoint on the disk, for the time of a `with` block: all that is read is of one save.
 
     Args:
-        folder: its folder.
+        folder: its folder, held.
         manifest: its manifest.
+        verify: check the checksum of what is read whole, while it is read.
     """
 
-    folder: Path
+    folder: HeldFolder
     manifest: Manifest
+    verify: bool = True
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the manifest of a checkpoint.
+    def open(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Self:
+        """Open a checkpoint and read its manifest; another process may replace it from then on.
 
         Args:
             path: its folder.
+            verify: check the checksum of what is read whole, while it is read.
 
         Raises:
             CheckpointError: there is none, it is too new, or it is damaged.
         """
-        folder = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that is refused
-        recover(folder)
-        return cls(folder, read_manifest(folder))
+        place = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that is refused
+        recover(place)
+        for left in reversed(range(_TRIES)):
+            folder = HeldFolder(place)
+            try:
+                manifest = manifest_in(folder)
+                if len(manifest.files) <= MOST_OPEN:
+                    for name in manifest.files:
+                        folder.open(name)
+            except CheckpointError:
+                replaced = not folder.is_current
+                folder.close()
+                if left and replaced:
+                    continue
+                raise
+            return cls(folder, manifest, verify)
+        raise AssertionError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.folder.close()
 
     @property
     def name(self) -> str:
         """The folder."""
-        return str(self.folder)
+        return str(self.folder.path)
 
     def stored(self, key: str) -> StoredTensor:
         """Return shape, dtype and boxes of a tensor.
@@ -93,7 +121,7 @@ class FileSource:
         found = self.manifest.tensors.get(key)
         if found is None:
             raise CheckpointCorruptError(
-                f"{self.folder} refers to {key!r} but does not hold it", path=str(self.folder)
+                f"{self.name} refers to {key!r} but does not hold it", path=self.name
             )
         return found
 
@@ -111,7 +139,7 @@ class FileSource:
                 rounds.append(free)
             free[key] = place
         for places in rounds:
-            reader = CheckpointReader(self.folder, self.manifest)
+            reader = CheckpointReader(self.folder, self.manifest, verify=self.verify)
             plans = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
             plans.set_up_planner(places, reader.read_metadata(), is_coordinator=True)
             reader.read_data(plans.finish_plan(plans.create_local_plan()), plans).wait()

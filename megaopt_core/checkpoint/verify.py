@@ -6,14 +6,14 @@ import os
 import zlib
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-from megaopt_core.checkpoint.manifest import Manifest, StoredChunk, read_manifest
+from megaopt_core.checkpoint.folder import HeldFile, HeldFolder
+from megaopt_core.checkpoint.manifest import Manifest, StoredChunk, manifest_in
 from megaopt_core.errors import CheckpointCorruptError
 
-__all__ = ["check_files", "verify_checkpoint"]
+__all__ = ["check_files", "damaged", "verify_checkpoint"]
 
-_BLOCK = 2**22
+_BLOCK = 2**18
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
@@ -28,12 +28,13 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
     Raises:
         CheckpointError: there is none, it is too new, or it is damaged; the message names the file.
     """
-    manifest = read_manifest(path)
-    check_files(Path(path), manifest)
+    with HeldFolder(path) as folder:
+        manifest = manifest_in(folder)
+        check_files(folder, manifest)
     return manifest
 
 
-def check_files(folder: Path, manifest: Manifest, *, part: int = 0, parts: int = 1) -> None:
+def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts: int = 1) -> None:
     """Check that every file is there and complete, and the checksums of some of the stored tensors, or of all.
 
     Args:
@@ -49,45 +50,57 @@ def check_files(folder: Path, manifest: Manifest, *, part: int = 0, parts: int =
     for key, chunk in manifest.chunks():
         boxes[chunk.file].append((key, chunk))
     for name, size in manifest.files.items():
-        _check_size(folder / name, size, manifest, boxes[name])
+        _check_size(folder, name, size, manifest, boxes[name])
     share = 0
+    block = memoryview(bytearray(_BLOCK))
     for name in manifest.files:
-        with (folder / name).open("rb", buffering=0) as file:
-            for key, chunk in sorted(boxes[name], key=lambda box: box[1].position):
-                mine = share % parts == part
-                share += 1
-                if mine and _crc32(file, chunk) != chunk.crc32:
-                    raise CheckpointCorruptError(
-                        f"{folder / name} is damaged: {key} (bytes {chunk.position} to "
-                        f"{chunk.position + chunk.length}) does not have the checksum that it was written with",
-                        path=str(folder / name),
-                    )
+        for key, chunk in sorted(boxes[name], key=lambda box: box[1].position):
+            mine = share % parts == part
+            share += 1
+            if mine and _crc32(folder.open(name), chunk, block) != chunk.crc32:
+                raise CheckpointCorruptError(
+                    damaged(folder.path / name, key, chunk), path=str(folder.path / name)
+                )
 
 
-def _check_size(file: Path, size: int, manifest: Manifest, boxes: list[tuple[str, StoredChunk]]) -> None:
-    rank = file.stem.rpartition("-")[2].lstrip("0") or "0"
-    if file.is_symlink():
-        raise CheckpointCorruptError(
-            f"{file} is a symbolic link, not the file that rank {rank} wrote", path=str(file)
-        )
-    if not file.is_file():
+def damaged(file: Path, key: str, chunk: StoredChunk) -> str:
+    """Return what is said of a box whose checksum is wrong.
+
+    Args:
+        file: where it lies.
+        key: of its tensor.
+        chunk: the box.
+    """
+    return (
+        f"{file} is damaged: {key} (bytes {chunk.position} to {chunk.position + chunk.length}) does not have the "
+        "checksum that it was written with"
+    )
+
+
+def _check_size(
+    folder: HeldFolder, name: str, size: int, manifest: Manifest, boxes: list[tuple[str, StoredChunk]]
+) -> None:
+    file = folder.path / name
+    found = folder.find(name)
+    if found is None:
+        rank = file.stem.rpartition("-")[2].lstrip("0") or "0"
         raise CheckpointCorruptError(
             f"{file} is missing: rank {rank} of {manifest.world_size} wrote {size} bytes into it",
             path=str(file),
         )
-    found = file.stat().st_size
     covered = sum(chunk.length for _, chunk in boxes)
-    if found != size or covered != size:
-        raise CheckpointCorruptError(f"{file} has {found} bytes, it was written with {size}", path=str(file))
+    if found.size != size or covered != size:
+        raise CheckpointCorruptError(
+            f"{file} has {found.size} bytes, it was written with {size}", path=str(file)
+        )
 
 
-def _crc32(file: Any, chunk: StoredChunk) -> int:
-    file.seek(chunk.position)
-    left, crc32 = chunk.length, 0
+def _crc32(file: HeldFile, chunk: StoredChunk, block: memoryview) -> int:
+    position, left, crc32 = chunk.position, chunk.length, 0
     while left:
-        block = file.read(min(left, _BLOCK))
-        if not block:
+        wanted = block[: min(left, len(block))]
+        if file.read_into(position, wanted) < len(wanted):
             return -1
-        crc32 = zlib.crc32(block, crc32)
-        left -= len(block)
+        crc32 = zlib.crc32(wanted, crc32)
+        position, left = position + len(wanted), left - len(wanted)
     return crc32

@@ -14,7 +14,7 @@ from megaopt_core.optimizers.base import MegatronOptimizer
 from megaopt_core.optimizers.chained import ChainedOptimizer
 from megaopt_core.optimizers.check import WatchedModel
 from megaopt_core.optimizers.config_dump import dump_config
-from megaopt_core.optimizers.counting import Counting, counting_rule
+from megaopt_core.optimizers.counting import Counting
 from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler, MegatronGradScaler
 from megaopt_core.optimizers.inner import build_inner
 from megaopt_core.optimizers.policies import precision_policy, require_possible
@@ -25,9 +25,11 @@ from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.names import named_params
 from megaopt_core.params.overrides import ParamGroupOverride
 from megaopt_core.params.routing import ParamRoute, Routing, route
-from megaopt_core.params.specs import ParamInfo
+from megaopt_core.params.specs import ParamInfo, PeerGroup
 from megaopt_core.registry import get_registry
 from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
+from megaopt_core.sharding.layout import Peers
+from megaopt_core.sharding.live import duplicated, make_peer_groups, require_sharded_params
 from megaopt_core.sharding.wrapped import (
     groups_of_wrapped,
     require_same_overlap,
@@ -36,6 +38,7 @@ from megaopt_core.sharding.wrapped import (
 )
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from megaopt_core.params.routing import NameMap
@@ -154,19 +157,24 @@ def optimizer_from_routing(
         ParallelGroupError: the model is wrapped with other process groups.
     """
     params, twins = _live_params(chunks, fqn, routing)
-    model = LiveModel(chunks, params)
-    _require_honoured(config, routing)
+    boxes = {name: entry.box for name, entry in routing.params.items()}
+    model = LiveModel(chunks, params, boxes, routing.rank)
+    _require_supported(config, routing)
     require_same_overlap(chunks, config)
     scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
     layouts = strategy_layouts(routing, pgs, wrapped_buffers(chunks, fqn))
     agree_over_ranks(None, _refusal(routing, params))
+    peer_groups = make_peer_groups(layouts.values(), routing.rank, pgs)
     children = [
-        _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler)
+        _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler, peer_groups)
         for child in routing.children
     ]
     _require_ownership(children, params)
-    optimizer = children[0] if len(children) == 1 else ChainedOptimizer(children)
+    chain = get_registry().strategy(config.sharding or "replicated").chain(children)
+    if chain is None:
+        chain = children[0] if len(children) == 1 else ChainedOptimizer(children)
+    optimizer = chain
     optimizer.watched_model = WatchedModel(chunks, fqn)
     return optimizer
 
@@ -214,6 +222,7 @@ def _build_child(
     pgs: ProcessGroupCollection,
     layout: ParamLayout,
     scaler: MegatronGradScaler | None,
+    peer_groups: Mapping[tuple[str, int], ProcessGroup],
 ) -> MegatronOptimizer:
     entry = get_registry().optimizer(child.optimizer)
     if config.fp16 and not entry.supports_fp16:
@@ -224,10 +233,12 @@ def _build_child(
         )
     strategy = get_registry().strategy(child.strategy)
     sharded = strategy.attach(layout, model, pgs, child.groups, is_expert=child.is_expert)
+    require_sharded_params(sharded, child.strategy)
     precision = precision_policy(config, entry, child.optimizer)
     stepped = precision.attach(sharded.pieces)
     for piece, tensor in zip(sharded.pieces, stepped, strict=True):
-        _tag(tensor, piece, routing.params[piece.spec.members[0][1].name])
+        entry_of = routing.params[piece.spec.members[0][1].name]
+        _tag(tensor, piece, entry_of, child.groups.index(piece.spec.group), peer_groups)
     public, private = [], []
     for index in child.groups:
         values = dict(routing.groups[index].values)
@@ -250,38 +261,52 @@ def _build_child(
         stepped=stepped,
         process_groups=pgs,
         grad_scaler=scaler,
-        counting=_counting(routing, pgs),
+        counting=_counting(routing, layout),
         norm_groups=routing.grad_norm_groups,
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
     )
 
 
-def _tag(tensor: torch.Tensor, piece: Piece, entry: ParamRoute) -> None:
+def _tag(
+    tensor: torch.Tensor,
+    piece: Piece,
+    entry: ParamRoute,
+    group: int,
+    peer_groups: Mapping[tuple[str, int], ProcessGroup],
+) -> None:
     tensor.param_info = ParamInfo(  # type: ignore[attr-defined]
         name=entry.name,
         role=entry.decision.role,
         view=entry.decision.view,
         is_expert=entry.spec.is_expert,
         partition_dim=entry.partition_dim,
-        peers=piece.spec.peers,
+        peers=_peer_group(piece.spec.peers, peer_groups),
+        shape=entry.spec.shape,
+        group=group,
     )
 
 
-def _counting(routing: Routing, pgs: ProcessGroupCollection) -> dict[str, Counting]:
+def _peer_group(peers: Peers | None, peer_groups: Mapping[tuple[str, int], ProcessGroup]) -> PeerGroup | None:
+    """Return the ranks that have parts of the same tensor; replicas need not know of each other."""
+    if peers is None or peers.dim is None:
+        return None
+    return PeerGroup(peer_groups[peers.axis, peers.size], peers.dim)
+
+
+def _counting(routing: Routing, layout: ParamLayout) -> dict[str, Counting]:
+    experts = {name for name, entry in routing.params.items() if entry.spec.is_expert}
+    copies = duplicated(layout, routing.rank, experts)
     return {
-        name: counting_rule(
-            pgs,
-            shared=entry.shared,
-            tensor_parallel=entry.tensor_parallel,
-            is_expert=entry.spec.is_expert,
+        name: Counting(
+            counted=not entry.shared and (entry.tensor_parallel or name not in copies),
             norm_group=entry.grad_norm_group,
         )
         for name, entry in routing.params.items()
     }
 
 
-def _require_honoured(config: OptimizerConfig, routing: Routing) -> None:
+def _require_supported(config: OptimizerConfig, routing: Routing) -> None:
     """Raise if a setting is on that nothing in use acts on."""
     registry = get_registry()
     require_possible(
@@ -289,8 +314,8 @@ def _require_honoured(config: OptimizerConfig, routing: Routing) -> None:
     )
     used = sorted({child.strategy for child in routing.children})
     for setting in _STRATEGY_SETTINGS:
-        honoured = any(setting in getattr(registry.strategy(name), "honours", ()) for name in used)
-        if getattr(config, setting) and not honoured:
+        supported = any(setting in registry.strategy(name).supported_settings for name in used)
+        if getattr(config, setting) and not supported:
             raise UnsupportedSettingError(
                 f"{setting}=True: has no effect with the sharding strategy {', '.join(map(repr, used))}, which gathers "
                 "no parameters; leave it out, or choose a strategy that overlaps",

@@ -13,19 +13,21 @@ from attrs import Factory, field, frozen
 from megaopt_core.errors import PluginError
 from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.overrides import ParamGroupOverride
-from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.params.specs import DEFAULT_ALIGNMENT, Granularity, ParamSpec
 from megaopt_core.params.views import MatrixView
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel.groups import ProcessGroupCollection
+    from megaopt_core.sharding.split_step import SplitStep
 
-__all__ = ["ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry"]
+__all__ = ["ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry", "SplitStepFactory"]
 
 type ConfigToKwargs = Callable[
     [OptimizerConfig, Sequence[torch.nn.Module], ProcessGroupCollection | None], Mapping[str, Any]
 ]
 type MupRule = Callable[[OptimizerConfig, float], Mapping[ParamKey, ParamGroupOverride]]
+type SplitStepFactory = Callable[[torch.optim.Optimizer], SplitStep]
 type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
 
 
@@ -33,8 +35,13 @@ def _prefixes(value: Sequence[str]) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _numel(shape: Sequence[int]) -> float:
-    return float(math.prod(shape))
+def _numel(spec: ParamSpec, view: MatrixView | None) -> float:
+    return float(math.prod(spec.shape))
+
+
+def _alignment(instance: object, attribute: object, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PluginError(f"OptimizerEntry(alignment={value!r}): must be a number of elements, at least 1")
 
 
 @frozen
@@ -54,11 +61,18 @@ class OptimizerEntry:
             `metadata={"help": ...}` is the text that `megaopt describe` shows.
         setting_prefixes: prefixes of the settings that the constructor's arguments are read from.
         granularity: how finely the work may be cut over ranks.
-        alignment: for granularity element, cuts fall on multiples of this many elements.
+        alignment: for granularity element, the cuts that a strategy makes fall on multiples of this many elements. More
+            than 8 is a condition (blocks of quantized states); 8 gives the same bits on both sides of a cut.
         accepts: `(spec, view)` to None when the optimizer takes this parameter, else the reason why not, in words.
         fallback: the optimizer that steps what `accepts` refuses: a name, or a function of the configuration.
             None: a refused parameter is an error.
-        step_cost: work of one step for a tensor of this shape, in elementary operations; strategies balance by it.
+        step_cost: `(spec, view)` to the work of one step of the whole tensor, in elementary operations; strategies
+            balance by it.
+        split_step: makes the optimizer's step in three parts (:class:`~megaopt_core.sharding.split_step.SplitStep`):
+            an adapter class or function of the inner optimizer, or `"module:name"` of one. None: it steps whole
+            tensors only.
+        supports_peers: several ranks may step parts of one tensor together; its class finds their process group and
+            the dimension that is cut in the `peers` of a tensor's `param_info`.
         state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
         supports_fp16: may step in a model that trains with fp16 mixed precision.
         mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
@@ -80,10 +94,12 @@ class OptimizerEntry:
     settings: type | None = None
     setting_prefixes: tuple[str, ...] = field(default=(), converter=_prefixes)
     granularity: Granularity = field(default=Granularity.ELEMENT, converter=Granularity)
-    alignment: int = 8
+    alignment: int = field(default=DEFAULT_ALIGNMENT, validator=_alignment)
     accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None
     fallback: str | Callable[[OptimizerConfig], str] | None = None
-    step_cost: Callable[[Sequence[int]], float] = _numel
+    step_cost: Callable[[ParamSpec, MatrixView | None], float] = _numel
+    split_step: SplitStepFactory | str | None = None
+    supports_peers: bool = False
     state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
     supports_fp16: bool = False
     mup: MupRule | None = None
@@ -96,16 +112,36 @@ class OptimizerEntry:
         Raises:
             PluginError: the string names nothing, or something that is no `torch.optim.Optimizer`.
         """
-        target = self.optimizer_cls
-        if isinstance(target, str):
-            module, _, attribute = target.partition(":")
-            try:
-                target = getattr(importlib.import_module(module), attribute)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise PluginError(
-                    f"optimizer_cls={self.optimizer_cls!r} cannot be loaded ({type(error).__name__}: {error}); "
-                    "it must read 'module:Class'"
-                ) from error
+        target = _imported(self.optimizer_cls, "optimizer_cls")
         if not (isinstance(target, type) and issubclass(target, torch.optim.Optimizer)):
             raise PluginError(f"optimizer_cls={self.optimizer_cls!r} is not a torch.optim.Optimizer subclass")
         return target
+
+    def load_split_step(self) -> SplitStepFactory | None:
+        """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.
+
+        Raises:
+            PluginError: the string names nothing, or something that cannot be called.
+        """
+        if self.split_step is None:
+            return None
+        factory: Any = _imported(self.split_step, "split_step")
+        if not callable(factory):
+            raise PluginError(
+                f"split_step={self.split_step!r} is no class or function of the inner optimizer"
+            )
+        made: SplitStepFactory = factory
+        return made
+
+
+def _imported(target: Any, name: str) -> Any:
+    """Return what a string `"module:name"` names, and anything else as it is."""
+    if not isinstance(target, str):
+        return target
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(
+            f"{name}={target!r} cannot be loaded ({type(error).__name__}: {error}); it must read 'module:Class'"
+        ) from error

@@ -18,7 +18,7 @@ from megaopt_core.optimizers.policies import STORABLE, precision_policy, require
 from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
 from megaopt_core.params.groups import agree_over_ranks
 from megaopt_core.params.parts import is_dtensor
-from megaopt_core.params.specs import Granularity, ParamSpec, whole
+from megaopt_core.params.specs import Granularity, Shard, whole
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_core.sharding.replicated import ReplicatedParams
@@ -155,8 +155,7 @@ def _names(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
 
 def _piece_spec(name: str, param: torch.Tensor, group: int) -> PieceSpec:
     shape = tuple(param.shape)
-    spec = ParamSpec(name, shape, whole(shape), param.dtype, param.dtype, "", group, Granularity.TENSOR, 0.0)
-    return PieceSpec(group, shape, ((0, spec.shard()),))
+    return PieceSpec(group, shape, ((0, Shard(name, shape, whole(shape), 0, param.numel())),))
 
 
 def _replace_params(optimizer: torch.optim.Optimizer, stepped: dict[torch.Tensor, torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ from megaopt_core.params.names import join, named_modules
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
     from megaopt_core.params.routing import NameMap
-    from megaopt_core.params.specs import ParamSpec
+    from megaopt_core.params.specs import Shard
 
 __all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key"]
 
@@ -99,9 +99,9 @@ def collect_model(
     """
     found = ModelTensors()
     names: Mapping[Any, str] = {} if optimizer is None else optimizer.names
-    specs: dict[str, ParamSpec] = {}
+    shards: dict[str, Shard] = {}
     if optimizer is not None and optimizer.routing is not None:
-        specs = {name: entry.spec for name, entry in optimizer.routing.params.items()}
+        shards = {name: entry.shard for name, entry in optimizer.routing.params.items()}
     seen: dict[int, str] = {}
     stored_ids: set[int] = set()
     for index, chunk in enumerate(_chunks(model)):
@@ -120,7 +120,7 @@ def collect_model(
                 stored_ids.add(id(tensor))
                 if stored not in found.tensors:
                     found.live[stored] = tensor.detach()
-                    found.tensors[stored] = _logical(tensor.detach(), specs.get(stored))
+                    found.tensors[stored] = _logical(tensor.detach(), shards.get(stored))
             _collect_extra(found, join(prefix, "_extra_state"), module, index, fqn)
     return found
 
@@ -146,8 +146,8 @@ def _collect_extra(
             found.owners[name] = module
 
 
-def _logical(tensor: torch.Tensor, spec: ParamSpec | None) -> torch.Tensor:
+def _logical(tensor: torch.Tensor, shard: Shard | None) -> torch.Tensor:
     """Return a tensor-parallel part as what it is a part of; DTensors say that themselves."""
-    if spec is None or spec.shape == tuple(tensor.shape) or tuple(tensor.shape) != spec.local_shape:
+    if shard is None or shard.is_whole or tuple(tensor.shape) != shard.box[1]:
         return tensor
-    return sliced(spec.shard(), tensor.dtype, tensor.device, lambda: tensor.view(-1))
+    return sliced(shard, tensor.dtype, tensor.device, lambda: tensor.view(-1))

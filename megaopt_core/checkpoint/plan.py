@@ -19,7 +19,6 @@ from megaopt_core.checkpoint.settings import GroupMerge, merge_groups
 from megaopt_core.checkpoint.sources import Request, Source, read_values
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.optimizers.precision import LOW_PRECISION
-from megaopt_core.params.parts import local_box, local_tensor, shard_elements
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
@@ -94,7 +93,8 @@ class LoadPlan:
         with torch.no_grad():
             self.source.read(self.model_requests)
             if self.optimizer is not None and self.model_requests:
-                _refresh_pieces(self.optimizer)
+                for part in self.optimizer.parts:
+                    part.sharded.take_model_values()
             self.source.read([request for piece in self.pieces for request in piece.requests])
             for piece in self.pieces:
                 for final in piece.finals:
@@ -107,22 +107,6 @@ class LoadPlan:
                 and self.optimizer.grad_scaler is not None
             ):
                 self.optimizer.grad_scaler.load_state_dict(self.scaler)
-
-
-def _refresh_pieces(optimizer: MegatronOptimizer) -> None:
-    """Bring the model's new values into pieces that have memory of their own."""
-    for part in optimizer.parts:
-        for piece in part.pieces:
-            for (offset, shard), param in zip(piece.spec.members, piece.model_params, strict=True):
-                local = local_tensor(param).detach()
-                if not shard.numel or local.numel() < shard.numel or _share_memory(piece.param, local):
-                    continue
-                target = piece.param.detach().view(-1)[offset : offset + shard.numel]
-                target.copy_(shard_elements(local, shard, local_box(optimizer.routing, shard.name)))
-
-
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def plan_load(

@@ -89,8 +89,8 @@ def _row(entry: ParamRoute, routing: Routing) -> dict[str, Any]:
     group = routing.groups[entry.spec.group].values
     return {
         "name": entry.name,
-        "shape": list(entry.spec.local_shape),
-        "elements": entry.spec.numel,
+        "shape": list(entry.local_shape),
+        "elements": entry.shard.numel,
         "role": entry.decision.role.value,
         "uncertain": entry.decision.uncertain,
         "view": None if entry.decision.view is None else str(entry.decision.view),

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import torch
 from attrs import define, field, frozen
 
-from megaopt_core.distributed.communicator import DONE, Communicator, Pending, shard_of
+from megaopt_core.distributed.communicator import DONE, Communicator, Pending
 
 __all__ = ["Bucket", "GradSync", "Reduction"]
 
@@ -53,12 +53,14 @@ class Bucket:
         reduction: how gradients are reduced, and who shares the parameters out.
         grad_data: the bucket's part of the gradient buffer; None where gradients are not in a buffer.
         param_data: the bucket's part of the parameter buffer; None where parameters are not in a buffer.
+        share_ends: where the share of each rank ends inside the bucket; empty: they are equal.
     """
 
     params: Mapping[str, tuple[int, int]]
     reduction: Reduction
     grad_data: torch.Tensor | None = None
     param_data: torch.Tensor | None = None
+    share_ends: tuple[int, ...] = ()
     grad_state: GradSync = field(default=GradSync.LOCAL, init=False)
     _grads: Pending = field(default=DONE, init=False)
     _gather: Pending = field(default=DONE, init=False)
@@ -69,8 +71,11 @@ class Bucket:
         Args:
             numel: elements of the bucket.
         """
+        rank = self.reduction.shards.rank
+        if self.share_ends:
+            return (self.share_ends[rank - 1] if rank else 0), self.share_ends[rank]
         size = numel // self.reduction.shards.size
-        return self.reduction.shards.rank * size, (self.reduction.shards.rank + 1) * size
+        return rank * size, (rank + 1) * size
 
     @property
     def _scales_late(self) -> bool:
@@ -85,12 +90,11 @@ class Bucket:
             return
         if not self._scales_late and self.reduction.factor != 1.0:
             self.grad_data.mul_(self.reduction.factor)
-        reduce = (
-            self.reduction.shards.reduce_scatter
-            if self.reduction.scatter
-            else self.reduction.shards.all_reduce
-        )
-        self._grads = reduce(self.grad_data, average=self.reduction.average)
+        shards, average = self.reduction.shards, self.reduction.average
+        if self.reduction.scatter:
+            self._grads = shards.reduce_scatter(self.grad_data, self.share_ends, average=average)
+        else:
+            self._grads = shards.all_reduce(self.grad_data, average=average)
         self.grad_state = GradSync.UNDER_WAY
 
     def finish_grad_sync(self) -> None:
@@ -99,9 +103,10 @@ class Bucket:
         if self.grad_data is None or self.grad_state is GradSync.REDUCED:
             return
         self._grads.wait()
-        shards = self.reduction.shards
-        whole = not self.reduction.scatter
-        mine = self.grad_data if whole else shard_of(self.grad_data, shards.rank, shards.size)
+        mine = self.grad_data
+        if self.reduction.scatter:
+            low, high = self.shard_range(self.grad_data.numel())
+            mine = self.grad_data[low:high]
         if self._scales_late:
             mine.mul_(self.reduction.factor)
         if self.reduction.replicas.size > 1:
@@ -123,7 +128,7 @@ class Bucket:
         """Begin to bring every rank's shard of the parameters to all ranks."""
         if self.param_data is not None:
             self._gather.wait()
-            self._gather = self.reduction.shards.all_gather(self.param_data)
+            self._gather = self.reduction.shards.all_gather(self.param_data, self.share_ends)
 
     def finish_param_sync(self) -> None:
         """Return when the parameters of this bucket are up to date."""

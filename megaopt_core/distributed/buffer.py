@@ -51,4 +51,6 @@ class ParamAndGradBuffer:
             if self.layout.bucket_of[name] == index
         }
         params = None if self.param_data is None else self.param_data[start:stop]
-        return Bucket(inside, self.reduction, self.grad_data[start:stop], params)
+        shares = self.layout.share_ends
+        ends = tuple(end - start for end in shares[index]) if shares else ()
+        return Bucket(inside, self.reduction, self.grad_data[start:stop], params, ends)

@@ -1,14 +1,14 @@
 """The three collectives of data parallelism, in the form that is fastest on each backend.
 
-Every collective works in place on one flat tensor, whose n-th equal part is the shard of the group's n-th rank, and
-returns at once. Gloo moves the shards of a reduce-scatter or an all-gather one after the other; here every pair of
+Every collective works in place on one flat tensor, whose n-th part is the shard of the group's n-th rank, and returns
+at once. Gloo moves the shards of a reduce-scatter or an all-gather one after the other; here every pair of
 ranks exchanges them directly, all at the same time. Other backends use their own collectives.
 `benchmarks/collectives.py` compares both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,20 +32,24 @@ class Alone:
     size: int = 1
     rank: int = 0
 
-    def reduce_scatter(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
+    def reduce_scatter(
+        self, bucket: torch.Tensor, ends: Sequence[int] = (), *, average: bool = False
+    ) -> Pending:
         """Leave the tensor as it is.
 
         Args:
             bucket: the tensor.
-            average: not used.
+            ends: of the only shard.
+            average: of one rank.
         """
         return DONE
 
-    def all_gather(self, bucket: torch.Tensor) -> Pending:
+    def all_gather(self, bucket: torch.Tensor, ends: Sequence[int] = ()) -> Pending:
         """Leave the tensor as it is.
 
         Args:
             bucket: the tensor.
+            ends: of the only shard.
         """
         return DONE
 
@@ -74,26 +78,37 @@ class Native:
     def __attrs_post_init__(self) -> None:
         self.size, self.rank = size_of(self.group), rank_in(self.group)
 
-    def reduce_scatter(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
-        """Call `reduce_scatter_tensor`.
+    def reduce_scatter(
+        self, bucket: torch.Tensor, ends: Sequence[int] = (), *, average: bool = False
+    ) -> Pending:
+        """Call `reduce_scatter_tensor`, or `reduce_scatter` where shards are unequal.
 
         Args:
             bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal.
             average: use the backend's AVG.
         """
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-        mine = shard_of(bucket, self.rank, self.size)
+        shards = self._shards(bucket, ends)
+        mine = shards[self.rank]
+        if ends:
+            return self._start("reduce-scatter", dist.reduce_scatter, mine, shards, op=op)
         return self._start("reduce-scatter", dist.reduce_scatter_tensor, mine, bucket, op=op)
 
-    def all_gather(self, bucket: torch.Tensor) -> Pending:
-        """Call `all_gather_into_tensor`.
+    def all_gather(self, bucket: torch.Tensor, ends: Sequence[int] = ()) -> Pending:
+        """Call `all_gather_into_tensor`, or `all_gather` where shards are unequal.
 
         Args:
             bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal.
         """
-        return self._start(
-            "all-gather", dist.all_gather_into_tensor, bucket, shard_of(bucket, self.rank, self.size)
-        )
+        shards = self._shards(bucket, ends)
+        if ends:
+            return self._start("all-gather", dist.all_gather, shards, shards[self.rank])
+        return self._start("all-gather", dist.all_gather_into_tensor, bucket, shards[self.rank])
+
+    def _shards(self, bucket: torch.Tensor, ends: Sequence[int]) -> list[torch.Tensor]:
+        return [shard_of(bucket, rank, self.size, ends) for rank in range(self.size)]
 
     def all_reduce(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
         """Call `all_reduce`.
@@ -105,11 +120,13 @@ class Native:
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         return self._start("all-reduce", dist.all_reduce, bucket, op=op)
 
-    def _start(
-        self, name: str, collective: Callable[..., Any], *tensors: torch.Tensor, **options: Any
-    ) -> Pending:
-        what = f"{name} of {tensors[0].numel():,} elements over {self.size} ranks"
+    def _start(self, name: str, collective: Callable[..., Any], *tensors: Any, **options: Any) -> Pending:
+        what = f"{name} of {_numel(tensors[0]):,} elements over {self.size} ranks"
         return Pending(what, [collective(*tensors, group=self.group, async_op=True, **options)])
+
+
+def _numel(given: torch.Tensor | Sequence[torch.Tensor]) -> int:
+    return given.numel() if isinstance(given, torch.Tensor) else sum(tensor.numel() for tensor in given)
 
 
 def communicator(group: ProcessGroup | None, device: torch.device) -> Communicator:

@@ -13,14 +13,17 @@ from megaopt_core.parallel.reduction import stopped
 __all__ = ["DONE", "Communicator", "Pending", "shard_of"]
 
 
-def shard_of(bucket: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """Return a rank's equal part of a flat tensor, as a view.
+def shard_of(bucket: torch.Tensor, rank: int, size: int, ends: Sequence[int] = ()) -> torch.Tensor:
+    """Return a rank's part of a flat tensor, as a view.
 
     Args:
-        bucket: a flat tensor, whose size is a multiple of `size`.
+        bucket: a flat tensor, whose size is a multiple of `size` where its parts are equal.
         rank: whose part.
         size: number of parts.
+        ends: where each rank's part ends; empty: equal parts.
     """
+    if ends:
+        return bucket[ends[rank - 1] if rank else 0 : ends[rank]]
     numel = bucket.numel() // size
     return bucket[rank * numel : (rank + 1) * numel]
 
@@ -75,19 +78,23 @@ class Communicator(Protocol):
     def rank(self) -> int:
         """This process's rank."""
 
-    def reduce_scatter(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
+    def reduce_scatter(
+        self, bucket: torch.Tensor, ends: Sequence[int] = (), *, average: bool = False
+    ) -> Pending:
         """Add all ranks' tensors up; each rank gets its shard of the sum, the rest of its tensor is undefined.
 
         Args:
-            bucket: a flat tensor, whose size is a multiple of the number of ranks.
+            bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal, and the size is a multiple of the ranks' number.
             average: divide the sum by the number of ranks.
         """
 
-    def all_gather(self, bucket: torch.Tensor) -> Pending:
+    def all_gather(self, bucket: torch.Tensor, ends: Sequence[int] = ()) -> Pending:
         """Bring every rank's shard to all ranks.
 
         Args:
             bucket: a flat tensor of which this rank's shard holds what the others need.
+            ends: where each rank's shard ends; empty: they are equal.
         """
 
     def all_reduce(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:

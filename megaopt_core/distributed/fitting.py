@@ -78,7 +78,10 @@ def _require_room(buffer: PerBufferParamLayout, placed: Mapping[str, BufferKey])
 
 
 def _require_shares(buffer: PerBufferParamLayout, ranks: int) -> None:
-    """Raise unless every bucket can be cut into equal shares, at elements where kernels may be cut."""
+    """Raise unless every bucket can be cut into shares, at elements where kernels may be cut."""
+    if buffer.share_ends:
+        _require_share_ends(buffer, ranks)
+        return
     for start, stop in buffer.buckets:
         if stop < start or (stop - start) % (ranks * SHARD_ALIGNMENT):
             raise ShardingError(
@@ -91,6 +94,24 @@ def _require_shares(buffer: PerBufferParamLayout, ranks: int) -> None:
             raise ShardingError(
                 f"the parameter layout places {name!r} at {start}, no multiple of {SHARD_ALIGNMENT} elements; plan it "
                 "with use_distributed_optimizer=True"
+            )
+
+
+def _require_share_ends(buffer: PerBufferParamLayout, ranks: int) -> None:
+    """Raise unless every bucket has one share a rank, in order, that together are all of it."""
+    if len(buffer.share_ends) != len(buffer.bucket_ends):
+        raise ShardingError(
+            f"the parameter layout has {len(buffer.bucket_ends)} buckets and shares of {len(buffer.share_ends)}"
+        )
+    for (start, stop), ends in zip(buffer.buckets, buffer.share_ends, strict=True):
+        if (
+            len(ends) != ranks
+            or sorted(ends) != list(ends)
+            or (ends and (ends[0] < start or ends[-1] != stop))
+        ):
+            raise ShardingError(
+                f"the parameter layout has a bucket [{start}, {stop}) with shares that end at {ends}; {ranks} ranks "
+                "need one each, in order, of which the last ends with the bucket"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,24 +45,28 @@ class PointToPoint:
         """The other ranks, each rank beginning behind itself, so that not all send to one."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
-    def reduce_scatter(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
+    def reduce_scatter(
+        self, bucket: torch.Tensor, ends: Sequence[int] = (), *, average: bool = False
+    ) -> Pending:
         """Receive every rank's version of this rank's shard, and add them up.
 
         Args:
             bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal.
             average: divide by the number of ranks.
         """
-        mine = shard_of(bucket, self.rank, self.size)
+        mine = shard_of(bucket, self.rank, self.size, ends)
         memory = self._borrow(mine.numel() * (self.size - 1), bucket)
         received = memory[: mine.numel() * (self.size - 1)].view(self.size - 1, mine.numel())
         arrivals, sends = [], []
-        for start in range(0, mine.numel(), CHUNK):
-            chunk = slice(start, min(start + CHUNK, mine.numel()))
-            receives = [
-                self._receive(peer, row[chunk]) for peer, row in zip(self._peers, received, strict=True)
-            ]
-            sends += [self._send(peer, shard_of(bucket, peer, self.size)[chunk]) for peer in self._peers]
-            arrivals.append((chunk, receives))
+        shards = [(peer, shard_of(bucket, peer, self.size, ends)) for peer in self._peers]
+        for chunk in _chunks(max((mine.numel(), *(shard.numel() for _, shard in shards)))):
+            if chunk.start < mine.numel():
+                receives = [
+                    self._receive(peer, row[chunk]) for peer, row in zip(self._peers, received, strict=True)
+                ]
+                arrivals.append((chunk, receives))
+            sends += [self._send(peer, shard[chunk]) for peer, shard in shards if chunk.start < shard.numel()]
 
         def add_up() -> None:
             for chunk, receives in arrivals:
@@ -76,18 +81,22 @@ class PointToPoint:
             self._what("reduce-scatter", bucket), sends, add_up, lambda: self._unused.append(memory)
         )
 
-    def all_gather(self, bucket: torch.Tensor) -> Pending:
+    def all_gather(self, bucket: torch.Tensor, ends: Sequence[int] = ()) -> Pending:
         """Send this rank's shard to every rank, and receive theirs.
 
         Args:
             bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal.
         """
-        mine = shard_of(bucket, self.rank, self.size)
+        mine = shard_of(bucket, self.rank, self.size, ends)
         works = []
-        for start in range(0, mine.numel(), CHUNK):
-            chunk = slice(start, min(start + CHUNK, mine.numel()))
-            works += [self._receive(peer, shard_of(bucket, peer, self.size)[chunk]) for peer in self._peers]
-            works += [self._send(peer, mine[chunk]) for peer in self._peers]
+        shards = [(peer, shard_of(bucket, peer, self.size, ends)) for peer in self._peers]
+        for chunk in _chunks(max((mine.numel(), *(shard.numel() for _, shard in shards)))):
+            works += [
+                self._receive(peer, shard[chunk]) for peer, shard in shards if chunk.start < shard.numel()
+            ]
+            if chunk.start < mine.numel():
+                works += [self._send(peer, mine[chunk]) for peer in self._peers]
         return Pending(self._what("all-gather", bucket), works)
 
     def all_reduce(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
@@ -119,3 +128,9 @@ class PointToPoint:
             if memory.numel() >= numel and memory.dtype == like.dtype and memory.device == like.device:
                 return self._unused.pop(index)
         return torch.empty(numel, dtype=like.dtype, device=like.device)
+
+
+def _chunks(numel: int) -> Iterator[slice]:
+    """Yield the ranges of a shard that are sent as one message each; ends are cut off where a shard is shorter."""
+    for start in range(0, numel, CHUNK):
+        yield slice(start, start + CHUNK)

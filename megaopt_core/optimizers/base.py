@@ -115,6 +115,7 @@ class MegatronOptimizer(StepPipeline):
     def reload_model_params(self) -> None:
         """Take the model's present values over into main parameters, after weights were loaded into the model."""
         for part in self.parts:
+            part.sharded.take_model_values()
             part.precision.reload_model_params()
 
     def train(self, mode: bool = True) -> None:

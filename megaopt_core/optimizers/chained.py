@@ -85,14 +85,16 @@ class ChainedOptimizer(MegatronOptimizer):
         return tuple(self.chained_optimizers)
 
     @torch.no_grad()
-    def step_with_ready_grads(self) -> bool:
-        """Step every child with the gradients that :meth:`prepare_grads` collected.
+    def step_and_start_sync(self) -> None:
+        """Step every child; the parameters of one travel while the next steps."""
+        for child in self.chained_optimizers:
+            child.step_and_start_sync()
 
-        Returns:
-            True when every child has stepped.
-        """
-        results = [child.step_with_ready_grads() for child in self.chained_optimizers]
-        return all(results)
+    @torch.no_grad()
+    def finish_param_sync(self) -> None:
+        """Return when the parameters of all children are up to date, or when the forward pass will wait for them."""
+        for child in self.chained_optimizers:
+            child.finish_param_sync()
 
 
 def _common_config(children: Sequence[MegatronOptimizer]) -> OptimizerConfig:

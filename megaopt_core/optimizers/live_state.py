@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from megaopt_core.errors import ShardingError
+from megaopt_core.optimizers.joined_state import JoinedState
 from megaopt_core.optimizers.part import OptimizerPart
 from megaopt_core.optimizers.placeholders import StatePlaceholder, is_placeholder
 from megaopt_core.optimizers.precision import MAIN_PARAM
-from megaopt_core.params.parts import local_tensor, shard_elements
-from megaopt_core.params.specs import Box, Shard
+from megaopt_core.params.parts import local_tensor
+from megaopt_core.params.specs import Box, Shard, whole
+from megaopt_core.sharding.elements import elements_of
 
 __all__ = ["LiveState", "ParamState"]
 
@@ -79,6 +80,21 @@ class ParamState(MutableMapping[str, Any]):
         self._store(key, changed)
 
     @property
+    def numel(self) -> int:
+        """Elements of the parameter that are stepped here."""
+        if self.member is not None:
+            return self.member[1].numel
+        return self._part.stepped[self._index].numel()
+
+    def is_elementwise(self, key: str) -> bool:
+        """Return whether a state has one element for each of the parameter's that are stepped here.
+
+        Args:
+            key: the state's key.
+        """
+        return key in self and self._is_cut(self._whole(key))
+
+    @property
     def is_fresh(self) -> bool:
         """True before the first step, while nothing was written here: that step will make the state."""
         return is_placeholder(self._inner)
@@ -99,7 +115,10 @@ class ParamState(MutableMapping[str, Any]):
         if MAIN_PARAM in self:
             elements = local_tensor(param).detach().float()
             if self.member is not None:
-                elements = shard_elements(elements, self.member[1], box)
+                shard, shape = self.member[1], tuple(elements.shape)
+                if box is None or box[1] != shape:
+                    box = whole(shape) if shape == shard.shape else shard.box
+                elements = elements_of(elements, box, shard)
             self[MAIN_PARAM] = elements
 
     def _new_whole(self, value: Any) -> Any:
@@ -127,28 +146,30 @@ class ParamState(MutableMapping[str, Any]):
         return repr(dict(self))
 
 
+type State = ParamState | JoinedState
+"""The live state of one parameter."""
+
+
 class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
     """State keyed by model parameter; parameters of which another rank steps everything have an empty one.
 
     Args:
         parts: the optimizer's parts.
         names: model parameter to canonical name.
-
-    Raises:
-        ShardingError: two pieces of this rank hold parts of one parameter.
     """
 
     def __init__(self, parts: Sequence[OptimizerPart], names: Mapping[torch.nn.Parameter, str]) -> None:
         self._names = names
-        self._where: dict[torch.nn.Parameter, ParamState] = {}
+        found: dict[torch.nn.Parameter, list[ParamState]] = {}
         for part in parts:
             for index, piece in enumerate(part.pieces):
                 members = piece.spec.members
                 is_param = len(members) == 1 and piece.param.shape == piece.model_params[0].shape
                 for param, member in zip(piece.model_params, members, strict=True):
-                    if param in self._where:
-                        raise ShardingError(f"two pieces of one rank hold parts of {names[param]!r}")
-                    self._where[param] = ParamState(part, index, None if is_param else member)
+                    found.setdefault(param, []).append(ParamState(part, index, None if is_param else member))
+        self._where: dict[torch.nn.Parameter, State] = {
+            param: states[0] if len(states) == 1 else JoinedState(states) for param, states in found.items()
+        }
 
     def cut_names(self) -> tuple[str, ...]:
         """Return the parameters of which this rank steps a part only, or nothing while another rank does."""
@@ -158,9 +179,7 @@ class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
 
     def _stepped_elements(self, param: torch.nn.Parameter) -> int:
         found = self._where.get(param)
-        if found is None:
-            return 0
-        return param.numel() if found.member is None else found.member[1].numel
+        return 0 if found is None else found.numel
 
     def __getitem__(self, param: torch.nn.Parameter) -> MutableMapping[str, Any]:
         found = self._where.get(param)

@@ -161,15 +161,25 @@ class StepPipeline(TorchSurface):
         Returns:
             True.
         """
-        for part in self.parts:
-            part.step()
-        self._sync_params([part for part in self.parts if part.overlapped is None])
+        self.step_and_start_sync()
+        self.finish_param_sync()
         return True
 
-    def _sync_params(self, not_begun: Sequence[OptimizerPart]) -> None:
+    @torch.no_grad()
+    def step_and_start_sync(self) -> None:
+        """Step with the collected gradients, and begin to bring parameters to the ranks that need them."""
+        for part in self.parts:
+            part.step()
+            if part.overlapped is None:
+                self._start_sync(part)
+
+    def _start_sync(self, part: OptimizerPart) -> None:
         with stage(self.config, "params-all-gather"):
-            for part in not_begun:
-                part.sharded.start_param_sync()
+            part.sharded.start_param_sync()
+
+    def finish_param_sync(self) -> None:
+        """Return when parameters are up to date, or when the forward pass will wait for them."""
+        with stage(self.config, "params-all-gather"):
             for part in self.parts:
                 part.sharded.finish_param_sync()
 
@@ -245,4 +255,6 @@ class StepPipeline(TorchSurface):
         with torch.no_grad():
             switched = [part.switch_mode(name) for part in self.parts]
             if any(switched):
-                self._sync_params(self.parts)
+                for part in self.parts:
+                    self._start_sync(part)
+                self.finish_param_sync()

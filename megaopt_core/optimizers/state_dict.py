@@ -9,9 +9,9 @@ import torch
 from attrs import define, field
 
 from megaopt_core.errors import StateDictError
+from megaopt_core.optimizers.joined_state import JoinedState
 from megaopt_core.optimizers.live_state import ParamState
 from megaopt_core.optimizers.precision import MAIN_PARAM
-from megaopt_core.params.parts import local_box
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers.base import MegatronOptimizer
@@ -199,7 +199,12 @@ def _load_param(
     optimizer: MegatronOptimizer, param: torch.nn.Parameter, values: Mapping[str, Any], is_fresh: bool
 ) -> None:
     present = optimizer.state[param]
-    if is_fresh and isinstance(present, ParamState) and present.member is None and _are_zero(values):
+    if (
+        is_fresh
+        and isinstance(present, (ParamState, JoinedState))
+        and present.member is None
+        and _are_zero(values)
+    ):
         present.start_anew()
         values = {key: value for key, value in values.items() if key == MAIN_PARAM}
     for key, value in values.items():
@@ -211,9 +216,10 @@ def _load_param(
                 present[key] = value
         else:
             present[key] = torch.as_tensor(value)
-    if isinstance(present, ParamState) and values.get(MAIN_PARAM) is None:
+    if isinstance(present, (ParamState, JoinedState)) and values.get(MAIN_PARAM) is None:
         # A plain optimizer's state: the model's parameter is the only value there is.
-        present.take_model(param, local_box(optimizer.routing, optimizer.names[param]))
+        entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
+        present.take_model(param, None if entry is None else entry.box)
 
 
 def _are_zero(values: Mapping[str, Any]) -> bool:

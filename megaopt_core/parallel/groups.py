@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ProcessGroupCollection", "is_distributed", "rank_in", "size_of"]
+__all__ = ["AXES", "ProcessGroupCollection", "is_distributed", "rank_in", "size_of"]
+
+AXES = ("pp", "dp", "dp_replicate", "tp", "ep", "expert_dp", "expert_dp_replicate", "expert_tp")
+"""The axes that ranks stand on: data-parallel ones share an optimizer out, `*_replicate` count whole copies of it."""
 
 _MESH_DIMS = ("tp", "pp", "cp", "dp", "ep")
 
@@ -239,6 +242,34 @@ class ProcessGroupCollection:
         if is_expert:
             return self.intra_expt_dp if self.intra_expt_dp is not None else self.expt_dp
         return self.intra_dp_cp if self.intra_dp_cp is not None else self.dense_dp
+
+    def of_axis(self, axis: str) -> ProcessGroup | None:
+        """Return the group of the ranks along an axis of the world; None where there is one rank only.
+
+        Args:
+            axis: one of :data:`AXES`; any other axis has one rank.
+        """
+        groups = {
+            "pp": self.pp,
+            "dp": self.shard_group(),
+            "dp_replicate": self.inter_dist_opt,
+            "tp": self.tp,
+            "ep": self.ep,
+            "expert_dp": self.shard_group(is_expert=True),
+            "expert_dp_replicate": self.inter_expt_dist_opt,
+            "expert_tp": self.tensor_parallel(is_expert=True),
+        }
+        return groups.get(axis)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Number of ranks along each of :data:`AXES`."""
+        return {axis: size_of(self.of_axis(axis)) for axis in AXES}
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """Where this rank stands on each of :data:`AXES`."""
+        return {axis: rank_in(self.of_axis(axis)) for axis in AXES}
 
     def sharded_stats_group(self, *, is_expert: bool = False) -> ProcessGroup | None:
         """Return the group over which norms of a sharded optimizer's pieces add up to those of the whole model.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from megaopt_core.config import OptimizerConfig
 from megaopt_core.constructor import constructor_defaults, constructor_kwargs, constructor_parameters
@@ -18,7 +18,8 @@ from megaopt_core.params.groups import GroupKey, split_override
 from megaopt_core.params.inventory import InventoryItem
 from megaopt_core.params.matching import Match
 from megaopt_core.params.overrides import OVERRIDE_FIELDS, ParamGroupOverride, param_group_override_to_tuple
-from megaopt_core.params.specs import Granularity
+from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.params.views import MatrixView
 from megaopt_core.registry import get_registry
 
 __all__ = ["Assigner", "Assignment"]
@@ -32,8 +33,6 @@ class Assignment:
     override: ParamGroupOverride
     matched: tuple[str, ...]
     reason: str
-    granularity: Granularity
-    cost: float
 
 
 @define
@@ -72,10 +71,7 @@ class Assigner:
             settings=tuple(sorted(settings.items())),
             override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
         )
-        shape = item.part.box[1]
-        return Assignment(
-            key, match.override, match.reasons, reason, entry.granularity, entry.step_cost(shape)
-        )
+        return Assignment(key, match.override, match.reasons, reason)
 
     def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
         why = item.decision.reason
@@ -111,10 +107,12 @@ class Assigner:
             refusal = refused_again
 
     def _refusal(self, name: str, item: InventoryItem) -> str | None:
-        accepts = get_registry().optimizer(name).accepts
-        if accepts is None:
+        entry = get_registry().optimizer(name)
+        if entry.accepts is None:
             return None
-        return accepts(item.spec(name, 0, Granularity.TENSOR, 0.0), item.decision.view)
+        # What it costs is not known of a parameter that may not be accepted.
+        spec = item.spec(name, 0, evolve(entry, step_cost=_no_cost))
+        return entry.accepts(spec, item.decision.view)
 
     def _split(
         self, name: str, entry: OptimizerEntry, match: Match, param: str
@@ -141,7 +139,7 @@ class Assigner:
 
     @staticmethod
     def strategy_of(config: OptimizerConfig, optimizer: str) -> str:
-        """Return the name of the strategy that shards an optimizer: the configured one, or its companion.
+        """Return the name of the strategy that shards an optimizer: the configured one, or its fallback.
 
         Args:
             config: the run's configuration.
@@ -156,17 +154,25 @@ class Assigner:
         strategy = registry.strategy(name)
         if granularity in strategy.granularities:
             return name
-        companion = strategy.companion
-        if companion is None or granularity not in registry.strategy(companion).granularities:
+        fallback = strategy.fallback
+        if fallback is None or granularity not in registry.strategy(fallback).granularities:
             raise ConfigurationError(
                 f"sharding={name!r} cannot shard {optimizer!r} (granularity {granularity.value}) "
                 "and names no strategy that can",
                 setting="sharding",
                 value=name,
             )
-        warnings.warn(
-            f"{optimizer!r} steps whole tensors: it is sharded with {companion!r}, not with {name!r}",
-            UserWarning,
-            stacklevel=4,
-        )
-        return companion
+        if granularity is not Granularity.ELEMENT:
+            warnings.warn(
+                f"{optimizer!r} steps {_UNITS[granularity]}: it is sharded with {fallback!r}, not with {name!r}",
+                UserWarning,
+                stacklevel=5,
+            )
+        return fallback
+
+
+_UNITS = {Granularity.TENSOR: "whole tensors", Granularity.GROUP: "all of a group together"}
+
+
+def _no_cost(spec: ParamSpec, view: MatrixView | None) -> float:
+    return 0.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
+from megaopt_core.entries import OptimizerEntry
 from megaopt_core.errors import RoutingError
 from megaopt_core.parallel.groups import ProcessGroupCollection
 from megaopt_core.params.names import NamedParam, named_params, unwrap
 from megaopt_core.params.parts import LogicalPart, logical_part
 from megaopt_core.params.role_rules import infer_roles
 from megaopt_core.params.roles import Role, RoleDecision
-from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.params.specs import ParamSpec
 from megaopt_core.params.views import MatrixView
 from megaopt_core.registry import get_registry
 
@@ -65,29 +66,32 @@ class InventoryItem:
         """Class name of the module that owns it."""
         return type(self.named.owners[0][1]).__name__
 
-    def spec(self, optimizer: str, group: int, granularity: Granularity, cost: float) -> ParamSpec:
+    def spec(self, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
         """Return the parameter as pure data.
 
         Args:
             optimizer: name of the optimizer that steps it.
             group: index of its group.
-            granularity: of the optimizer.
-            cost: work of one step.
+            entry: of the optimizer: how finely its work may be cut, and what it supports.
         """
-        return ParamSpec(
+        spec = ParamSpec(
             name=self.name,
             shape=self.part.shape,
-            box=self.part.box,
             dtype=self.param.dtype,
             grad_dtype=self.param.dtype,
             optimizer=optimizer,
             group=group,
-            granularity=granularity,
-            cost=cost,
+            granularity=entry.granularity,
+            cost=0.0,
+            alignment=entry.alignment,
+            view=self.decision.view,
+            placements=self.part.placements,
             is_expert=self.is_expert,
             shared_embedding=bool(getattr(self.param, "shared_embedding", False)),
-            dp_placements=self.part.dp_placements,
+            splits=entry.split_step is not None,
+            takes_peers=entry.supports_peers,
         )
+        return evolve(spec, cost=entry.step_cost(spec, self.decision.view))
 
 
 @define

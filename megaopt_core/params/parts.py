@@ -6,19 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from attrs import evolve, frozen
+from attrs import Factory, frozen
 
-from megaopt_core.errors import RoutingError, ShardingError
-from megaopt_core.parallel.groups import ProcessGroupCollection, rank_in, size_of
-from megaopt_core.params.specs import Box, Shard, whole
+from megaopt_core.errors import RoutingError
+from megaopt_core.parallel.groups import AXES, ProcessGroupCollection, rank_in, size_of
+from megaopt_core.params.specs import AxisPlacement, Box, RankCoordinates, whole
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.tensor.placement_types import Placement
 
-    from megaopt_core.params.routing import Routing
-
-__all__ = ["LogicalPart", "is_dtensor", "local_box", "local_tensor", "logical_part", "shard_elements"]
+__all__ = ["LogicalPart", "is_dtensor", "local_tensor", "logical_part"]
 
 
 @frozen
@@ -26,18 +23,20 @@ class LogicalPart:
     """A rank's part of a logical tensor.
 
     Args:
-        shape: of the logical tensor over all tensor-parallel ranks.
+        shape: of the logical tensor over all ranks that hold parts of it.
         box: this rank's part of `shape`.
+        placements: how each axis divides the logical tensor, in the order of cutting.
+        coordinates: where this rank stands on these axes.
         tensor_parallel: it is cut over the tensor-parallel group, not the same on all its ranks.
         partition_dim: dimension that tensor parallelism cuts; -1 for none.
-        dp_placements: of a DTensor: `(placement, mesh size)` of every mesh dimension that is not tensor parallel.
     """
 
     shape: tuple[int, ...]
     box: Box
+    placements: tuple[AxisPlacement, ...] = ()
+    coordinates: RankCoordinates = Factory(dict)
     tensor_parallel: bool = False
     partition_dim: int = -1
-    dp_placements: tuple[tuple[Placement, int], ...] = ()
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -72,14 +71,21 @@ def logical_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollecti
     Raises:
         RoutingError: the attributes do not fit the shape, or a DTensor has a placement that cannot be stepped.
     """
-    group = pgs.tensor_parallel(is_expert=not getattr(param, "allreduce", True))
+    is_expert = not getattr(param, "allreduce", True)
     if is_dtensor(param):
-        return _by_placements(param, name, group)
-    return _by_attributes(param, name, group)
+        return _by_placements(param, name, pgs, is_expert)
+    return _by_attributes(param, name, pgs, is_expert)
 
 
-def _by_attributes(param: torch.Tensor, name: str, group: ProcessGroup | None) -> LogicalPart:
-    shape = tuple(param.shape)
+def _tensor_axis(is_expert: bool) -> str:
+    return "expert_tp" if is_expert else "tp"
+
+
+def _by_attributes(
+    param: torch.Tensor, name: str, pgs: ProcessGroupCollection, is_expert: bool
+) -> LogicalPart:
+    shape, axis = tuple(param.shape), _tensor_axis(is_expert)
+    group = pgs.of_axis(axis)
     if not getattr(param, "tensor_model_parallel", False):
         return LogicalPart(shape, whole(shape))
     dim = int(getattr(param, "partition_dim", -1))
@@ -95,90 +101,66 @@ def _by_attributes(param: torch.Tensor, name: str, group: ProcessGroup | None) -
         raise RoutingError(
             f"parameter {name!r} has partition_stride={stride}; only 1 is supported", names=[name]
         )
-    full = tuple(extent * size_of(group) if axis == dim else extent for axis, extent in enumerate(shape))
-    offsets = tuple(rank_in(group) * extent if axis == dim else 0 for axis, extent in enumerate(shape))
-    return LogicalPart(full, (offsets, shape), tensor_parallel=True, partition_dim=dim)
+    full = tuple(extent * size_of(group) if each == dim else extent for each, extent in enumerate(shape))
+    placement = AxisPlacement(axis, size_of(group), dim=dim)
+    return LogicalPart(
+        full,
+        placement.part(whole(full), rank_in(group)),
+        (placement,),
+        {axis: rank_in(group)},
+        tensor_parallel=True,
+        partition_dim=dim,
+    )
 
 
-def _by_placements(param: Any, name: str, group: ProcessGroup | None) -> LogicalPart:
+def _by_placements(param: Any, name: str, pgs: ProcessGroupCollection, is_expert: bool) -> LogicalPart:
     shape, mesh = tuple(param.shape), param.device_mesh
-    part = LogicalPart(shape, whole(shape))
-    others: list[tuple[Placement, int]] = []
+    tensor_axis = _tensor_axis(is_expert)
+    cut_by_tensor, partition_dim = False, -1
+    placements: list[tuple[int, AxisPlacement]] = []
+    coordinates = {}
     for mesh_dim, placement in enumerate(param.placements):
         ranks = mesh.size(mesh_dim)
-        if not _is_over(mesh, mesh_dim, group):
-            others.append((placement, ranks))
-        elif placement.is_shard():
+        axis = _axis_of(mesh, mesh_dim, pgs, is_expert)
+        coordinates[axis] = mesh.get_local_rank(mesh_dim)
+        if _is_cut(placement):
             dim = placement.dim % len(shape)
-            box = _chunk(shape, dim, ranks, mesh.get_local_rank(mesh_dim))
-            part = LogicalPart(shape, box, tensor_parallel=True, partition_dim=dim)
+            placements.append((_order(placement, mesh_dim), AxisPlacement(axis, ranks, dim=dim)))
+            if axis == tensor_axis:
+                cut_by_tensor, partition_dim = True, dim
         elif not placement.is_replicate():
             raise RoutingError(
-                f"parameter {name!r} is a DTensor with the placement {placement!r} over the {ranks} tensor-parallel "
-                "ranks; allowed are Shard and Replicate",
+                f"parameter {name!r} is a DTensor with the placement {placement!r} over the {ranks} ranks of {axis!r}; "
+                "allowed are Shard and Replicate",
                 names=[name],
             )
-    return evolve(part, dp_placements=tuple(others))
-
-
-def _is_over(mesh: Any, mesh_dim: int, group: ProcessGroup | None) -> bool:
-    """Return whether a mesh dimension is a process group of several ranks, in the same order."""
-    if group is None or group.size() == 1 or mesh.size(mesh_dim) != group.size():
-        return False
-    return dist.get_process_group_ranks(mesh.get_group(mesh_dim)) == dist.get_process_group_ranks(group)
-
-
-def _chunk(shape: tuple[int, ...], dim: int, count: int, index: int) -> Box:
-    """Return the box of one of `count` chunks along a dimension, as `torch.chunk` cuts: later ones may be shorter."""
-    length = -(-shape[dim] // count)
-    start, stop = min(index * length, shape[dim]), min((index + 1) * length, shape[dim])
-    offsets = tuple(start if axis == dim else 0 for axis in range(len(shape)))
-    return offsets, tuple(stop - start if axis == dim else extent for axis, extent in enumerate(shape))
-
-
-def local_box(routing: Routing | None, name: str) -> Box | None:
-    """Return the part of a parameter that a rank's model holds; None where nobody has said it.
-
-    Args:
-        routing: of the model; None for optimizers that were wrapped by hand.
-        name: of the parameter.
-    """
-    entry = None if routing is None else routing.params.get(name)
-    return None if entry is None else entry.spec.box
-
-
-def shard_elements(local: torch.Tensor, shard: Shard, box: Box | None = None) -> torch.Tensor:
-    """Return a shard's elements, flat; a view where the memory allows it.
-
-    Args:
-        local: what the model holds of the parameter; not a DTensor.
-        shard: which elements: a range inside a box, which may be smaller than `local`.
-        box: the part of the logical tensor that `local` is; None: the whole of it or the shard's own box, which the
-            shape tells.
-
-    Raises:
-        ShardingError: `local` does not hold them, or its shape does not tell which part it is.
-
-    Example:
-        >>> import torch
-        >>> from megaopt_core.params.specs import Shard
-        >>> shard = Shard("w", shape=(4, 2), box=((2, 0), (2, 2)), start=1, stop=4)
-        >>> shard_elements(torch.arange(8).view(4, 2), shard)
-        tensor([5, 6, 7])
-    """
-    held = tuple(local.shape)
-    if box is None or box[1] != held:
-        box = whole(shard.shape) if held == shard.shape else shard.box
-    offsets, sizes = shard.box
-    starts = [offset - first for offset, first in zip(offsets, box[0], strict=True)]
-    inside = box[1] == held and all(
-        start >= 0 and start + size <= extent for start, size, extent in zip(starts, sizes, held, strict=True)
+    ordered = tuple(placement for _, placement in sorted(placements, key=lambda entry: entry[0]))
+    box = whole(shape)
+    for each in ordered:
+        box = each.part(box, coordinates[each.axis])
+    return LogicalPart(
+        shape, box, ordered, coordinates, tensor_parallel=cut_by_tensor, partition_dim=partition_dim
     )
-    if not inside:
-        raise ShardingError(
-            f"the box {shard.box} of {shard.name!r} is not in the model's tensor of shape {held}, of the whole shape "
-            f"{shard.shape}"
-        )
-    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-        local = local.narrow(dim, start, size)
-    return local.reshape(-1)[shard.start : shard.stop]
+
+
+def _is_cut(placement: Placement) -> bool:
+    """Return whether a placement cuts; `is_shard()` is False for the strided shards that fully_shard makes."""
+    return placement.is_shard() or hasattr(placement, "split_factor")
+
+
+def _order(placement: Placement, mesh_dim: int) -> int:
+    """Return when a mesh dimension cuts: a strided shard, which `fully_shard` makes of what is cut already, last."""
+    strided = getattr(placement, "split_factor", 1) > 1
+    return mesh_dim + (1 << 16 if strided else 0)
+
+
+def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: bool) -> str:
+    """Return the axis of the world that a mesh dimension is: one with the same ranks, else its own name."""
+    mine = dist.get_process_group_ranks(mesh.get_group(mesh_dim))
+    names = [_tensor_axis(is_expert), "expert_dp" if is_expert else "dp", *AXES]
+    for name in names:
+        group = pgs.of_axis(name)
+        if group is not None and len(mine) > 1 and dist.get_process_group_ranks(group) == mine:
+            return name
+    named = mesh.mesh_dim_names
+    return f"mesh.{named[mesh_dim] if named else mesh_dim}"

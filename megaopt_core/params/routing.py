@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import frozen
+from attrs import Factory, frozen
 
 from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
@@ -26,7 +26,7 @@ from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.matching import STANDARD, OverrideSet, raise_unmatched
 from megaopt_core.params.overrides import ParamGroupOverride
 from megaopt_core.params.roles import RoleDecision
-from megaopt_core.params.specs import ParamSpec
+from megaopt_core.params.specs import Box, ParamSpec, RankCoordinates, Shard
 from megaopt_core.params.standard import get_standard_config_overrides
 from megaopt_core.registry import get_registry
 
@@ -46,6 +46,7 @@ class ParamRoute:
     Args:
         spec: the parameter as pure data; `spec.name` is its globally unique canonical name.
         chunk: index of its model chunk.
+        box: this rank's part of `spec.shape`.
         aliases: other names of the same tensor.
         decision: its role, view and the reason for them.
         override: the combined override.
@@ -61,6 +62,7 @@ class ParamRoute:
 
     spec: ParamSpec
     chunk: int
+    box: Box
     aliases: tuple[str, ...]
     decision: RoleDecision
     override: ParamGroupOverride
@@ -78,6 +80,16 @@ class ParamRoute:
         """The globally unique canonical name."""
         return self.spec.name
 
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's tensor."""
+        return self.box[1]
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of the logical tensor."""
+        return self.spec.part(self.box)
+
 
 @frozen
 class Routing:
@@ -89,6 +101,8 @@ class Routing:
         children: the optimizers, in their one order.
         frozen: names of the parameters that do not train.
         grad_norm_groups: names of the separate gradient norms of all ranks, sorted.
+        axes: number of ranks along each axis of the world.
+        rank: this rank's coordinates on these axes.
     """
 
     params: Mapping[str, ParamRoute]
@@ -96,6 +110,8 @@ class Routing:
     children: tuple[ChildSpec, ...]
     frozen: tuple[str, ...] = ()
     grad_norm_groups: tuple[str, ...] = ()
+    axes: Mapping[str, int] = Factory(dict)
+    rank: RankCoordinates = Factory(dict)
 
     def names_of(self, group: int) -> tuple[str, ...]:
         """Return the names of this rank's parameters in a group.
@@ -215,7 +231,8 @@ def route(
         norm_groups=frozenset(name for told in gathered for name in told.norm_groups),
     )
     raise_unmatched(overrides, everyone.matched, mine.inventory.names())
-    return _assemble(config, mine, order_children(everyone.keys, config.optimizer), everyone.norm_groups)
+    ordered = order_children(everyone.keys, config.optimizer)
+    return _assemble(config, mine, ordered, everyone.norm_groups, pgs)
 
 
 def _route_this_rank(
@@ -247,23 +264,34 @@ def _route_this_rank(
 
 
 def _assemble(
-    config: OptimizerConfig, mine: _Rank, ordered: Sequence[GroupKey], norm_groups: Iterable[str]
+    config: OptimizerConfig,
+    mine: _Rank,
+    ordered: Sequence[GroupKey],
+    norm_groups: Iterable[str],
+    pgs: ProcessGroupCollection,
 ) -> Routing:
-    strategies = {key.optimizer: Assigner.strategy_of(config, key.optimizer) for key in ordered}
+    used = dict.fromkeys(key.optimizer for key in ordered)
+    entries = {name: get_registry().optimizer(name) for name in used}
+    strategies = {name: Assigner.strategy_of(config, name) for name in used}
     groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
     index = {key: position for position, key in enumerate(ordered)}
     params = {}
+    axes, rank = pgs.axes, pgs.coordinates
     for item in mine.inventory.trainable:
         given = mine.assignments[item.name]
+        optimizer = given.key.optimizer
+        axes.update((placement.axis, placement.size) for placement in item.part.placements)
+        rank.update(item.part.coordinates)
         params[item.name] = ParamRoute(
-            spec=item.spec(given.key.optimizer, index[given.key], given.granularity, given.cost),
+            spec=item.spec(optimizer, index[given.key], entries[optimizer]),
             chunk=item.chunk,
+            box=item.part.box,
             aliases=item.aliases,
             decision=item.decision,
             override=given.override,
             matched=given.matched,
             reason=given.reason,
-            strategy=strategies[given.key.optimizer],
+            strategy=strategies[optimizer],
             module_type=item.module_type,
             shared=item.shared,
             tensor_parallel=item.part.tensor_parallel,
@@ -271,4 +299,12 @@ def _assemble(
             grad_norm_group=item.grad_norm_group,
         )
     frozen_names = tuple(item.name for item in mine.inventory.frozen)
-    return Routing(params, groups, children_of(ordered, strategies), frozen_names, tuple(sorted(norm_groups)))
+    return Routing(
+        params,
+        groups,
+        children_of(ordered, strategies),
+        frozen_names,
+        tuple(sorted(norm_groups)),
+        axes,
+        rank,
+    )

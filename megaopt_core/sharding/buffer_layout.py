@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from megaopt_core.params.specs import ParamSpec
+from megaopt_core.params.specs import DEFAULT_ALIGNMENT, ParamSpec
 from megaopt_core.sharding.layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
 PARAM_ALIGNMENT = 64
 """Elements that the start of a parameter is aligned to in a buffer that is sharded."""
 
-SHARD_ALIGNMENT = 8
-"""Elements that the cuts between ranks are aligned to: element-wise kernels give the same bits on both sides."""
+SHARD_ALIGNMENT = DEFAULT_ALIGNMENT
+"""Elements that the cuts between ranks are aligned to, where no optimizer asks for more."""
 
 _BUCKET_ALIGNMENT = 128
 _HIGH_BANDWIDTH_ALIGNMENT = 2**16
@@ -58,24 +58,26 @@ class BufferRules:
     bucket_alignment: int = 1
 
     @classmethod
-    def sharded(cls, shards: int, options: LayoutOptions) -> BufferRules:
+    def sharded(cls, shards: int, options: LayoutOptions, alignment: int = SHARD_ALIGNMENT) -> BufferRules:
         """Return the rules of a buffer of which each of `shards` ranks owns an equal part of every bucket.
 
-        Bucket ends are multiples of `lcm(shards, 128)` (and of 2**16 with `pad_buckets`) and such that every rank's
-        part is a multiple of :data:`SHARD_ALIGNMENT` elements.
+        Bucket ends are multiples of `lcm(shards, 128)` (and of 2**16 with `pad_buckets`), and parameters begin and are
+        cut at multiples of the alignment.
 
         Args:
             shards: number of ranks.
             options: bucket size and padding.
+            alignment: elements that cuts are aligned to; at least :data:`SHARD_ALIGNMENT`.
 
         Example:
             >>> BufferRules.sharded(3, LayoutOptions()).bucket_alignment
             384
         """
-        bucket_alignment = math.lcm(shards * SHARD_ALIGNMENT, _BUCKET_ALIGNMENT)
+        cut = math.lcm(SHARD_ALIGNMENT, alignment)
+        bucket_alignment = math.lcm(shards * cut, _BUCKET_ALIGNMENT)
         if options.pad_buckets:
             bucket_alignment = math.lcm(bucket_alignment, _HIGH_BANDWIDTH_ALIGNMENT)
-        return cls(options.bucket_size, PARAM_ALIGNMENT, bucket_alignment)
+        return cls(options.bucket_size, math.lcm(PARAM_ALIGNMENT, cut), bucket_alignment)
 
     @property
     def is_sharded(self) -> bool:
@@ -97,14 +99,14 @@ def lay_out_buffer(specs: Sequence[ParamSpec], rules: BufferRules) -> PerBufferP
     """Return where parameters lie: in reverse order, so that the first bucket is the first whose gradients are ready.
 
     Args:
-        specs: the parameters of one buffer, in model order.
+        specs: the parameters of one buffer, as whole tensors, in model order.
         rules: alignment and bucket size.
 
     Example:
         >>> import torch
-        >>> from megaopt_core.params.specs import Granularity, ParamSpec, whole
+        >>> from megaopt_core.params.specs import Granularity, ParamSpec
         >>> specs = [
-        ...     ParamSpec(name, (n,), whole((n,)), torch.float32, torch.float32, "adam", 0, Granularity.ELEMENT, 1.0)
+        ...     ParamSpec(name, (n,), torch.float32, torch.float32, "adam", 0, Granularity.ELEMENT, 1.0)
         ...     for name, n in (("first", 100), ("last", 7))
         ... ]
         >>> layout = lay_out_buffer(specs, BufferRules.sharded(2, LayoutOptions()))
@@ -148,7 +150,7 @@ def lay_out_buffers(
     """Return the layouts of all buffers, one a key, in the order in which keys first occur.
 
     Args:
-        specs: the parameters, in model order.
+        specs: what a rank has of the parameters, as whole tensors, in model order.
         world: the number of ranks that share each buffer.
         options: bucket size, padding, chunks.
         sharded: every rank owns a part of every bucket; False: every rank keeps all.
@@ -158,8 +160,12 @@ def lay_out_buffers(
         by_key.setdefault(key_of(spec, options.chunk_of.get(spec.name, 0)), []).append(spec)
     layouts = {}
     for key, some in by_key.items():
-        shards = world.expert_data_parallel_size if key.is_expert else world.data_parallel_size
-        rules = BufferRules.sharded(shards, options) if sharded else BufferRules(options.bucket_size)
+        alignment = math.lcm(*(spec.alignment for spec in some))
+        rules = (
+            BufferRules.sharded(world.size(some[0].data_axis), options, alignment)
+            if sharded
+            else BufferRules(options.bucket_size)
+        )
         layouts[key] = lay_out_buffer(some, rules)
     return layouts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,16 +10,17 @@ from attrs import define, frozen
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params.parts import is_dtensor, local_tensor
-from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece, finish_grad_sync, gradient_of
-from megaopt_core.sharding.layout import (
-    BufferKey,
-    GradReduction,
-    LayoutOptions,
-    PerBufferParamLayout,
-    PieceSpec,
-    World,
+from megaopt_core.params.specs import Granularity, ParamSpec, RankCoordinates
+from megaopt_core.sharding.base import (
+    LiveModel,
+    ParamLayout,
+    Piece,
+    ShardedParams,
+    ShardingStrategy,
+    finish_grad_sync,
+    gradient_of,
 )
+from megaopt_core.sharding.layout import LayoutOptions, PieceSpec, World
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,32 +32,26 @@ __all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams"]
 
 @frozen
 class ReplicatedLayout:
-    """One piece per parameter, all that a rank holds of it; no buffers."""
+    """One piece per parameter: all that a rank holds of it."""
 
     specs: tuple[ParamSpec, ...]
 
-    @property
-    def buffers(self) -> Mapping[BufferKey, PerBufferParamLayout]:
-        """None: parameters keep their own memory."""
-        return {}
-
-    @property
-    def reduction(self) -> Mapping[BufferKey, GradReduction]:
-        """None: whoever wraps the model reduces gradients."""
-        return {}
-
-    def pieces(self, dp_rank: int = 0, expert_dp_rank: int = 0) -> tuple[PieceSpec, ...]:
-        """Return one piece per parameter, whatever the rank.
+    def pieces(self, rank: RankCoordinates) -> tuple[PieceSpec, ...]:
+        """Return one piece for each parameter that a rank has.
 
         Args:
-            dp_rank: not used.
-            expert_dp_rank: not used.
+            rank: its coordinates.
         """
-        return tuple(PieceSpec(spec.group, spec.local_shape, ((0, spec.shard()),)) for spec in self.specs)
+        pieces = []
+        for spec in self.specs:
+            shard = spec.shard(rank)
+            if shard.numel or not spec.numel:
+                pieces.append(PieceSpec(spec.group, shard.box[1], ((0, shard),)))
+        return tuple(pieces)
 
 
 @define
-class ReplicatedParams:
+class ReplicatedParams(ShardedParams):
     """Live pieces that are the model's parameters themselves; of DTensors, the local tensors.
 
     Args:
@@ -75,6 +70,9 @@ class ReplicatedParams:
         for piece in self.pieces:
             (param,) = piece.model_params
             piece.grad = gradient_of(param) if param is piece.param else _local_gradient(param)
+
+    def take_model_values(self) -> None:
+        """Nothing to bring: the pieces are the model's memory."""
 
     def start_param_sync(self) -> None:
         """Nothing to bring: every rank has stepped everything."""
@@ -110,13 +108,15 @@ def _stepped_in_place(param: torch.nn.Parameter) -> torch.nn.Parameter:
     return torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
 
 
+_MODEL_AXES = ("tp", "expert_tp", "ep", "pp")
+
+
 @frozen
-class Replicated:
+class Replicated(ShardingStrategy):
     """Every data-parallel rank steps every parameter; gradients are expected to be reduced already."""
 
     name: str = "replicated"
     granularities: frozenset[Granularity] = frozenset(Granularity)
-    companion: str | None = None
 
     def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
         """Return why a DTensor cannot be stepped where it is, None when it can; every other parameter can.
@@ -125,12 +125,12 @@ class Replicated:
             param: the live parameter.
             spec: the same as pure data.
         """
-        for placement, ranks in spec.dp_placements:
-            if ranks > 1 and not placement.is_replicate():
+        for placement in spec.dividing:
+            if placement.axis not in _MODEL_AXES:
                 return (
-                    f"it is a DTensor with the placement {placement!r} over {ranks} ranks that are not tensor "
-                    "parallel. pg_collection says which are: a DeviceMesh with a dimension 'tp'. What fully_shard has "
-                    "cut needs another sharding strategy"
+                    f"it is a DTensor that is cut along dimension {placement.dim} over the {placement.size} ranks of "
+                    f"{placement.axis!r}, which are not tensor parallel. pg_collection says which are: a DeviceMesh "
+                    "with a dimension 'tp'. What fully_shard has cut needs another sharding strategy"
                 )
         if spec.granularity is Granularity.TENSOR and (cut := _uneven_cut(param)):
             return f"{spec.optimizer!r} steps whole matrices, but {cut}"
@@ -141,7 +141,7 @@ class Replicated:
 
         Args:
             specs: the parameters, in model order.
-            world: not used.
+            world: not looked at.
             options: the buffers that the model is wrapped in.
 
         Raises:
@@ -174,7 +174,7 @@ class Replicated:
         """
         wanted = set(groups)
         pieces = []
-        for spec in layout.pieces(0, 0):
+        for spec in layout.pieces(model.rank):
             if spec.group in wanted:
                 param = model.params[spec.members[0][1].name]
                 pieces.append(Piece(spec, _stepped_in_place(param), (param,)))

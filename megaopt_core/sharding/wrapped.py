@@ -17,6 +17,7 @@ from megaopt_core.registry import get_registry
 from megaopt_core.sharding.base import ParamLayout
 from megaopt_core.sharding.layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
 from megaopt_core.sharding.ownership import require_partition
+from megaopt_core.sharding.stage_specs import specs_of_stage
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -169,12 +170,15 @@ def strategy_layouts(
     Raises:
         OwnershipError: a layout leaves elements of a parameter to no rank, or gives them to more than one.
     """
-    world = World(size_of(pgs.shard_group()), size_of(pgs.shard_group(is_expert=True)))
+    world = World(routing.axes)
     chunk_of = {name: entry.chunk for name, entry in routing.params.items() if entry.chunk}
     options = LayoutOptions(buffers=buffers, chunk_of=chunk_of)
+    mine = [entry.spec for entry in routing.params.values()]
+    stage = specs_of_stage(mine, pgs, routing.rank, world)
+    strategy_of = {child_group: child.strategy for child in routing.children for child_group in child.groups}
     layouts = {}
     for strategy in dict.fromkeys(child.strategy for child in routing.children):
-        specs = [entry.spec for entry in routing.params.values() if entry.strategy == strategy]
+        specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
         layout = get_registry().strategy(strategy).layout(specs, world, options)
         require_partition(strategy, layout, specs, world)
         layouts[strategy] = layout

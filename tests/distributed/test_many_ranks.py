@@ -36,13 +36,13 @@ owned = dict.fromkeys(routing.params, 0)
 per_rank = []
 for rank in range(RANKS):
     elements = 0
-    for piece in layout.pieces(rank, rank):
+    for piece in layout.pieces({"dp": rank}):
         for _, shard in piece.members:
             owned[shard.name] += shard.numel
             elements += shard.numel
     per_rank.append(elements)
 assert owned == {name: entry.spec.numel for name, entry in routing.params.items()}
-(buffer,) = layout.buffers.values()
+(buffer,) = layout.buffers({}).values()
 assert all((high - low) % (RANKS * 8) == 0 for low, high in buffer.buckets)
 assert max(per_rank) <= buffer.numel // RANKS
 print(len(buffer.buckets), "buckets", round(time.monotonic() - begun, 1), "seconds")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from megaopt_distributed.strategy import Distributed
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params.specs import Granularity, ParamSpec, whole
+from megaopt_core.params.specs import Granularity, ParamSpec
 from megaopt_core.sharding.buffer_layout import SHARD_ALIGNMENT, lay_out_buffers
 from megaopt_core.sharding.layout import LayoutOptions, World
 
@@ -17,7 +17,6 @@ def spec(name, shape, *, group=0, dtype=torch.float32, is_expert=False, shared_e
     return ParamSpec(
         name,
         shape,
-        whole(shape),
         dtype,
         dtype,
         "adam",
@@ -47,7 +46,9 @@ def models(draw):
     ]
 
 
-WORLDS = st.builds(World, st.integers(1, 9), st.integers(1, 5))
+WORLDS = st.builds(
+    lambda dense, expert: World({"dp": dense, "expert_dp": expert}), st.integers(1, 9), st.integers(1, 5)
+)
 SIZES = st.one_of(st.none(), st.integers(1, 2000))
 
 
@@ -66,13 +67,13 @@ def test_every_element_is_owned_once(specs, world, bucket_size, in_buffers):
     layout = layout_of(specs, world, bucket_size, in_buffers=in_buffers)
     owned = {one.name: torch.zeros(one.numel, dtype=torch.int32) for one in specs}
     experts = {one.name for one in specs if one.is_expert}
-    for dp_rank in range(world.data_parallel_size):
-        for piece in layout.pieces(dp_rank, -1):
+    for dp_rank in range(world.size("dp")):
+        for piece in layout.pieces({"dp": dp_rank}):
             for _, shard in piece.members:
                 if shard.name not in experts:
                     owned[shard.name][shard.start : shard.stop] += 1
-    for expert_rank in range(world.expert_data_parallel_size):
-        for piece in layout.pieces(-1, expert_rank):
+    for expert_rank in range(world.size("expert_dp")):
+        for piece in layout.pieces({"expert_dp": expert_rank}):
             for _, shard in piece.members:
                 if shard.name in experts:
                     owned[shard.name][shard.start : shard.stop] += 1
@@ -86,9 +87,9 @@ def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_
     layout = layout_of(specs, world, bucket_size, in_buffers=in_buffers)
     groups = {one.name: one.group for one in specs}
     sizes = {one.name: one.numel for one in specs}
-    for rank in range(max(world.data_parallel_size, world.expert_data_parallel_size)):
-        dense, expert = rank % world.data_parallel_size, rank % world.expert_data_parallel_size
-        for piece in layout.pieces(dense, expert):
+    for rank in range(max(world.size("dp"), world.size("expert_dp"))):
+        dense, expert = rank % world.size("dp"), rank % world.size("expert_dp")
+        for piece in layout.pieces({"dp": dense, "expert_dp": expert}):
             key, start, stop = piece.buffer
             shards = layout.shards(key)
             mine = expert if key.is_expert else dense
@@ -97,7 +98,7 @@ def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_
                 <= start
                 < stop
                 <= low + (mine + 1) * (high - low) // shards
-                for low, high in layout.buffers[key].buckets
+                for low, high in layout.buffers({})[key].buckets
             ]
             assert inside.count(True) == 1
             assert {groups[shard.name] for _, shard in piece.members} == {piece.group}
@@ -116,17 +117,17 @@ def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_
 def test_gathering_restores_every_parameter(specs, world, bucket_size):
     """What ranks write into their pieces is, put together in buffers, what the parameters hold."""
     layout = layout_of(specs, world, bucket_size, in_buffers=True)
-    flat = {key: torch.full((buffer.numel,), -1.0) for key, buffer in layout.buffers.items()}
+    flat = {key: torch.full((buffer.numel,), -1.0) for key, buffer in layout.buffers({}).items()}
     values = {one.name: torch.arange(one.numel, dtype=torch.float32) for one in specs}
     for key, memory in flat.items():
         for rank in range(layout.shards(key)):
-            for piece in layout.pieces(rank, rank):
+            for piece in layout.pieces({"expert_dp" if key.is_expert else "dp": rank}):
                 where, start, _ = piece.buffer
                 if where == key:
                     for offset, shard in piece.members:
                         begin = start + offset
                         memory[begin : begin + shard.numel] = values[shard.name][shard.start : shard.stop]
-    for key, buffer in layout.buffers.items():
+    for key, buffer in layout.buffers({}).items():
         for name, (start, stop) in buffer.param_ranges.items():
             assert torch.equal(flat[key][start:stop], values[name])
 
@@ -134,7 +135,7 @@ def test_gathering_restores_every_parameter(specs, world, bucket_size):
 def test_neighbours_of_one_group_are_one_piece() -> None:
     """Aligned parameters are fused; one of an odd size ends its run, and so does another group."""
     specs = [spec("d", (64,), group=1), spec("c", (7,)), spec("b", (128,)), spec("a", (64, 2))]
-    run, other = layout_of(specs, World(1), None, in_buffers=True).pieces(0, 0)
+    run, other = layout_of(specs, World(), None, in_buffers=True).pieces({})
     assert [shard.name for _, shard in run.members] == ["a", "b", "c"]
     assert run.shape == (128 + 128 + 7,)
     assert (other.group, other.shape) == (1, (64,))

@@ -14,7 +14,7 @@ from megaopt_muon.plugin import megaopt_api, megaopt_optimizer_entries
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params.specs import Granularity, ParamSpec, whole
+from megaopt_core.params.specs import Granularity, ParamSpec
 from megaopt_core.params.views import MatrixView
 
 ENTRIES = megaopt_optimizer_entries()
@@ -22,9 +22,7 @@ ENTRIES = megaopt_optimizer_entries()
 
 def spec(shape):
     """Return a parameter of this shape as pure data."""
-    return ParamSpec(
-        "w", shape, whole(shape), torch.float32, torch.float32, "muon", 0, Granularity.TENSOR, 1.0
-    )
+    return ParamSpec("w", shape, torch.float32, torch.float32, "muon", 0, Granularity.TENSOR, 1.0)
 
 
 def config(**changes):
@@ -68,10 +66,15 @@ def test_the_rest_falls_back_to_the_scalar_optimizer():
 
 
 def test_step_cost_follows_the_iteration():
-    """The cost grows with the larger dimension and the square of the smaller; experts add up."""
-    cost = ENTRIES["muon"].step_cost
-    assert cost((8, 16)) == cost((16, 8)) == 2 * 5 * 16 * 64
-    assert cost((3, 8, 16)) == 3 * cost((8, 16))
+    """It grows with the larger dimension and the square of the smaller; experts, pieces and kernels are matrices."""
+
+    def cost(shape, view):
+        return ENTRIES["muon"].step_cost(spec(shape), view)
+
+    assert cost((8, 16), MatrixView()) == cost((16, 8), MatrixView()) == 2 * 5 * 16 * 64
+    assert cost((3, 8, 16), MatrixView(batch_dims=1)) == 3 * cost((8, 16), MatrixView())
+    assert cost((48, 16), MatrixView(split_sizes=(16, 16, 16))) == 3 * cost((16, 16), MatrixView())
+    assert cost((64, 64, 3, 3), MatrixView()) == 2 * 5 * 576 * 64**2 == 23_592_960
 
 
 def test_listing_entries_imports_no_algorithm():

@@ -3,15 +3,14 @@
 Not a product: it shows that a strategy whose parameters are DTensors needs nothing but the protocol.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, frozen
 from torch.distributed.tensor import DTensor
 
 from megaopt_core import Granularity, ParamSpec, ShardingStrategy, hookimpl
-from megaopt_core.sharding.base import LiveModel, Piece
+from megaopt_core.sharding.base import LiveModel, Piece, ShardedParams
 from megaopt_core.sharding.layout import PieceSpec
 
 megaopt_api = "1"
@@ -22,25 +21,15 @@ class RowLayout:
     """Rank `r` of `n` has rows `[r * ceil(rows / n), ...)` of every parameter, as `torch.chunk` cuts."""
 
     specs: Sequence[ParamSpec]
-    ranks: int
-    buffers: Mapping = field(factory=dict)
-    reduction: Mapping = field(factory=dict)
 
-    def pieces(self, dp_rank, expert_dp_rank):
+    def pieces(self, rank):
         """Return the rows of a rank, without parameters of which it has none."""
-        found = []
-        for spec in self.specs:
-            rows, width = spec.shape[0], math.prod(spec.shape[1:])
-            height = -(-rows // self.ranks)
-            start, stop = min(dp_rank * height, rows), min((dp_rank + 1) * height, rows)
-            if start < stop:
-                shape = (stop - start, *spec.shape[1:])
-                found.append(PieceSpec(spec.group, shape, ((0, spec.shard(start * width, stop * width)),)))
-        return found
+        shards = [(spec.shard(rank), spec.group) for spec in self.specs]
+        return [PieceSpec.of(shard, group) for shard, group in shards if shard.numel]
 
 
 @define(eq=False)
-class LocalRows:
+class LocalRows(ShardedParams):
     """Live pieces that are the local tensors of DTensors; FSDP2 reduces and gathers by itself."""
 
     pieces: Sequence[Piece]
@@ -52,6 +41,9 @@ class LocalRows:
             grad = piece.model_params[0].grad
             piece.grad = None if grad is None else grad.to_local()
 
+    def take_model_values(self):
+        """Nothing to do: pieces are the local tensors."""
+
     def start_param_sync(self):
         """Nothing to do: the forward pass gathers."""
 
@@ -60,30 +52,28 @@ class LocalRows:
 
 
 @frozen
-class FSDP2:
+class FSDP2(ShardingStrategy):
     """Steps the local shards of `fully_shard`ed parameters."""
 
     name: str = "fsdp2"
     granularities: frozenset[Granularity] = frozenset({Granularity.ELEMENT})
-    companion: str | None = None
 
     def refuse(self, param, spec):
         """Take parameters that are sharded by rows over one mesh dimension."""
         if not isinstance(param, DTensor):
             return "it is no DTensor; call fully_shard on the model first"
-        if len(spec.dp_placements) != 1 or not spec.dp_placements[0][0].is_shard(0):
-            return f"its placements are {spec.dp_placements}, not one Shard(0)"
+        if [placement.dim for placement in spec.dividing] != [0]:
+            return f"it is divided by {spec.dividing}, not by one axis along dimension 0"
         return None
 
     def layout(self, specs, world, options):
         """Return who has which rows."""
-        return RowLayout(tuple(specs), world.data_parallel_size)
+        return RowLayout(tuple(specs))
 
     def attach(self, layout, model: LiveModel, pgs, groups, *, is_expert=False):
         """Return this rank's rows."""
         pieces = []
-        group = pgs.shard_group()
-        for spec in layout.pieces(group.rank(), 0):
+        for spec in layout.pieces(model.rank):
             if spec.group in groups:
                 param = model.params[spec.members[0][1].name]
                 pieces.append(Piece(spec, torch.nn.Parameter(param.detach().to_local()), (param,)))

@@ -6,7 +6,6 @@ in memory of its own.
 
 import random
 from contextlib import contextmanager, nullcontext
-from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -17,7 +16,7 @@ from megaopt_core import hookimpl
 from megaopt_core.parallel.groups import is_distributed
 from megaopt_core.params.specs import Granularity
 from megaopt_core.sharding import wrapped
-from megaopt_core.sharding.base import Piece
+from megaopt_core.sharding.base import ShardedParams, ShardingStrategy
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_core.testing import temporary_plugin
 
@@ -28,11 +27,8 @@ class CutLayout:
     ranks: int
     seed: int
 
-    buffers: ClassVar = {}
-    reduction: ClassVar = {}
-
-    def pieces(self, dp_rank, expert_dp_rank):
-        found = []
+    def pieces(self, rank):
+        found, dp_rank = [], rank.get("dp", 0)
         for group in sorted({spec.group for spec in self.specs}):
             chance = random.Random(f"{self.seed} {group}")  # noqa: S311 - the same on every rank
             specs = [spec for spec in self.specs if spec.group == group]
@@ -44,7 +40,7 @@ class CutLayout:
             for spec in specs:
                 start, stop = max(low - at, 0), min(high - at, spec.numel)
                 if start < stop:
-                    members.append((size, spec.shard(start, stop)))
+                    members.append((size, spec.shard(rank, start, stop)))
                     size += stop - start
                 at += spec.numel
             if members:
@@ -53,9 +49,10 @@ class CutLayout:
 
 
 @define
-class CutParams:
+class CutParams(ShardedParams):
     pieces: list
     model: object
+    live: object
     stats_group = None
 
     def collect_grads(self):
@@ -66,6 +63,10 @@ class CutParams:
                     for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
                 ]
             )
+
+    def take_model_values(self):
+        for piece in self.pieces:
+            self.live.fill(piece)
 
     def start_param_sync(self):
         """Every element has one owner: the others send zeros."""
@@ -83,7 +84,7 @@ class CutParams:
 
 
 @frozen
-class RandomCuts:
+class RandomCuts(ShardingStrategy):
     """Args: name; seed of the cuts; ranks: None means those of the world."""
 
     name: str
@@ -91,29 +92,16 @@ class RandomCuts:
     ranks: int | None = None
     rank: int | None = None
     granularities = frozenset({Granularity.ELEMENT})
-    companion = "replicated"
-
-    def refuse(self, param, spec):
-        return None
+    fallback = "replicated"
 
     def layout(self, specs, world, options):
-        return CutLayout(tuple(specs), self.ranks or world.data_parallel_size, self.seed)
+        return CutLayout(tuple(specs), self.ranks or world.size("dp"), self.seed)
 
     def attach(self, layout, model, pgs, groups, *, is_expert=False):
         rank = self.rank if self.rank is not None else (dist.get_rank() if is_distributed() else 0)
-        pieces = []
-        for spec in layout.pieces(rank, rank):
-            if spec.group in groups:
-                params = tuple(model.params[shard.name] for _, shard in spec.members)
-                flat = torch.cat(
-                    [
-                        param.detach().reshape(-1)[shard.start : shard.stop]
-                        for param, (_, shard) in zip(params, spec.members, strict=True)
-                    ]
-                )
-                pieces.append(Piece(spec, torch.nn.Parameter(flat), params))
+        pieces = [model.new_piece(spec) for spec in layout.pieces({"dp": rank}) if spec.group in groups]
         mine = {spec.name: model.params[spec.name] for spec in layout.specs if spec.group in groups}
-        return CutParams(pieces, mine)
+        return CutParams(pieces, mine, model)
 
 
 class CutPlugin:

@@ -1,7 +1,6 @@
 """A sharding strategy whose pieces are row blocks with memory of their own: sub-boxes of what the model holds."""
 
 from contextlib import contextmanager
-from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -10,7 +9,7 @@ from attrs import define, frozen
 from megaopt_core import hookimpl
 from megaopt_core.params.specs import Granularity, Shard
 from megaopt_core.sharding import wrapped
-from megaopt_core.sharding.base import Piece
+from megaopt_core.sharding.base import ShardedParams, ShardingStrategy
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_core.testing import temporary_plugin
 
@@ -20,11 +19,8 @@ class BlockLayout:
     specs: tuple
     ranks: int
 
-    buffers: ClassVar = {}
-    reduction: ClassVar = {}
-
-    def pieces(self, dp_rank, expert_dp_rank):
-        found = []
+    def pieces(self, rank):
+        found, dp_rank = [], rank.get("dp", 0)
         for spec in self.specs:
             rows = spec.shape[0]
             first, last = rows * dp_rank // self.ranks, rows * (dp_rank + 1) // self.ranks
@@ -37,14 +33,19 @@ class BlockLayout:
 
 
 @define
-class BlockParams:
+class BlockParams(ShardedParams):
     pieces: list
+    model: object
     stats_group = None
 
     def collect_grads(self):
         for piece in self.pieces:
             (param,) = piece.model_params
             piece.grad = _rows(param.grad, piece.spec)
+
+    def take_model_values(self):
+        for piece in self.pieces:
+            self.model.fill(piece)
 
     def start_param_sync(self):
         for piece in self.pieces:
@@ -62,29 +63,21 @@ def _rows(tensor, spec):
 
 
 @frozen
-class RowBlocks:
+class RowBlocks(ShardingStrategy):
     """Args: ranks, and which of them this process is."""
 
     ranks: int
     rank: int
     name = "blocks"
     granularities = frozenset({Granularity.ELEMENT})
-    companion = "replicated"
-
-    def refuse(self, param, spec):
-        return None
+    fallback = "replicated"
 
     def layout(self, specs, world, options):
         return BlockLayout(tuple(specs), self.ranks)
 
     def attach(self, layout, model, pgs, groups, *, is_expert=False):
-        pieces = []
-        for spec in layout.pieces(self.rank, self.rank):
-            if spec.group in groups:
-                param = model.params[spec.members[0][1].name]
-                memory = torch.nn.Parameter(_rows(param.detach(), spec).clone())
-                pieces.append(Piece(spec, memory, (param,)))
-        return BlockParams(pieces)
+        pieces = [model.new_piece(spec) for spec in layout.pieces({"dp": self.rank}) if spec.group in groups]
+        return BlockParams(pieces, model)
 
 
 class BlockPlugin:

@@ -96,4 +96,4 @@ def test_layouts_are_cut_inside_parameters():
     members = [shard for part in optimizer.parts for piece in part.pieces for _, shard in piece.spec.members]
     assert any(not shard.is_whole for shard in members)
     assert len(members) > 2
-    assert CutLayout((), 1, 0).pieces(0, 0) == []
+    assert CutLayout((), 1, 0).pieces({}) == []

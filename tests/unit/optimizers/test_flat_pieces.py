@@ -1,5 +1,6 @@
 """Pieces that hold several parameters: the pipeline, state and loading see each member."""
 
+import copy
 import io
 import math
 
@@ -9,7 +10,7 @@ from attrs import frozen
 from torch import nn
 
 from megaopt_core import ConstantGradScaler, OptimizerConfig
-from megaopt_core.errors import ShardingError, UnsupportedOperationError
+from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers.base import MegatronOptimizer
 from megaopt_core.optimizers.counting import Counting
 from megaopt_core.optimizers.full_precision import Fp32
@@ -17,15 +18,15 @@ from megaopt_core.optimizers.inner import init_inner_state
 from megaopt_core.optimizers.main_params import MainParams
 from megaopt_core.optimizers.precision_aware import ParamRemainders
 from megaopt_core.optimizers.state_dict import export_state_dict
-from megaopt_core.params.specs import Granularity, ParamSpec, whole
-from megaopt_core.sharding.base import Piece
+from megaopt_core.params.specs import Granularity, ParamSpec
+from megaopt_core.sharding.base import LiveModel, Piece, ShardedParams
 from megaopt_core.sharding.layout import PieceSpec
 
 PADDING = 3
 
 
 @frozen
-class Flat:
+class Flat(ShardedParams):
     """One flat piece over both parameters, three elements of padding between them, the second without its last row."""
 
     pieces: list[Piece]
@@ -37,6 +38,10 @@ class Flat:
         piece.grad = torch.zeros_like(piece.param)
         for (offset, shard), param in zip(piece.spec.members, self.params, strict=True):
             piece.grad[offset : offset + shard.numel] = param.grad.reshape(-1)[shard.start : shard.stop]
+
+    def take_model_values(self) -> None:
+        (piece,) = self.pieces
+        LiveModel([], dict(zip("ab", self.params, strict=True))).fill(piece)
 
     def start_param_sync(self) -> None:
         (piece,) = self.pieces
@@ -62,10 +67,8 @@ def _specs(params: list[nn.Parameter]) -> PieceSpec:
     members, offset = [], 0
     for name, param, rows in (("a", params[0], 4), ("b", params[1], 4)):
         shape = tuple(param.shape)
-        spec = ParamSpec(
-            name, shape, whole(shape), param.dtype, param.dtype, "x", 0, Granularity.ELEMENT, 0.0
-        )
-        shard = spec.shard(0, rows * shape[1])
+        spec = ParamSpec(name, shape, param.dtype, param.dtype, "x", 0, Granularity.ELEMENT, 0.0)
+        shard = spec.shard({}, 0, rows * shape[1])
         members.append((offset, shard))
         offset += shard.numel + PADDING
     return PieceSpec(0, (offset,), tuple(members))
@@ -230,24 +233,75 @@ def test_overflow_in_a_member_skips_the_piece() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, params, strict=True))
 
 
-def test_one_parameter_in_two_pieces_is_refused() -> None:
-    """State would have two homes."""
-    weight = nn.Parameter(torch.ones(4, 3))
-    spec = ParamSpec("a", (4, 3), whole((4, 3)), weight.dtype, weight.dtype, "x", 0, Granularity.ELEMENT, 0.0)
-    halves = [
-        (nn.Parameter(torch.ones(6)), spec.shard(0, 6)),
-        (nn.Parameter(torch.ones(6)), spec.shard(6, 12)),
-    ]
-    pieces = [Piece(PieceSpec(0, (6,), ((0, shard),)), memory, (weight,)) for memory, shard in halves]
-    inner = torch.optim.SGD([memory for memory, _ in halves])
+@pytest.mark.parametrize("rows", [False, True])
+def test_one_parameter_in_two_pieces_has_one_state(rows) -> None:
+    """Two ranges, or two boxes: state is read joined, and what is assigned or loaded reaches both."""
+    weight = nn.Parameter(torch.arange(12.0).view(4, 3))
+    dtype = weight.dtype
+    spec = ParamSpec("a", (4, 3), dtype, dtype, "x", 0, Granularity.ELEMENT, 0.0)
+    shards = [spec.shard({}, 0, 6), spec.shard({}, 6, 12)]
+    if rows:
+        shards = [spec.part(((0, 0), (4, 2))), spec.part(((0, 2), (4, 1)))]
+    model = LiveModel([], {"a": weight})
+    pieces = [model.new_piece(PieceSpec.of(shard, 0)) for shard in shards]
     precision = Fp32()
-    with pytest.raises(ShardingError, match="two pieces of one rank hold parts of 'a'"):
-        MegatronOptimizer(
-            inner,
-            precision,
-            Flat(pieces, [weight]),
-            config=OptimizerConfig(),
-            param_groups=[{"params": [weight]}],
-            names={weight: "a"},
-            stepped=precision.attach(pieces),
-        )
+    stepped = precision.attach(pieces)
+    inner = torch.optim.SGD(stepped, lr=1.0, momentum=0.5)
+    sharded = Several(pieces, model)
+    optimizer = MegatronOptimizer(
+        inner,
+        precision,
+        sharded,
+        config=OptimizerConfig(clip_grad=0.0),
+        param_groups=[{**inner.param_groups[0], "params": [weight]}],
+        names={weight: "a"},
+        stepped=stepped,
+    )
+    reference = nn.Parameter(weight.detach().clone())
+    whole_one = torch.optim.SGD([reference], lr=1.0, momentum=0.5)
+    for step in range(2):
+        _give([weight, reference], step)
+        reference.grad = weight.grad.clone()
+        optimizer.step()
+        whole_one.step()
+    assert torch.equal(weight, reference)
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    expected = whole_one.state[reference]["momentum_buffer"]
+    if rows:
+        assert torch.equal(momentum, torch.cat([expected[:, :2].reshape(-1), expected[:, 2:].reshape(-1)]))
+    else:
+        assert torch.equal(momentum, expected)
+    assert len(optimizer.state) == 1
+    saved = copy.deepcopy(optimizer.state_dict()) if not optimizer.state.cut_names() else None
+    assert saved is not None
+    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(momentum)
+    assert not any(bool(inner.state[tensor]["momentum_buffer"].any()) for tensor in stepped)
+    optimizer.load_state_dict(saved)
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], momentum)
+
+
+class Several(ShardedParams):
+    """Pieces with memory of their own, of a model in one process."""
+
+    stats_group = None
+
+    def __init__(self, pieces, model):
+        self.pieces, self.model = pieces, model
+
+    def collect_grads(self):
+        for piece in self.pieces:
+            ((_, shard),) = piece.spec.members
+            grad = self.model.grad(shard)
+            piece.grad = None if grad is None else grad.view(piece.param.shape)
+
+    def take_model_values(self):
+        for piece in self.pieces:
+            self.model.fill(piece)
+
+    def start_param_sync(self):
+        for piece in self.pieces:
+            ((_, shard),) = piece.spec.members
+            self.model.store(shard, piece.param.detach())
+
+    def finish_param_sync(self):
+        pass

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megaopt_core.params.specs import Granularity, ParamSpec, whole
+from megaopt_core.params.specs import Granularity, ParamSpec
 from megaopt_core.sharding.buffer_layout import (
     PARAM_ALIGNMENT,
     SHARD_ALIGNMENT,
@@ -21,7 +21,7 @@ from megaopt_core.sharding.layout import BufferKey, LayoutOptions, World
 def spec(name: str, numel: int, **more) -> ParamSpec:
     """Return a flat fp32 parameter as pure data."""
     dtype = torch.float32
-    return ParamSpec(name, (numel,), whole((numel,)), dtype, dtype, "", 0, Granularity.TENSOR, 0.0, **more)
+    return ParamSpec(name, (numel,), dtype, dtype, "", 0, Granularity.TENSOR, 0.0, **more)
 
 
 @given(
@@ -67,9 +67,9 @@ def test_buffers_that_are_not_sharded_have_no_padding() -> None:
 
 def test_there_is_one_buffer_a_kind() -> None:
     """Dtypes, experts and chunks do not share a buffer."""
-    bf16 = ParamSpec("h", (4,), whole((4,)), torch.bfloat16, torch.float32, "", 0, Granularity.TENSOR, 0.0)
+    bf16 = ParamSpec("h", (4,), torch.bfloat16, torch.float32, "", 0, Granularity.TENSOR, 0.0)
     specs = [spec("a", 4), bf16, spec("e", 4, is_expert=True), spec("other", 4)]
-    buffers = lay_out_buffers(specs, World(2, 1), LayoutOptions(chunk_of={"other": 1}))
+    buffers = lay_out_buffers(specs, World({"dp": 2}), LayoutOptions(chunk_of={"other": 1}))
     fp32 = torch.float32
     assert list(buffers) == [
         BufferKey(fp32, fp32),

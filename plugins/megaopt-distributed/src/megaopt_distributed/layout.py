@@ -5,21 +5,32 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from megaopt_core.params.specs import ParamSpec
-from megaopt_core.sharding.layout import BufferKey, GradReduction, PerBufferParamLayout, PieceSpec, World
+from megaopt_core.params.specs import ParamSpec, RankCoordinates
+from megaopt_core.sharding.buffer_layout import lay_out_buffers
+from megaopt_core.sharding.layout import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
 
-__all__ = ["FlatLayout"]
+__all__ = ["FlatLayout", "as_whole"]
 
 type _Placed = tuple[list[int], list[tuple[int, int, ParamSpec]]]
 type _Slice = tuple[int, int, int, ParamSpec]
 """`(start, stop, first, parameter)`: a range of a buffer that lies in a parameter, which begins at `first`."""
 
 
+def as_whole(spec: ParamSpec, rank: RankCoordinates) -> ParamSpec:
+    """Return what a rank has of a parameter, as a parameter that nothing divides.
+
+    Args:
+        spec: the parameter.
+        rank: the rank's coordinates.
+    """
+    return evolve(spec, shape=spec.box(rank)[1], placements=()) if spec.dividing else spec
+
+
 @define(eq=False)
 class FlatLayout:
-    """Every bucket is cut into equal shards, one a rank; a piece is a run of one group inside a shard.
+    """Every bucket is cut into shares, one a rank; a piece is a run of one group inside a share.
 
     A run joins parameters that lie next to each other without padding between them, where `fused` allows it: an inner
     optimizer then makes one call in place of many. A parameter whose size is no multiple of the alignment ends its run,
@@ -27,21 +38,49 @@ class FlatLayout:
 
     Args:
         specs: name to parameter.
-        buffers: where the parameters lie.
-        world: how many ranks share each buffer out.
-        fused: join parameters; False: a piece has one member.
+        world: number of ranks along each axis.
+        options: the buffers that the model is wrapped in, or how memory of our own is divided.
     """
 
     specs: Mapping[str, ParamSpec]
-    buffers: Mapping[BufferKey, PerBufferParamLayout]
     world: World
-    fused: bool
-    _sorted: dict[BufferKey, _Placed] = field(factory=dict, init=False)
+    options: LayoutOptions
+    _buffers: dict[tuple[int, ...], Mapping[BufferKey, PerBufferParamLayout]] = field(
+        factory=dict, init=False
+    )
+    _placed: dict[tuple[BufferKey, tuple[int, ...]], _Placed] = field(factory=dict, init=False)
+    _axes: tuple[str, ...] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        dividing = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
+        self._axes = tuple(sorted(dividing))
 
     @property
-    def reduction(self) -> Mapping[BufferKey, GradReduction]:
-        """Buffers are reduce-scattered where gradients lie in them."""
-        return {key: GradReduction(scatter=self.fused) for key in self.buffers}
+    def fused(self) -> bool:
+        """True where pieces are runs of a wrapped model's buffers; False: slices of one parameter each."""
+        return self.options.buffers is not None
+
+    def _place(self, rank: RankCoordinates) -> tuple[int, ...]:
+        """Return where a rank stands on the axes that divide parameters: others there have parts of other sizes."""
+        return tuple(rank.get(axis, 0) for axis in self._axes)
+
+    def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
+        """Return where a rank's parameters lie.
+
+        Args:
+            rank: its coordinates.
+        """
+        if self.options.buffers is not None:
+            return self.options.buffers
+        place = self._place(rank)
+        if place not in self._buffers:
+            local = [
+                whole
+                for spec in self.specs.values()
+                if (whole := as_whole(spec, rank)).numel or not spec.numel
+            ]
+            self._buffers[place] = lay_out_buffers(local, self.world, self.options)
+        return self._buffers[place]
 
     def shards(self, key: BufferKey) -> int:
         """Return how many ranks share a buffer out.
@@ -49,36 +88,35 @@ class FlatLayout:
         Args:
             key: the buffer.
         """
-        return self.world.expert_data_parallel_size if key.is_expert else self.world.data_parallel_size
+        return self.world.size("expert_dp" if key.is_expert else "dp")
 
-    def groups_of(self, key: BufferKey) -> list[set[int]]:
-        """Return for every bucket of a buffer the groups that have parameters in it, on any rank.
+    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
+        """Return for every bucket of a buffer the groups that have parameters in it, on any rank that shares it.
 
         Args:
             key: the buffer.
+            rank: the coordinates of one of these ranks.
         """
-        buffer = self.buffers[key]
+        buffer = self.buffers(rank)[key]
         groups: list[set[int]] = [set() for _ in buffer.bucket_ends]
         for name, bucket in buffer.bucket_of.items():
             if name in self.specs:
                 groups[bucket].add(self.specs[name].group)
         return groups
 
-    def pieces(self, dp_rank: int, expert_dp_rank: int) -> Sequence[PieceSpec]:
+    def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
         """Return what a rank steps, bucket by bucket.
 
         Args:
-            dp_rank: rank among those that share dense parameters out.
-            expert_dp_rank: rank among those that share expert parameters out.
+            rank: its coordinates.
         """
         found: list[PieceSpec] = []
-        for key, buffer in self.buffers.items():
-            rank = expert_dp_rank if key.is_expert else dp_rank
-            shards, placed = self.shards(key), self._placed(key)
-            for start, stop in buffer.buckets:
-                size = (stop - start) // shards
-                low = start + rank * size
-                found.extend(_piece(key, run) for run in self._runs(_between(placed, low, low + size)))
+        for key, buffer in self.buffers(rank).items():
+            index = rank.get("expert_dp" if key.is_expert else "dp", 0)
+            placed = self._places(key, rank)
+            for bucket in range(len(buffer.bucket_ends)):
+                low, high = buffer.share(bucket, index, self.shards(key))
+                found.extend(_piece(key, run, rank) for run in self._runs(_between(placed, low, high)))
         return found
 
     def _runs(self, slices: Iterable[_Slice]) -> Iterator[list[_Slice]]:
@@ -91,16 +129,17 @@ class FlatLayout:
         if run:
             yield run
 
-    def _placed(self, key: BufferKey) -> _Placed:
+    def _places(self, key: BufferKey, rank: RankCoordinates) -> _Placed:
         """Return where the parameters of a buffer begin, in order, and for each `(first, last, parameter)`."""
-        if key not in self._sorted:
-            ranges = self.buffers[key].param_ranges
+        where = key, self._place(rank)
+        if where not in self._placed:
+            ranges = self.buffers(rank)[key].param_ranges
             places = sorted(
                 ((*ranges[name], self.specs[name]) for name in ranges if name in self.specs),
                 key=lambda place: place[:2],
             )
-            self._sorted[key] = [first for first, _, _ in places], places
-        return self._sorted[key]
+            self._placed[where] = [first for first, _, _ in places], places
+        return self._placed[where]
 
 
 def _between(placed: _Placed, low: int, high: int) -> Iterator[_Slice]:
@@ -115,9 +154,9 @@ def _between(placed: _Placed, low: int, high: int) -> Iterator[_Slice]:
             yield start, stop, first, spec
 
 
-def _piece(key: BufferKey, run: Sequence[_Slice]) -> PieceSpec:
+def _piece(key: BufferKey, run: Sequence[_Slice], rank: RankCoordinates) -> PieceSpec:
     begin, end = run[0][0], run[-1][1]
     members = tuple(
-        (start - begin, spec.shard(start - first, stop - first)) for start, stop, first, spec in run
+        (start - begin, spec.shard(rank, start - first, stop - first)) for start, stop, first, spec in run
     )
     return PieceSpec(run[0][3].group, (end - begin,), members, (key, begin, end))

@@ -65,7 +65,8 @@ class OwnMemory:
         # Moving parameters takes twins apart; which they are is known only before.
         twins = [(entry.param, entry.twins) for chunk in self.model.chunks for entry in named_params(chunk)]
         buckets = []
-        for key, buffer in self.layout.buffers.items():
+        rank = self.model.rank
+        for key, buffer in self.layout.buffers(rank).items():
             params = {name: self.model.params[name] for name in buffer.param_ranges}
             if not params:
                 continue
@@ -76,7 +77,7 @@ class OwnMemory:
             reduction = Reduction(
                 comm, communicator(None, data.device), scatter=False, average=False, factor=1.0
             )
-            for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key), strict=True):
+            for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key, rank), strict=True):
                 bucket = Bucket({}, reduction, param_data=data[start:stop])
                 buckets.append(GatheredBucket(bucket, key, start, frozenset(groups)))
         self.gathering = Gathering(buckets)
@@ -133,13 +134,16 @@ class BufferMemory:
 
     def __attrs_post_init__(self) -> None:
         buckets = []
-        for key in self.layout.buffers:
+        rank = self.model.rank
+        for key, layout in self.layout.buffers(rank).items():
             wrapper: Any = self.model.chunks[key.chunk]
             buffer = wrapper.param_and_grad_buffers[evolve(key, chunk=0)]
             self._params[key], self._grads[key] = buffer.param_data, buffer.grad_data
             overlaps = wrapper.ddp_config.overlap_param_gather
-            starts = [start for start, _ in self.layout.buffers[key].buckets]
-            for bucket, start, groups in zip(buffer.buckets, starts, self.layout.groups_of(key), strict=True):
+            starts = [start for start, _ in layout.buckets]
+            for bucket, start, groups in zip(
+                buffer.buckets, starts, self.layout.groups_of(key, rank), strict=True
+            ):
                 buckets.append(GatheredBucket(bucket, key, start, frozenset(groups), overlaps))
         self.gathering = Gathering(buckets)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from megaopt_core.sharding.base import Piece
+from megaopt_core.sharding.base import Piece, ShardedParams
 from megaopt_core.sharding.layout import PieceSpec
 from megaopt_distributed.memory import Memory
 
@@ -18,7 +18,7 @@ __all__ = ["DistributedParams"]
 
 
 @define(eq=False)
-class DistributedParams:
+class DistributedParams(ShardedParams):
     """Pieces that are slices of flat memory, which all optimizers of the model share.
 
     Args:
@@ -52,6 +52,9 @@ class DistributedParams:
         self.memory.finish_grad_sync()
         for piece in self.pieces:
             piece.grad = self.memory.grad(piece)
+
+    def take_model_values(self) -> None:
+        """Nothing to bring: the pieces are the model's memory."""
 
     def start_param_sync(self) -> None:
         """Begin to gather the buckets of which every optimizer has stepped its part."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
-from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection
+from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
 from megaopt_core.errors import ShardingError
-from megaopt_core.parallel.groups import rank_in
 from megaopt_core.sharding.base import LiveModel, ParamLayout
 from megaopt_core.sharding.buffer_layout import default_bucket_size, lay_out_buffers
-from megaopt_core.sharding.layout import LayoutOptions, World
+from megaopt_core.sharding.layout import FullParamLayout, LayoutOptions, World
 from megaopt_distributed.layout import FlatLayout
 from megaopt_distributed.memory import memory_of
 from megaopt_distributed.params import DistributedParams
 
 __all__ = ["Distributed"]
 
+_MODEL_AXES = ("tp", "expert_tp", "ep", "pp")
+
 
 @frozen
-class Distributed:
+class Distributed(ShardingStrategy):
     """Optimizer states and main parameters are shared out over the data-parallel ranks, element by element.
 
     With megaopt's `DistributedDataParallel(use_distributed_optimizer=True)` gradients are reduce-scattered in buckets
@@ -34,8 +35,10 @@ class Distributed:
 
     name: str = "distributed"
     granularities: frozenset[Granularity] = frozenset({Granularity.ELEMENT})
-    companion: str | None = "layer_wise"
-    honours: frozenset[str] = frozenset({"overlap_param_gather", "overlap_param_gather_with_optimizer_step"})
+    fallback: str | None = "layer_wise"
+    supported_settings: frozenset[str] = frozenset(
+        {"overlap_param_gather", "overlap_param_gather_with_optimizer_step"}
+    )
 
     def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
         """Return why a parameter cannot be cut into flat slices, None when it can.
@@ -46,9 +49,21 @@ class Distributed:
         """
         if type(param.data) is not torch.Tensor:
             return f"it is a {type(param.data).__name__}, which has no flat memory"
-        if spec.dp_placements:
+        if any(placement.axis not in _MODEL_AXES for placement in spec.dividing):
             return "it is sharded over the data-parallel ranks already"
         return None
+
+    def buffers(
+        self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions
+    ) -> FullParamLayout | None:
+        """Return buffers whose buckets can be cut as the optimizers of these parameters allow.
+
+        Args:
+            specs: what this rank has of the parameters, in model order.
+            world: how many ranks share the parameters out.
+            options: bucket size and padding.
+        """
+        return FullParamLayout(lay_out_buffers(specs, world, options))
 
     def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
         """Return who steps what.
@@ -63,17 +78,17 @@ class Distributed:
         """
         by_name = {spec.name: spec for spec in specs}
         if options.buffers is None:
-            size = options.bucket_size or default_bucket_size(world.data_parallel_size)
-            own = LayoutOptions(size, options.pad_buckets, chunk_of=options.chunk_of)
-            return FlatLayout(by_name, lay_out_buffers(specs, world, own), world, fused=False)
+            size = options.bucket_size or default_bucket_size(world.size("dp"))
+            return FlatLayout(by_name, world, evolve(options, bucket_size=size))
         present = {name for buffer in options.buffers.values() for name in buffer.param_ranges}
-        absent = [name for name in by_name if name not in present]
+        here = [spec.name for spec in specs if not any(at.index is not None for at in spec.dividing)]
+        absent = [name for name in here if name not in present]
         if absent:
             raise ShardingError(
                 f"{len(absent)} trainable parameters are not in the buffers of the wrapped model: "
                 f"{', '.join(absent[:5])}; wrap the model after its parameters are chosen to train"
             )
-        return FlatLayout(by_name, options.buffers, world, fused=True)
+        return FlatLayout(by_name, world, options)
 
     def attach(
         self,
@@ -95,7 +110,7 @@ class Distributed:
         """
         if not isinstance(layout, FlatLayout):
             raise ShardingError(f"{self.name!r} cannot attach a {type(layout).__name__}")
-        dense, expert = pgs.shard_group(), pgs.shard_group(is_expert=True)
-        specs = [spec for spec in layout.pieces(rank_in(dense), rank_in(expert)) if spec.group in set(groups)]
+        wanted = set(groups)
+        specs = [spec for spec in layout.pieces(model.rank) if spec.group in wanted]
         stats_group = pgs.sharded_stats_group(is_expert=is_expert)
         return DistributedParams(memory_of(layout, model, pgs), specs, tuple(groups), stats_group)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from megaopt_core.entries import OptimizerEntry
 from megaopt_core.hookspecs import hookimpl
 from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params.views import MATRIX, MatrixView
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 if TYPE_CHECKING:
@@ -41,10 +41,13 @@ def _scalar_optimizer(config: OptimizerConfig) -> str:
     return str(config.muon_scalar_optimizer)
 
 
-def _step_cost(shape: Sequence[int]) -> float:
-    rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) < 3 else (shape[-2], shape[-1])
-    matrices = math.prod(shape) // max(1, rows * columns)
-    return 2.0 * _STEPS * matrices * max(rows, columns) * min(rows, columns) ** 2
+def _step_cost(spec: ParamSpec, view: MatrixView | None) -> float:
+    """Return `2 * steps * max(r, c) * min(r, c)**2`, added up over the matrices of `r` rows and `c` columns."""
+    shapes = (MATRIX if view is None else view).matrix_shapes(spec.shape)
+    return sum(
+        2.0 * _STEPS * math.prod(batch) * max(rows, columns) * min(rows, columns) ** 2
+        for *batch, rows, columns in shapes
+    )
 
 
 def _muon_kwargs(

@@ -25,7 +25,7 @@ from megaopt_core.params.keys import ParamKey
 from megaopt_core.params.names import named_params
 from megaopt_core.params.overrides import ParamGroupOverride
 from megaopt_core.params.routing import ParamRoute, Routing, route
-from megaopt_core.params.specs import ParamInfo, PeerGroup
+from megaopt_core.params.specs import ParamInfo, PeerGroup, RankCoordinates
 from megaopt_core.registry import get_registry
 from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
 from megaopt_core.sharding.layout import Peers
@@ -158,14 +158,14 @@ def optimizer_from_routing(
     """
     params, twins = _live_params(chunks, fqn, routing)
     boxes = {name: entry.box for name, entry in routing.params.items()}
-    model = LiveModel(chunks, params, boxes, routing.rank)
     _require_supported(config, routing)
     require_same_overlap(chunks, config)
     scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
+    model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates})
     layouts = strategy_layouts(routing, pgs, wrapped_buffers(chunks, fqn))
     agree_over_ranks(None, _refusal(routing, params))
-    peer_groups = make_peer_groups(layouts.values(), routing.rank, pgs)
+    peer_groups = make_peer_groups(layouts.values(), model.rank, pgs)
     children = [
         _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler, peer_groups)
         for child in routing.children
@@ -261,7 +261,7 @@ def _build_child(
         stepped=stepped,
         process_groups=pgs,
         grad_scaler=scaler,
-        counting=_counting(routing, layout),
+        counting=_counting(routing, layout, model.rank),
         norm_groups=routing.grad_norm_groups,
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
@@ -296,7 +296,7 @@ def _peer_group(peers: Peers | None, peer_groups: Mapping[tuple[str, int], Proce
 
 def _counting(routing: Routing, layout: ParamLayout) -> dict[str, Counting]:
     experts = {name for name, entry in routing.params.items() if entry.spec.is_expert}
-    copies = duplicated(layout, routing.rank, experts)
+    copies = duplicated(layout, rank, experts)
     return {
         name: Counting(
             counted=not entry.shared and (entry.tensor_parallel or name not in copies),

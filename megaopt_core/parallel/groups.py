@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AXES", "ProcessGroupCollection", "is_distributed", "rank_in", "size_of"]
+__all__ = ["AXES", "ProcessGroupCollection", "communicates", "is_distributed", "rank_in", "size_of"]
 
 AXES = ("pp", "dp", "dp_replicate", "tp", "ep", "expert_dp", "expert_dp_replicate", "expert_tp")
 """The axes that ranks stand on: data-parallel ones share an optimizer out, `*_replicate` count whole copies of it."""
@@ -43,6 +43,15 @@ def rank_in(group: ProcessGroup | None) -> int:
         group: a process group, or None for this process alone.
     """
     return 0 if group is None else group.rank()
+
+
+def communicates(group: ProcessGroup | None) -> bool:
+    """Return whether ranks of a group tell each other anything: not one alone, nor torch's fake process group.
+
+    Args:
+        group: a process group, or None for this process alone.
+    """
+    return size_of(group) > 1 and dist.get_backend(group) != "fake"
 
 
 def _larger_than_one(*groups: ProcessGroup | None) -> list[ProcessGroup]:

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, RoutingError
-from megaopt_core.parallel.groups import is_distributed
+from megaopt_core.parallel.groups import communicates, is_distributed
 from megaopt_core.params.overrides import OVERRIDE_FIELDS
 
 __all__ = ["ChildSpec", "GroupKey", "GroupSpec", "agree_over_ranks", "group_values", "order_children"]
@@ -166,7 +166,7 @@ def agree_over_ranks[T](mine: T, error: MegaoptError | None) -> list[T]:
     Raises:
         MegaoptError: this rank's error, or a :class:`RoutingError` that tells of another rank's.
     """
-    if not is_distributed() or dist.get_world_size() == 1:
+    if not is_distributed() or not communicates(dist.group.WORLD):
         if error is not None:
             raise error
         return [mine]

@@ -292,7 +292,8 @@ class ShardingStrategy(Protocol):
         """Return who steps what: pure, the same on every rank of a pipeline stage.
 
         Args:
-            specs: the parameters of all ranks of the stage, in model order.
+            specs: the parameters of all ranks of the stage, in model order; where `options.buffers` are given, of the
+                ranks that have the same buffers.
             world: number of ranks along each axis.
             options: what else the layout depends on.
         """

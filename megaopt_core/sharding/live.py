@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch.distributed as dist
 
 from megaopt_core.errors import PluginError, ShardingError
-from megaopt_core.parallel.groups import ProcessGroupCollection, is_distributed, size_of
+from megaopt_core.parallel.groups import ProcessGroupCollection, communicates, size_of
 from megaopt_core.params.specs import RankCoordinates
 from megaopt_core.sharding.base import ParamLayout, ShardedParams
 
@@ -105,7 +105,7 @@ def _of_all(mine: set[tuple[str, int]], pgs: ProcessGroupCollection) -> set[tupl
     found = set(mine)
     for axis in ("dp", "expert_dp"):
         group = pgs.of_axis(axis)
-        if is_distributed() and size_of(group) > 1:
+        if communicates(group):
             told: list[set[tuple[str, int]] | None] = [None] * size_of(group)
             dist.all_gather_object(told, found, group=group)
             found |= {entry for some in told if some is not None for entry in some}

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from attrs import evolve, frozen
 
 from megaopt_core.errors import RoutingError
-from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
+from megaopt_core.parallel.groups import ProcessGroupCollection, communicates, size_of
 from megaopt_core.params.specs import AxisPlacement, ParamSpec, RankCoordinates
 from megaopt_core.sharding.layout import World
 
@@ -55,7 +55,7 @@ def specs_of_stage(
 
 def _joined(held: list[_Held], group: Any) -> list[_Held]:
     """Return what all ranks of a group hold, those with the same parameters together."""
-    if size_of(group) == 1:
+    if not communicates(group):
         return held
     told: list[Any] = [None] * size_of(group)
     ranks = [entry.ranks for entry in held]

@@ -170,11 +170,15 @@ def strategy_layouts(
     Raises:
         OwnershipError: a layout leaves elements of a parameter to no rank, or gives them to more than one.
     """
-    world = World(routing.axes)
+    # A routing may have been made before there were process groups.
+    world = World({**routing.axes, **pgs.axes})
     chunk_of = {name: entry.chunk for name, entry in routing.params.items() if entry.chunk}
     options = LayoutOptions(buffers=buffers, chunk_of=chunk_of)
     mine = [entry.spec for entry in routing.params.values()]
-    stage = specs_of_stage(mine, pgs, routing.rank, world)
+    # The buffers are those of this rank, and of the ranks that have the same parameters.
+    stage = (
+        mine if buffers is not None else specs_of_stage(mine, pgs, {**routing.rank, **pgs.coordinates}, world)
+    )
     strategy_of = {child_group: child.strategy for child in routing.children for child_group in child.groups}
     layouts = {}
     for strategy in dict.fromkeys(child.strategy for child in routing.children):

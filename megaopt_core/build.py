@@ -251,6 +251,7 @@ def _build_child(
         process_groups=pgs,
         grad_scaler=scaler,
         counting=_counting(routing, pgs),
+        scalar_states=entry.scalar_states,
         norm_groups=routing.grad_norm_groups,
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,

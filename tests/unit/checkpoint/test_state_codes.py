@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from random_cuts import random_cuts
 from torch import nn
-from training import same, train, values
+from training import make, same, stand_in, train, values
 
 from megaopt_core import (
     BasePrecisionPolicy,
@@ -18,6 +20,7 @@ from megaopt_core import (
 from megaopt_core.checkpoint.codes import coded_runs
 from megaopt_core.checkpoint.manifest import read_manifest, write_manifest
 from megaopt_core.errors import CheckpointMismatchError, PluginError
+from megaopt_core.optimizers.state_codes import decode_state, encode_state
 from megaopt_core.params.specs import Shard, whole
 from megaopt_core.sharding.base import Piece
 from megaopt_core.sharding.layout import PieceSpec
@@ -315,6 +318,42 @@ def test_offers_of_codes_that_cannot_be_are_refused():
         pytest.raises(PluginError, match=r"state code 'acme\.linear8' is given by .*'one'.* and by .*'two'"),
     ):
         BasePrecisionPolicy().decoder(CODE)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_torch_saves_and_loads_a_code(tmp_path, flat):
+    """Through `checkpoint_state`, at the same layout: elements and scales as they were saved."""
+    model, optimizer = build(Linear8(), flat=flat)
+    train(model, optimizer, range(3))
+    other_model, other = build(Linear8(), flat=flat, seed=1)
+    train(other_model, other, range(5, 6))
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save({"optim": optimizer.checkpoint_state()}, checkpoint_id=tmp_path / "last", no_dist=True)
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load({"optim": other.checkpoint_state()}, checkpoint_id=tmp_path / "last", no_dist=True)
+    assert same(stored(optimizer), stored(other))
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_rank_reads_its_part_of_states_with_a_scale(tmp_path, rank):
+    """fp16 moments, cut anywhere: what was decoded is encoded again, with the scale of this rank's own piece."""
+    fewer = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "fp16"}
+    with stand_in(), random_cuts(1, ranks=3, rank=rank):
+        model, optimizer = make(**fewer)
+        train(model, optimizer, range(2))
+        save_checkpoint(tmp_path / "last", model, optimizer)
+        other_model, other = make(seed=1, sharding="cut1", **fewer)
+        load_checkpoint(tmp_path / "last", other_model, other)
+        for part in other.parts:
+            for index, piece in enumerate(part.pieces):
+                found = part.precision.read_state(index, "exp_avg", part.inner.state[part.stepped[index]])
+                expected = torch.zeros(found.numel())
+                for (offset, shard), param in zip(piece.spec.members, piece.model_params, strict=True):
+                    (theirs,) = [p for p in model.parameters() if optimizer.names[p] == shard.name]
+                    whole_state = optimizer.state[theirs]["exp_avg"].reshape(-1)
+                    expected[offset : offset + shard.numel] = whole_state[shard.start : shard.stop]
+                    assert other.names[param] == shard.name
+                assert torch.equal(found, decode_state(*encode_state(expected, torch.float16)))
 
 
 BOXES = [

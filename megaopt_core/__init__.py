@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from megaopt_core.errors import MegaoptError
     from megaopt_core.hookspecs import hookimpl
     from megaopt_core.optimizers.base import MegatronOptimizer
+    from megaopt_core.optimizers.base_policy import BasePrecisionPolicy
     from megaopt_core.optimizers.chained import ChainedOptimizer
     from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler
+    from megaopt_core.optimizers.precision import PrecisionPolicy
     from megaopt_core.optimizers.result import StepResult
+    from megaopt_core.optimizers.state_codes import CodedState, StoredSlice
     from megaopt_core.parallel.groups import ProcessGroupCollection
     from megaopt_core.params.keys import ParamKey, ParamPredicate, ParamWithNamePredicate
     from megaopt_core.params.overrides import (
@@ -52,7 +55,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BasePrecisionPolicy",
     "ChainedOptimizer",
+    "CodedState",
     "ConstantGradScaler",
     "DistributedDataParallel",
     "DistributedDataParallelConfig",
@@ -73,6 +78,7 @@ __all__ = [
     "ParamPredicate",
     "ParamSpec",
     "ParamWithNamePredicate",
+    "PrecisionPolicy",
     "ProcessGroupCollection",
     "Role",
     "Routing",
@@ -80,6 +86,7 @@ __all__ = [
     "ScheduleStyle",
     "ShardingStrategy",
     "StepResult",
+    "StoredSlice",
     "build_optimizer",
     "combine_param_group_overrides",
     "get_megatron_optimizer",
@@ -96,7 +103,9 @@ __all__ = [
 ]
 
 _HOME = {
+    "BasePrecisionPolicy": "optimizers.base_policy",
     "ChainedOptimizer": "optimizers.chained",
+    "CodedState": "optimizers.state_codes",
     "ConstantGradScaler": "optimizers.grad_scaler",
     "DistributedDataParallel": "distributed.data_parallel",
     "DistributedDataParallelConfig": "distributed.config",
@@ -117,6 +126,7 @@ _HOME = {
     "ParamPredicate": "params.keys",
     "ParamSpec": "params.specs",
     "ParamWithNamePredicate": "params.keys",
+    "PrecisionPolicy": "optimizers.precision",
     "ProcessGroupCollection": "parallel.groups",
     "Role": "params.roles",
     "Routing": "params.routing",
@@ -124,6 +134,7 @@ _HOME = {
     "ScheduleStyle": "schedules.styles",
     "ShardingStrategy": "sharding.base",
     "StepResult": "optimizers.result",
+    "StoredSlice": "optimizers.state_codes",
     "build_optimizer": "build",
     "combine_param_group_overrides": "params.overrides",
     "get_megatron_optimizer": "build",

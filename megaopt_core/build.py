@@ -262,6 +262,7 @@ def _build_child(
         process_groups=pgs,
         grad_scaler=scaler,
         counting=_counting(routing, layout, model.rank),
+        scalar_states=entry.scalar_states,
         norm_groups=routing.grad_norm_groups,
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
@@ -294,7 +295,7 @@ def _peer_group(peers: Peers | None, peer_groups: Mapping[tuple[str, int], Proce
     return PeerGroup(peer_groups[peers.axis, peers.size], peers.dim)
 
 
-def _counting(routing: Routing, layout: ParamLayout) -> dict[str, Counting]:
+def _counting(routing: Routing, layout: ParamLayout, rank: RankCoordinates) -> dict[str, Counting]:
     experts = {name for name, entry in routing.params.items() if entry.spec.is_expert}
     copies = duplicated(layout, rank, experts)
     return {

@@ -1,15 +1,16 @@
-"""The core's own plugin: built-in schedules and the replicated strategy, registered through the same hooks."""
+"""The core's own plugin: schedules, the replicated strategy and its own state code, through the same hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from megaopt_core.hookspecs import hookimpl
+from megaopt_core.optimizers.state_codes import SCALED, Decoder, decode_scaled
 from megaopt_core.schedules.styles import BUILTIN_STYLES, ScheduleStyle
 from megaopt_core.sharding.base import ShardingStrategy
 from megaopt_core.sharding.replicated import Replicated
 
-__all__ = ["megaopt_api", "megaopt_schedules", "megaopt_sharding_strategies"]
+__all__ = ["megaopt_api", "megaopt_schedules", "megaopt_sharding_strategies", "megaopt_state_codes"]
 
 megaopt_api = "1"
 
@@ -24,3 +25,9 @@ def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:
 def megaopt_schedules() -> Mapping[str, ScheduleStyle]:
     """Return the built-in styles."""
     return BUILTIN_STYLES
+
+
+@hookimpl
+def megaopt_state_codes() -> Mapping[str, Decoder]:
+    """Return the code of fp16 and fp8 states."""
+    return {SCALED: decode_scaled}

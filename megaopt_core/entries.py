@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from megaopt_core.parallel.groups import ProcessGroupCollection
     from megaopt_core.sharding.split_step import SplitStep
 
-__all__ = ["ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry", "SplitStepFactory"]
+__all__ = ["SCALAR_STATES", "ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry", "SplitStepFactory"]
+
+SCALAR_STATES = frozenset({"step"})
+"""State keys that torch's optimizers keep one number of for every parameter."""
+
+_DTYPE_SETTINGS = {"exp_avg": "exp_avg_dtype", "exp_avg_sq": "exp_avg_sq_dtype"}
 
 type ConfigToKwargs = Callable[
     [OptimizerConfig, Sequence[torch.nn.Module], ProcessGroupCollection | None], Mapping[str, Any]
@@ -42,6 +47,10 @@ def _numel(spec: ParamSpec, view: MatrixView | None) -> float:
 def _alignment(instance: object, attribute: object, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PluginError(f"OptimizerEntry(alignment={value!r}): must be a number of elements, at least 1")
+
+
+def _names(value: Collection[str]) -> frozenset[str]:
+    return frozenset(value)
 
 
 @frozen
@@ -74,11 +83,20 @@ class OptimizerEntry:
         supports_peers: several ranks may step parts of one tensor together; its class finds their process group and
             the dimension that is cut in the `peers` of a tensor's `param_info`.
         state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
+        state_dtype_settings: state key to the setting, of the core or of `settings`, that says in which of them; every
+            key of `state_dtypes` needs one.
+        positive_states: state keys whose values are divided by, such as second moments: storing them in less never
+            rounds a positive value to 0.
+        scalar_states: state keys with one number for a parameter, which is no element of it even where the parameter
+            has a single element too.
         supports_fp16: may step in a model that trains with fp16 mixed precision.
         mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
             `lr / mup_width_mult`.
         description: one line for `megaopt optimizers`.
         example: a line of Python for `megaopt describe`.
+
+    Raises:
+        PluginError: a key of `state_dtypes` has no setting.
 
     Example:
         >>> import torch
@@ -101,10 +119,21 @@ class OptimizerEntry:
     split_step: SplitStepFactory | str | None = None
     supports_peers: bool = False
     state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
+    state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
+    positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_names)
+    scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_names)
     supports_fp16: bool = False
     mup: MupRule | None = None
     description: str = ""
     example: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        unset = sorted(set(self.state_dtypes) - set(self.state_dtype_settings))
+        if unset:
+            raise PluginError(
+                f"state_dtypes has {', '.join(map(repr, unset))}, but state_dtype_settings names no setting for it, "
+                f"only for {', '.join(map(repr, sorted(self.state_dtype_settings))) or 'nothing'}"
+            )
 
     def load_class(self) -> type[torch.optim.Optimizer]:
         """Return the optimizer class, importing it if it is named by a string.

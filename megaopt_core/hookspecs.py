@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.entries import OptimizerEntry
+    from megaopt_core.optimizers.state_codes import Decoder
     from megaopt_core.params.keys import ParamKey
     from megaopt_core.params.overrides import ParamGroupOverride
     from megaopt_core.params.roles import Role
@@ -33,6 +34,7 @@ __all__ = [
     "megaopt_param_overrides",
     "megaopt_schedules",
     "megaopt_sharding_strategies",
+    "megaopt_state_codes",
 ]
 
 hookspec = pluggy.HookspecMarker("megaopt")
@@ -93,6 +95,17 @@ def megaopt_schedules() -> Mapping[str, ScheduleStyle]:  # type: ignore[empty-bo
 
     Returns:
         `{name: ScheduleStyle}`; a style serves the learning rate, weight decay or both.
+    """
+
+
+@hookspec
+def megaopt_state_codes() -> Mapping[str, Decoder]:  # type: ignore[empty-body]
+    """Offer decoders of codes in which precision policies store optimizer states.
+
+    A checkpoint names the code of every state that was stored in one; a run with another policy reads it by this.
+
+    Returns:
+        `{name: decoder}`; a decoder takes a `StoredSlice` and returns its values in fp32, flat.
     """
 
 

@@ -68,10 +68,14 @@ class _WrappedOptimizer(MegatronOptimizer):
             for param in group["params"]
         ]
         stepped = precision.attach(pieces)
-        _replace_params(optimizer, dict(zip((piece.param for piece in pieces), stepped, strict=True)))
+        _replace_params(
+            optimizer,
+            dict(zip((piece.param for piece in pieces), stepped, strict=True)),
+            entry.scalar_states,
+        )
         if init_state_fn is not None or not optimizer.state:
             init_inner_state(optimizer, precision, init_state_fn, config)
-        require_state(config, optimizer)
+        require_state(config, optimizer, entry)
         counting = {name: counting_of(param, pgs) for param, name in names.items()}
         super().__init__(
             optimizer,
@@ -84,6 +88,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             process_groups=pgs,
             grad_scaler=grad_scaler,
             counting=counting,
+            scalar_states=entry.scalar_states,
             norm_groups=_norm_groups(counting.values(), pgs),
         )
         if config.config_logger_dir:
@@ -158,14 +163,16 @@ def _piece_spec(name: str, param: torch.Tensor, group: int) -> PieceSpec:
     return PieceSpec(group, shape, ((0, Shard(name, shape, whole(shape), 0, param.numel())),))
 
 
-def _replace_params(optimizer: torch.optim.Optimizer, stepped: dict[torch.Tensor, torch.Tensor]) -> None:
+def _replace_params(
+    optimizer: torch.optim.Optimizer, stepped: dict[torch.Tensor, torch.Tensor], scalars: frozenset[str]
+) -> None:
     for group in optimizer.param_groups:
         group["params"] = [stepped[param] for param in group["params"]]
     for param, tensor in stepped.items():
         if tensor is not param and param in optimizer.state:
             state: dict[str, Any] = optimizer.state.pop(param)
             optimizer.state[tensor] = {
-                key: value.to(tensor.dtype) if _has_dtype_of(value, param) and key != "step" else value
+                key: value.to(tensor.dtype) if _has_dtype_of(value, param) and key not in scalars else value
                 for key, value in state.items()
             }
 

@@ -170,7 +170,7 @@ def _merge_record(state: dict[str, Any], key: str, record: Mapping[str, Any]) ->
             kind: list(value) if isinstance(value, list) else value for kind, value in record.items()
         }
         return
-    for kind in ("ranges", "objects"):
+    for kind in ("ranges", "objects", "codes"):
         if kind in record and kind in present:
             present[kind] += [entry for entry in record[kind] if entry not in present[kind]]
 

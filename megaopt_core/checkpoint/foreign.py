@@ -128,7 +128,10 @@ def _source(
             name = names[index]
             values = state_dict["state"].get(index, {})
             shape = _shape(name, values, rename, optimizer)
-            records = {key: _record(name, key, value, shape, tensors) for key, value in values.items()}
+            scalars = _scalars(renamed(name, rename), optimizer)
+            records = {
+                key: _record(name, key, value, shape, tensors, scalars) for key, value in values.items()
+            }
             parameters[name] = {"optimizer": None, "group": position, "shape": list(shape), "state": records}
     groups: list[dict[str, Any]] = [{"settings": {}, "configured": {}} for _ in state_dict["param_groups"]]
     manifest = Manifest(optimizer={"parameters": parameters, "groups": groups, "scaler": None})
@@ -139,8 +142,11 @@ def _shape(
     name: str, values: Mapping[str, Any], rename: Rename | None, optimizer: MegatronOptimizer
 ) -> tuple[int, ...]:
     """Return a parameter's shape: what it is here if some state has that, else that of the largest state."""
-    shapes = [tuple(v.shape) for key, v in values.items() if isinstance(v, torch.Tensor) and key != "step"]
     here = renamed(name, rename)
+    scalars = _scalars(here, optimizer)
+    shapes = [
+        tuple(v.shape) for key, v in values.items() if isinstance(v, torch.Tensor) and key not in scalars
+    ]
     for part in optimizer.parts:
         for piece in part.pieces:
             for _, shard in piece.spec.members:
@@ -149,10 +155,25 @@ def _shape(
     return max(shapes, key=math.prod, default=())
 
 
+def _scalars(here: str, optimizer: MegatronOptimizer) -> frozenset[str]:
+    """Return the state keys that are one number for a parameter; all that are in use where another rank steps it."""
+    mine = [
+        part.scalar_states
+        for part in optimizer.parts
+        if any(shard.name == here for piece in part.pieces for _, shard in piece.spec.members)
+    ]
+    return frozenset().union(*(mine or [part.scalar_states for part in optimizer.parts]))
+
+
 def _record(
-    name: str, key: str, value: Any, shape: tuple[int, ...], tensors: dict[str, torch.Tensor]
+    name: str,
+    key: str,
+    value: Any,
+    shape: tuple[int, ...],
+    tensors: dict[str, torch.Tensor],
+    scalars: frozenset[str],
 ) -> dict[str, Any]:
-    if is_elementwise(key, value, torch.empty(shape, device="meta")):
+    if is_elementwise(key, value, shape, scalars):
         tensors[state_key(name, key)] = value.detach()
         return {"tensor": state_key(name, key)}
     if (

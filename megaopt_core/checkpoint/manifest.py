@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
+from megaopt_core.checkpoint.codes import with_named_codes
 from megaopt_core.checkpoint.files import write_durably
 from megaopt_core.checkpoint.folder import HeldFolder
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, CheckpointVersionError
@@ -27,8 +28,8 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT_VERSION = 1
-"""The newest format that is read, and the one that is written."""
+FORMAT_VERSION = 2
+"""The newest format that is read, and the one that is written; 2 names the codes of states."""
 
 MANIFEST = "manifest.json"
 _CHECKSUM = "manifest.sha256"
@@ -216,4 +217,7 @@ def parse_manifest(folder: Path, values: Any) -> Manifest:
             raise CheckpointCorruptError(
                 f"{folder / MANIFEST} names a file outside its folder: {name!r}", path=str(folder)
             )
-    return Manifest(tensors=tensors, **values)
+    if version == 1 and values.get("optimizer"):
+        optimizer = values["optimizer"]
+        values["optimizer"] = {**optimizer, "parameters": with_named_codes(optimizer["parameters"])}
+    return Manifest(tensors=tensors, **{**values, "version": FORMAT_VERSION})

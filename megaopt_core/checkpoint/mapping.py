@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from megaopt_core.checkpoint.sliced import SlicedTensor
 from megaopt_core.checkpoint.values import encode
 from megaopt_core.errors import CheckpointError
 from megaopt_core.optimizers.placeholders import StatePlaceholder, is_placeholder
+from megaopt_core.optimizers.state_codes import CodedState
 from megaopt_core.params.specs import Shard
 
 if TYPE_CHECKING:
@@ -84,6 +86,25 @@ class PieceState:
         """What the precision policy keeps: `main_param`, or nothing."""
         return self.part.precision.extra_state(self.index)
 
+    def is_elementwise(self, key: str, value: Any) -> bool:
+        """Return whether a state has one element for every element of the piece.
+
+        Args:
+            key: the state's key.
+            value: the state.
+        """
+        return is_elementwise(key, value, self.stepped.shape, self.part.scalar_states)
+
+    def coded(self, key: str) -> CodedState | None:
+        """Return how a state is saved that the precision policy stores in a code; None: as it is.
+
+        Args:
+            key: the state's key; without a value it has no code.
+        """
+        precision, state = self.part.precision, self.inner
+        has_code = key in state and precision.is_coded(self.index, key)
+        return precision.coded_state(self.index, key, state) if has_code else None
+
     @property
     def is_whole(self) -> bool:
         """True when the piece is all that this rank's model has of one parameter."""
@@ -102,15 +123,16 @@ def piece_states(optimizer: MegatronOptimizer) -> Iterator[PieceState]:
             yield PieceState(part, index)
 
 
-def is_elementwise(key: str, value: Any, stepped: torch.Tensor) -> bool:
-    """Return whether a state tensor has one element for every element of its piece.
+def is_elementwise(key: str, value: Any, shape: Sequence[int], scalars: Collection[str]) -> bool:
+    """Return whether a state tensor has one element for every element of what is stepped.
 
     Args:
-        key: the state's key; a step count is a number even where the parameter is a scalar too.
+        key: the state's key.
         value: the state.
-        stepped: the tensor that the inner optimizer steps.
+        shape: of the tensor that the inner optimizer steps.
+        scalars: keys that have one number for a parameter, even where the parameter is a scalar too.
     """
-    return isinstance(value, torch.Tensor) and value.shape == stepped.shape and key != "step"
+    return isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape) and key not in scalars
 
 
 def sliced(
@@ -133,8 +155,8 @@ class Collected:
 
     Args:
         tensors: key to tensor: slices of logical tensors, and whole tensors of other shapes.
-        state: parameter name to state key to record: `{"tensor": key}` for slices, `{"ranges": [...]}` for numbers,
-            `{"objects": [...]}` for anything else.
+        state: parameter name to state key to record: `{"tensor": key}` for slices, with `"codes": [...]` where they are
+            stored in a code, `{"ranges": [...]}` for numbers, `{"objects": [...]}` for anything else.
         shapes: parameter name to the shape of the whole parameter.
         fresh: parameters whose state their first step will make.
     """
@@ -162,7 +184,7 @@ class Collected:
             flat: returns them, flat.
         """
         name = state_key(shard.name, key)
-        self.state[shard.name][key] = {"tensor": name}
+        self.state[shard.name].setdefault(key, {})["tensor"] = name
         if shard.numel or 0 in shard.shape:
             self.tensors[name] = _joined(self.tensors.get(name), sliced(shard, dtype, device, flat))
 
@@ -200,7 +222,11 @@ def collect_state(optimizer: MegatronOptimizer, *, with_placeholders: bool = Fal
             collected.fresh.update(names)
             into = Collected(collected.tensors if with_placeholders else {}, {name: {} for name in names})
         for key, value in piece.inner.items():
-            _collect(into, piece, key, value)
+            coded = piece.coded(key)
+            if coded is not None:
+                _collect_coded(into, piece, key, coded)
+            elif not piece.part.precision.is_code(key):
+                _collect(into, piece, key, value)
         for key, value in piece.extra.items():
             for offset, shard in piece.members:
                 flat = _extra_elements(piece, key, offset, shard.numel)
@@ -216,8 +242,22 @@ def _elements(value: torch.Tensor, offset: int, count: int) -> Callable[[], torc
     return lambda: value.detach().reshape(-1)[offset : offset + count]
 
 
+def _collect_coded(collected: Collected, piece: PieceState, key: str, coded: CodedState) -> None:
+    """Add a state in a code: its elements as slices, and with each range of them what decodes it."""
+    for offset, shard in piece.members:
+        start, stop = offset, offset + shard.numel
+        elements = partial(coded.elements, start, stop)
+        collected.add_slice(key, shard, coded.dtype, coded.device, elements)
+        where = (
+            f"{state_key(shard.name, key)}.code@{','.join(map(str, shard.box[0]))}:{shard.start}-{shard.stop}"
+        )
+        encoded = encode(coded.values(start, stop), collected.tensors, where)
+        entry = [*shard.box, shard.start, shard.stop, coded.code, encoded]
+        collected.state[shard.name][key].setdefault("codes", []).append(entry)
+
+
 def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> None:
-    if is_elementwise(key, value, piece.stepped):
+    if piece.is_elementwise(key, value):
         for offset, shard in piece.members:
             collected.add_slice(key, shard, value.dtype, value.device, _elements(value, offset, shard.numel))
         return

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from megaopt_core.checkpoint.mapping import PieceState, is_elementwise, sliced
-from megaopt_core.checkpoint.scalars import distinct_values, ranges_of
+from megaopt_core.checkpoint.codes import CodedRun, coded_runs
+from megaopt_core.checkpoint.mapping import PieceState, sliced
+from megaopt_core.checkpoint.scalars import distinct_values
 from megaopt_core.checkpoint.sources import Request, Source
 from megaopt_core.checkpoint.values import decode, dtype_named
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.optimizers.state_codes import decode_state
+from megaopt_core.optimizers.state_codes import StoredSlice
 from megaopt_core.params.specs import Shard
 
 __all__ = ["MAIN_PARAM", "Member", "PieceRestore"]
@@ -59,6 +61,7 @@ class PieceRestore:
     requests: list[Request] = field(factory=list)
     missing: list[str] = field(factory=list)
     finals: list[Callable[[], None]] = field(factory=list)
+    _places: dict[str, torch.Tensor] = field(factory=dict, init=False)
 
     def plan(self) -> None:
         """Find out what is to be read, and check that it fits; nothing is changed.
@@ -69,7 +72,7 @@ class PieceRestore:
         live = self.piece.inner
         stored = [key for member in self.members for key in member.state]
         for key in dict.fromkeys([*live, *stored]):
-            if key == MAIN_PARAM or self._is_scale(key, live):
+            if key == MAIN_PARAM or (key in live and self.piece.part.precision.is_code(key)):
                 continue
             holders = [member for member in self.members if key in member.state]
             if key in live:
@@ -87,28 +90,32 @@ class PieceRestore:
         elif all(member.is_fresh for member in self.members):
             self.finals.append(self.piece.start_anew)
 
-    def _is_scale(self, key: str, live: Mapping[str, Any]) -> bool:
-        base = key.removesuffix("_scale")
-        return base != key and (base in live or any(base in member.state for member in self.members))
-
     def _plan_key(self, key: str, live: Mapping[str, Any], holders: Sequence[Member]) -> None:
         present = live.get(key)
         if any("objects" in member.state[key] for member in holders):
             self._plan_object(key, present, holders[0])
         elif all("tensor" in member.state[key] for member in holders):
-            scaled = f"{key}_scale" in live or any(f"{key}_scale" in member.state for member in holders)
-            if scaled:
-                self._plan_scaled(key, present, holders)
+            if self._is_coded(key) or any("codes" in member.state[key] for member in holders):
+                self._plan_coded(key, present, holders)
             else:
                 self._plan_elements(key, present, holders)
-        elif is_elementwise(key, present, self.piece.stepped):
+        elif self.piece.is_elementwise(key, present):
             self._mismatch(key, holders[0], "is a number there and has its parameter's shape here")
         else:
             self._plan_number(key, present, holders)
 
-    def _mismatch(self, key: str, member: Member, what: str) -> None:
+    def _mismatch(self, key: str, member: Member, what: str) -> NoReturn:
         name = member.shard.name
         raise CheckpointMismatchError(f"state {key!r} of {name!r} in {self.source.name} {what}", names=[name])
+
+    def _require_elementwise(self, key: str, present: Any, member: Member) -> None:
+        if isinstance(present, torch.Tensor) and not self.piece.is_elementwise(key, present):
+            self._mismatch(
+                key, member, f"has its parameter's shape, here it has shape {tuple(present.shape)}"
+            )
+
+    def _is_coded(self, key: str) -> bool:
+        return self.piece.part.precision.is_coded(self.piece.index, key)
 
     def _new_elements(self, dtype: torch.dtype) -> torch.Tensor:
         stepped = self.piece.stepped
@@ -118,11 +125,7 @@ class PieceRestore:
         return dtype_named(self.source.stored(holders[0].state[key]["tensor"]).dtype)
 
     def _plan_elements(self, key: str, present: Any, holders: Sequence[Member]) -> None:
-        stepped = self.piece.stepped
-        if isinstance(present, torch.Tensor) and not is_elementwise(key, present, stepped):
-            self._mismatch(
-                key, holders[0], f"has its parameter's shape, here it has shape {tuple(present.shape)}"
-            )
+        self._require_elementwise(key, present, holders[0])
         target = present
         if not isinstance(present, torch.Tensor):
             target = self._new_elements(self._stored_dtype(key, holders))
@@ -204,40 +207,58 @@ class PieceRestore:
         else:
             self.finals.append(lambda: self._set(key, value))
 
-    def _plan_scaled(self, key: str, present: Any, holders: Sequence[Member]) -> None:
-        """Plan a state that is kept as `value / scale`, one scale a piece: exactly where that is possible."""
-        stored_dtype = self._stored_dtype(key, holders)
-        raw = self._new_elements(stored_dtype)
-        self._request(raw, [(member, member.state[key]["tensor"]) for member in holders])
-        scale_key = f"{key}_scale"
-        scales: list[tuple[int, int, Any]] = []
+    def _plan_coded(self, key: str, present: Any, holders: Sequence[Member]) -> None:
+        """Plan a state that is or was stored in a code: the precision policy takes the elements and their codes."""
+        if not self._is_coded(key):
+            self._require_elementwise(key, present, holders[0])
+        slices: list[Callable[[], StoredSlice]] = []
         for member in holders:
-            record = member.state.get(scale_key)
-            for start, stop, value in (
-                ranges_of(record, member.shard) if record else [(0, member.shard.numel, 1.0)]
-            ):
-                scales.append((member.offset + start, member.offset + stop, decode(value, _no_tensor)))
-        same = len({float(scale) for _, _, scale in scales}) == 1 and len(holders) == len(self.members)
-        exact = same and isinstance(present, torch.Tensor) and present.dtype == stored_dtype
+            numel, record = member.shard.numel, member.state[key]
+            raw = torch.empty(
+                numel, dtype=self._stored_dtype(key, [member]), device=self.piece.stepped.device
+            )
+            self._request(raw, [(evolve(member, offset=0), record["tensor"])])
+            if "codes" in record:
+                slices += self._coded_slices(key, member, record["codes"], raw)
+            elif numel:
+                slices.append(partial(StoredSlice, member.offset, raw))
+        precision, index = self.piece.part.precision, self.piece.index
+        self.finals.append(
+            lambda: precision.restore_state(index, key, self.piece.inner, [made() for made in slices])
+        )
 
-        def finish() -> None:
-            live = self.piece.inner
-            if exact and scale_key in live:
-                live[key].copy_(raw)
-                live[scale_key].fill_(float(scales[0][2]))
-                return
-            values = torch.zeros(raw.shape, dtype=torch.float32, device=raw.device).view(-1)
-            for start, stop, scale in scales:
-                values[start:stop] = decode_state(
-                    raw.view(-1)[start:stop], torch.as_tensor(scale, device=raw.device)
-                )
-            values = values.view(raw.shape)
-            if key in live:
-                self.piece.part.precision.write_state(self.piece.index, key, live, values)
-            else:
-                live[key] = values
+    def _coded_slices(
+        self, key: str, member: Member, codes: Sequence[Sequence[Any]], raw: torch.Tensor
+    ) -> list[Callable[[], StoredSlice]]:
+        runs = coded_runs(codes, member.shard)
+        if sum(run.stop - run.start for run in runs) != member.shard.numel:
+            self._mismatch(key, member, "lacks what decodes some of its elements")
+        return [self._coded_slice(key, member, run, raw[run.start : run.stop]) for run in runs]
 
-        self.finals.append(finish)
+    def _coded_slice(
+        self, key: str, member: Member, run: CodedRun, elements: torch.Tensor
+    ) -> Callable[[], StoredSlice]:
+        decode_elements = self.piece.part.precision.decoder(run.code)
+        if decode_elements is None:
+            self._mismatch(
+                key,
+                member,
+                f"is stored in the code {run.code!r}, which nothing here reads: a plugin offers it by the hook "
+                "megaopt_state_codes",
+            )
+        values = decode(run.values, self._place)
+        return lambda: StoredSlice(
+            member.offset + run.start, elements, run.code, values, run.first, run.count, decode_elements
+        )
+
+    def _place(self, name: str) -> torch.Tensor:
+        """Return a new tensor into which a stored one will be read, once for all slices that ask for it."""
+        if name not in self._places:
+            stored = self.source.stored(name)
+            device = self.piece.stepped.device
+            self._places[name] = torch.empty(stored.shape, dtype=dtype_named(stored.dtype), device=device)
+            self.requests.append((name, self._places[name]))
+        return self._places[name]
 
 
 def _copy(present: torch.Tensor, value: torch.Tensor) -> None:

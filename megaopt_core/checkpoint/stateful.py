@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.checkpoint.codes import with_named_codes
 from megaopt_core.checkpoint.document import describe_optimizer
-from megaopt_core.checkpoint.manifest import Manifest, StoredTensor
+from megaopt_core.checkpoint.manifest import FORMAT_VERSION, Manifest, StoredTensor
 from megaopt_core.checkpoint.mapping import PREFIX, collect_state, piece_states
 from megaopt_core.checkpoint.ranks import Ranks
 from megaopt_core.checkpoint.restoring import MAIN_PARAM, Member, PieceRestore
@@ -56,7 +57,7 @@ class OptimizerCheckpointState:
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
         state = {key.removeprefix(f"{PREFIX}."): _writable(tensor) for key, tensor in tensors.items()}
-        return {"state": state, _DESCRIPTION: json.dumps(described)}
+        return {"state": state, _DESCRIPTION: json.dumps({"version": FORMAT_VERSION, **described})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what was read into the result of :meth:`state_dict`.
@@ -72,6 +73,8 @@ class OptimizerCheckpointState:
                 f"a checkpoint state has the keys 'state' and {_DESCRIPTION!r}, got {sorted(state_dict)}"
             )
         described = json.loads(state_dict[_DESCRIPTION])
+        if "version" not in described:  # what format 1 did not say
+            described["parameters"] = with_named_codes(described["parameters"])
         tensors = {_full_key(key): tensor for key, tensor in state_dict["state"].items()}
         source = _SliceSource("the checkpoint", Manifest(optimizer=described), tensors)
         records: Mapping[str, Any] = described["parameters"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.entries import SCALAR_STATES
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers.check import WatchedModel
 from megaopt_core.optimizers.counting import Counting
@@ -48,6 +49,7 @@ class MegatronOptimizer(StepPipeline):
         process_groups: the process groups.
         grad_scaler: the loss scaler; None: gradients are not scaled.
         counting: parameter name to how it enters norms.
+        scalar_states: state keys with one number for a parameter, as the optimizer's entry names them.
         norm_groups: names of the separate gradient norms, the same on every rank.
         twins: other parameter objects that share a parameter's memory.
         routing: the routing that this was built for; None for an optimizer that was wrapped by hand.
@@ -66,12 +68,15 @@ class MegatronOptimizer(StepPipeline):
         process_groups: ProcessGroupCollection | None = None,
         grad_scaler: MegatronGradScaler | None = None,
         counting: Mapping[str, Counting] | None = None,
+        scalar_states: frozenset[str] = SCALAR_STATES,
         norm_groups: Sequence[str] = (),
         twins: Twins | None = None,
         routing: Routing | None = None,
     ) -> None:
         groups = list(param_groups)
-        part = OptimizerPart(inner, precision, sharded_params, stepped, groups, config, counting or {})
+        part = OptimizerPart(
+            inner, precision, sharded_params, stepped, groups, config, counting or {}, scalar_states
+        )
         super().__init__(
             [part],
             config=config,

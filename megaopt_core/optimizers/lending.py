@@ -1,16 +1,15 @@
-"""What policies have in common: gradients that are lent for a step, and states that are kept as they are."""
+"""Gradients that stepped tensors have for the time of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from attrs import define, field
 
 from megaopt_core.sharding.base import Piece
 
-__all__ = ["GradLending", "PlainState"]
+__all__ = ["GradLending"]
 
 
 @define
@@ -49,41 +48,3 @@ class GradLending:
         for tensor in self._borrowers:
             tensor.grad = None
         self._borrowers.clear()
-
-
-class PlainState:
-    """States are kept as the inner optimizer makes them."""
-
-    def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
-        """Return the value as it is.
-
-        Args:
-            index: not used.
-            key: its key.
-            state: the inner optimizer's state of the piece.
-        """
-        return state[key]
-
-    def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
-        """Copy a tensor into the one that is there; put anything else in its place.
-
-        Args:
-            index: not used.
-            key: its key.
-            state: the inner optimizer's state of the piece.
-            value: the new value.
-        """
-        present = state.get(key)
-        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
-            with torch.no_grad():
-                present.copy_(value.reshape(present.shape))
-        else:
-            state[key] = value
-
-    def is_code(self, key: str) -> bool:
-        """Return False: nothing is stored in a code.
-
-        Args:
-            key: not used.
-        """
-        return False

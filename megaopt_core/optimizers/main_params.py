@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 from attrs import define, field
 
-from megaopt_core.optimizers.lending import GradLending, PlainState
+from megaopt_core.optimizers.base_policy import BasePrecisionPolicy
+from megaopt_core.optimizers.lending import GradLending
 from megaopt_core.optimizers.precision import LOW_PRECISION, MAIN_PARAM
 from megaopt_core.sharding.base import Piece
 
@@ -15,7 +16,7 @@ __all__ = ["MainParams"]
 
 
 @define
-class MainParams(PlainState):
+class MainParams(BasePrecisionPolicy):
     """An fp32 main copy of every fp16 or bf16 piece is stepped; fp32 pieces are stepped in place.
 
     Args:
@@ -25,7 +26,7 @@ class MainParams(PlainState):
     main_dtype: torch.dtype = torch.float32
     is_mixed: bool = field(default=True, init=False)
     _pieces: Sequence[Piece] = field(factory=list, init=False)
-    _stepped: list[torch.Tensor] = field(factory=list, init=False)
+    _stepped: Sequence[torch.Tensor] = field(factory=list, init=False)
     _lending: GradLending = field(factory=GradLending, init=False)
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
@@ -34,38 +35,14 @@ class MainParams(PlainState):
         Args:
             pieces: this rank's pieces of one inner optimizer.
         """
-        self._pieces = pieces
-        for piece in pieces:
-            stepped = piece.param
-            if piece.param.dtype in LOW_PRECISION:
-                stepped = torch.nn.Parameter(piece.param.detach().to(self.main_dtype, copy=True))
-            self._stepped.append(stepped)
-        return self._stepped
+        super().attach(pieces)
+        self._stepped = [self._main(piece.param) for piece in pieces]
+        return list(self._stepped)
 
-    def grad(self, index: int) -> torch.Tensor | None:
-        """Return the gradient of a stepped tensor.
-
-        Args:
-            index: position of the piece.
-        """
-        return self._stepped[index].grad
-
-    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
-        """Hand over once: everything is stepped together.
-
-        Args:
-            inner: not used.
-            store_all: not used.
-        """
-        yield
-
-    def watched(self) -> list[list[torch.Tensor]]:
-        """Return the stepped tensors."""
-        return [[tensor] for tensor in self._stepped]
-
-    def load_grads(self) -> None:
-        """Cast every collected gradient to the main copy's dtype."""
-        self._lending.lend(self._pieces, self._stepped)
+    def _main(self, param: torch.Tensor) -> torch.Tensor:
+        if param.dtype not in LOW_PRECISION:
+            return param
+        return torch.nn.Parameter(param.detach().to(self.main_dtype, copy=True))
 
     def write_back(self, indices: Sequence[int]) -> None:
         """Round main copies into the model's parameters.
@@ -81,10 +58,6 @@ class MainParams(PlainState):
         """Return the model's tensor and the main copy of every one of these pieces that has one."""
         copied = [index for index in indices if self.extra_keys(index)]
         return [self._pieces[index].param for index in copied], [self._stepped[index] for index in copied]
-
-    def discard_grads(self) -> None:
-        """Drop the main gradients."""
-        self._lending.take_back()
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters into the main copies."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
+from megaopt_core.entries import SCALAR_STATES
 from megaopt_core.optimizers.changes import ChangeRecord
 from megaopt_core.optimizers.counting import COUNTED, Counting
 from megaopt_core.optimizers.grad_stats import scale_gradients
@@ -41,6 +42,7 @@ class OptimizerPart:
         groups: the public group dictionaries, in the order of the inner groups.
         config: the run's configuration.
         counting: parameter name to how it is counted; absent names are counted in the main norm.
+        scalar_states: state keys with one number for a parameter.
     """
 
     inner: torch.optim.Optimizer
@@ -50,6 +52,7 @@ class OptimizerPart:
     groups: Sequence[dict[str, Any]]
     config: OptimizerConfig
     counting: Mapping[str, Counting] = field(factory=dict)
+    scalar_states: frozenset[str] = SCALAR_STATES
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float] = field(factory=dict, init=False)

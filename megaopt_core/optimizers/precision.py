@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from megaopt_core.optimizers.state_codes import CodedState, Decoder, StoredSlice
 from megaopt_core.sharding.base import Piece
 
 __all__ = ["LOW_PRECISION", "MAIN_PARAM", "PrecisionPolicy"]
@@ -109,8 +110,44 @@ class PrecisionPolicy(Protocol):
         """
 
     def is_code(self, key: str) -> bool:
-        """Return whether a state key holds only how another is stored, such as a scale.
+        """Return whether a state key holds only how another is stored, such as a scale; it is never saved by itself.
 
         Args:
             key: the key.
+        """
+
+    def is_coded(self, index: int, key: str) -> bool:
+        """Return whether a state is stored in a code between steps, once there is one.
+
+        Args:
+            index: position of the piece.
+            key: the state's key.
+        """
+
+    def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
+        """Return how a checkpoint saves a state that is stored in a code, slice by slice; None: as it is.
+
+        Args:
+            index: position of the piece.
+            key: a key of `state` for which :meth:`is_coded` holds.
+            state: the inner optimizer's state of the piece.
+        """
+
+    def decoder(self, code: str) -> Decoder | None:
+        """Return what decodes a code of this policy or of another; None: unknown here.
+
+        Args:
+            code: its name, as :meth:`coded_state` gives it.
+        """
+
+    def restore_state(
+        self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]
+    ) -> None:
+        """Take over what was saved: exactly where it is stored alike here, else decoded and stored anew.
+
+        Args:
+            index: position of the piece.
+            key: the state's key; `state` may lack it.
+            state: the inner optimizer's state of the piece.
+            slices: what was saved, in the order of the piece's elements; elements in none of them become 0.
         """

@@ -9,9 +9,19 @@ from typing import Any
 import torch
 from attrs import define, field
 
+from megaopt_core.optimizers.base_policy import BasePrecisionPolicy
 from megaopt_core.optimizers.narrowing import in_turns
 from megaopt_core.optimizers.precision import LOW_PRECISION, MAIN_PARAM
-from megaopt_core.optimizers.state_codes import decode_state, encode_state
+from megaopt_core.optimizers.state_codes import (
+    SCALED,
+    CodedState,
+    StoredSlice,
+    decode_slices,
+    decode_state,
+    encode_state,
+    needs_scale,
+    scale_key,
+)
 from megaopt_core.optimizers.storage import InPlace, ParamStorage, Remainder, SeparateMain
 from megaopt_core.sharding.base import Piece
 
@@ -20,11 +30,9 @@ __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
 BATCH_ELEMENTS = 2**24
 """Elements that are in fp32 at a time: with Adam, 16 bytes of temporary memory each."""
 
-_SECOND_MOMENTS = ("exp_avg_sq",)
-
 
 @define
-class ParamRemainders:
+class ParamRemainders(BasePrecisionPolicy):
     """fp32 arithmetic on parameters, gradients and states that are stored in fewer bits.
 
     Complex and float64 parameters are stepped and kept, with their states, in the dtype that they have.
@@ -35,6 +43,7 @@ class ParamRemainders:
 
     Args:
         state_dtypes: state key to storage dtype; absent keys stay in fp32.
+        positive_states: state keys that are divided by: a positive value is never stored as 0.
         main_params_dtype: dtype of main copies, where there are any.
         main_grads_dtype: gradients are rounded to it before they are used.
         store_param_remainders: keep remainders for bf16 parameters in place of main copies; needs
@@ -49,9 +58,10 @@ class ParamRemainders:
     store_param_remainders: bool = True
     is_mixed: bool = True
     batch_elements: int | None = BATCH_ELEMENTS
+    positive_states: frozenset[str] = frozenset({"exp_avg_sq"})
     _pieces: Sequence[Piece] = field(factory=list, init=False)
     _storages: list[ParamStorage] = field(factory=list, init=False)
-    _stepped: list[torch.nn.Parameter] = field(factory=list, init=False)
+    _stepped: Sequence[torch.Tensor] = field(factory=list, init=False)
     _grads: list[torch.Tensor | None] = field(factory=list, init=False)
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
@@ -136,8 +146,8 @@ class ParamRemainders:
         tensor.grad = None if grad is None else grad.to(tensor.dtype)
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
-            if key in state:
-                state[key] = decode_state(state[key], state.pop(_scale_of(key), None))
+            if isinstance(state.get(key), torch.Tensor):
+                state[key] = decode_state(state[key], state.pop(scale_key(key), None))
 
     def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
         tensor = self._stepped[index]
@@ -147,7 +157,7 @@ class ParamRemainders:
         tensor.data = _placeholder(self._pieces[index].param)
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
-            if key in state:
+            if isinstance(state.get(key), torch.Tensor):
                 self._encode(state, key, state[key])
 
     def _codes_of(self, stepped: torch.Tensor) -> Iterable[str]:
@@ -155,17 +165,10 @@ class ParamRemainders:
         return self.state_dtypes if stepped.dtype == torch.float32 else ()
 
     def _encode(self, state: MutableMapping[str, Any], key: str, value: torch.Tensor) -> None:
-        stored, scale = encode_state(value, self.state_dtypes[key], keep_positive=key in _SECOND_MOMENTS)
+        stored, scale = encode_state(value, self.state_dtypes[key], keep_positive=key in self.positive_states)
         state[key] = stored
         if scale is not None:
-            state[_scale_of(key)] = scale
-
-    def write_back(self, indices: Sequence[int]) -> None:
-        """Nothing to do: values were stored batch by batch.
-
-        Args:
-            indices: not used.
-        """
+            state[scale_key(key)] = scale
 
     def discard_grads(self) -> None:
         """Drop gradients."""
@@ -217,7 +220,7 @@ class ParamRemainders:
             key: its key.
             state: the inner optimizer's state of the piece.
         """
-        scale = state.get(_scale_of(key)) if key in self.state_dtypes else None
+        scale = state.get(scale_key(key)) if key in self.state_dtypes else None
         return state[key] if scale is None else decode_state(state[key], scale)
 
     def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
@@ -234,7 +237,7 @@ class ParamRemainders:
             state[key] = value
             return
         with torch.no_grad():
-            if _scale_of(key) in state:
+            if scale_key(key) in state:
                 self._encode(state, key, value.to(present.device, torch.float32).reshape(present.shape))
             else:
                 present.copy_(value.reshape(present.shape))
@@ -245,13 +248,73 @@ class ParamRemainders:
         Args:
             key: the key.
         """
-        return any(key == _scale_of(stored) for stored in self.state_dtypes)
+        return any(key == scale_key(stored) for stored in self.state_dtypes)
 
+    def is_coded(self, index: int, key: str) -> bool:
+        """Return whether a state has a scale: fp16 and fp8 ones.
 
-def _scale_of(key: str) -> str:
-    return f"{key}_scale"
+        Args:
+            index: position of the piece.
+            key: the state's key.
+        """
+        return key in self._codes_of(self._stepped[index]) and needs_scale(self.state_dtypes[key])
+
+    def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
+        """Return the stored elements and their scale, of a state that has one.
+
+        Args:
+            index: not used.
+            key: a key of `state`.
+            state: the inner optimizer's state of the piece.
+        """
+        scale = state.get(scale_key(key))
+        if scale is None:
+            return None
+        stored = state[key].detach()
+        return CodedState(
+            SCALED,
+            stored.dtype,
+            stored.device,
+            lambda start, stop: stored.reshape(-1)[start:stop],
+            lambda _, __: {"scale": scale},
+        )
+
+    def restore_state(
+        self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]
+    ) -> None:
+        """Take stored elements over as they are where all have one scale and the dtype of here, else encode anew.
+
+        Args:
+            index: position of the piece.
+            key: the state's key.
+            state: the inner optimizer's state of the piece.
+            slices: what was saved.
+        """
+        stepped = self._stepped[index]
+        if key not in self._codes_of(stepped):
+            super().restore_state(index, key, state, slices)
+            return
+        scale = self._common_scale(key, slices)
+        if scale is None:
+            self._encode(state, key, decode_slices(slices, stepped))
+            return
+        stored = torch.zeros(stepped.shape, dtype=self.state_dtypes[key], device=stepped.device)
+        for part in slices:
+            stored.view(-1)[part.start : part.stop] = part.elements
+        state[key] = stored
+        state[scale_key(key)] = torch.tensor(scale, dtype=torch.float32, device=stepped.device)
+
+    def _common_scale(self, key: str, slices: Sequence[StoredSlice]) -> float | None:
+        """Return the one scale of all slices; None where they have several, or another code or dtype."""
+        found = {
+            float(part.values["scale"])
+            if (part.code, part.elements.dtype) == (SCALED, self.state_dtypes[key])
+            else None
+            for part in slices
+        }
+        return found.pop() if len(found) == 1 else None
 
 
 def _placeholder(param: torch.Tensor) -> torch.Tensor:
     dtype = torch.float32 if param.dtype in LOW_PRECISION else param.dtype
-    return torch.empty(1, dtype=dtype, device=param.device).expand(param.shape)
+    return torch.empty((), dtype=dtype, device=param.device).expand(param.shape)

@@ -2,13 +2,133 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["decode_state", "encode_state"]
+import torch
+from attrs import frozen
+
+__all__ = [
+    "SCALED",
+    "CodedState",
+    "Decoder",
+    "StoredSlice",
+    "decode_scaled",
+    "decode_slices",
+    "decode_state",
+    "encode_state",
+    "needs_scale",
+    "scale_key",
+]
+
+SCALED = "scaled"
+"""The code of fp16 and fp8 states: `value = stored * scale`."""
 
 _WIDE_RANGE = 1.0e30
 _SMALLEST_EXPONENT = -126
 """Below it a scale is no normal fp32 number, and dividing by it is not exact."""
+
+
+@frozen(eq=False)
+class CodedState:
+    """A state in a code, as a checkpoint saves it: one stored element for every element of the piece, and numbers.
+
+    A checkpoint cuts it where parameters begin and end; it asks for the parts when it writes them.
+
+    Args:
+        code: the code's name, under which a :data:`Decoder` is found.
+        dtype: of the stored elements.
+        device: where they are.
+        elements: `(start, stop)` to the stored elements of this range of the flattened piece, flat.
+        values: `(start, stop)` to all else that decoding this range needs: what a checkpoint can hold, by name.
+    """
+
+    code: str
+    dtype: torch.dtype
+    device: torch.device
+    elements: Callable[[int, int], torch.Tensor]
+    values: Callable[[int, int], Mapping[str, Any]]
+
+
+@frozen(eq=False)
+class StoredSlice:
+    """Consecutive elements of a state as they were saved, and where they go.
+
+    A slice need not be the whole range that was saved together: another layout asks for a part of it.
+
+    Args:
+        start: where the first one goes in the flattened piece.
+        elements: as they were stored, flat.
+        code: name of their code; None: they are values.
+        values: what :class:`CodedState` gave for the range that was saved.
+        first: position of the first one in that range.
+        count: number of elements of that range.
+        decode: the code's decoder; None where there is no code.
+    """
+
+    start: int
+    elements: torch.Tensor
+    code: str | None = None
+    values: Mapping[str, Any] = {}
+    first: int = 0
+    count: int = 0
+    decode: Decoder | None = None
+
+    @property
+    def stop(self) -> int:
+        """Position behind the last one in the flattened piece."""
+        return self.start + self.elements.numel()
+
+    @property
+    def is_whole(self) -> bool:
+        """True when it is all of what was saved together."""
+        return self.first == 0 and self.elements.numel() == self.count
+
+    def decoded(self) -> torch.Tensor:
+        """Return the values in fp32, flat."""
+        return self.elements.float() if self.decode is None else self.decode(self)
+
+
+type Decoder = Callable[[StoredSlice], torch.Tensor]
+"""Returns the fp32 values of a slice, flat."""
+
+
+def decode_scaled(stored: StoredSlice) -> torch.Tensor:
+    """Return the values of elements that were stored with one scale: what reads the code :data:`SCALED`.
+
+    Args:
+        stored: its `values` are `{"scale": number}`.
+
+    Example:
+        >>> decode_scaled(StoredSlice(0, torch.tensor([3.0, 0.5]).half(), SCALED, {"scale": 4.0})).tolist()
+        [12.0, 2.0]
+    """
+    return decode_state(
+        stored.elements, torch.as_tensor(stored.values["scale"], device=stored.elements.device)
+    )
+
+
+def decode_slices(slices: Sequence[StoredSlice], like: torch.Tensor) -> torch.Tensor:
+    """Return the values of a piece in fp32: 0 where there is no slice.
+
+    Args:
+        slices: what was saved.
+        like: a tensor of the piece's shape and device.
+    """
+    values = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    flat = values.view(-1)
+    for stored in slices:
+        flat[stored.start : stored.stop] = stored.decoded()
+    return values
+
+
+def scale_key(key: str) -> str:
+    """Return the state key under which the scale of a state is kept.
+
+    Args:
+        key: of the state.
+    """
+    return f"{key}_scale"
 
 
 def decode_state(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -20,6 +140,15 @@ def decode_state(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tens
     """
     value = stored.float()
     return value if scale is None else value.mul_(scale)
+
+
+def needs_scale(dtype: torch.dtype) -> bool:
+    """Return whether a dtype's range is so much narrower than fp32's that values are stored with a scale.
+
+    Args:
+        dtype: of the storage.
+    """
+    return torch.finfo(dtype).max <= _WIDE_RANGE
 
 
 def encode_state(
@@ -45,9 +174,7 @@ def encode_state(
         >>> decode_state(stored, scale).tolist()
         [3.0, -1048576.0]
     """
-    if dtype == torch.float32:
-        return value, None
-    if torch.finfo(dtype).max > _WIDE_RANGE:
+    if not needs_scale(dtype):
         return value.to(dtype), None
     largest = value.abs().max() if value.numel() else value.new_zeros(())
     mantissa, exponent = torch.frexp(largest / torch.finfo(dtype).max)

@@ -260,11 +260,11 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
     """With the line that helps."""
     model, optimizer = make()
     with monkeypatch.context() as patched:
-        patched.setattr("megaopt_core.checkpoint.manifest.FORMAT_VERSION", 2)
+        patched.setattr("megaopt_core.checkpoint.manifest.FORMAT_VERSION", 3)
         patched.setattr("megaopt_core.checkpoint.saving.Manifest", _newer)
         save_checkpoint(tmp_path / "last", model, optimizer)
     with pytest.raises(
-        CheckpointVersionError, match=r"format version 2.*reads up to version 1.*pip install --upgrade"
+        CheckpointVersionError, match=r"format version 3.*reads up to version 2.*pip install --upgrade"
     ):
         load_checkpoint(tmp_path / "last", model, optimizer)
 
@@ -272,7 +272,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 def _newer(**values):
     from megaopt_core.checkpoint.manifest import Manifest
 
-    return Manifest(**values, version=2)
+    return Manifest(**values, version=3)
 
 
 def test_paths_that_are_no_checkpoint(tmp_path):

@@ -22,6 +22,7 @@ __all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 megaopt_api = "1"
 
 _LOW = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
+_MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def adam_kwargs(
@@ -129,6 +130,8 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             config_to_kwargs=sgd_kwargs,
             settings=SGDSettings,
             setting_prefixes=("sgd",),
+            state_dtypes={"momentum_buffer": _MOMENTUM},
+            state_dtype_settings={"momentum_buffer": "sgd_momentum_dtype"},
             supports_fp16=True,
             mup=sgd_mup,
             description="SGD with momentum",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from attrs import field, frozen
 
-from megaopt_core.validators import between, positive
+from megaopt_core.field_kinds import STATE_DTYPES, parse_dtype
+from megaopt_core.validators import between, one_of, positive
 
 __all__ = ["AdamSettings", "SGDSettings"]
 
@@ -38,8 +40,15 @@ class SGDSettings:
 
     Args:
         momentum: factor on the momentum buffer; 0 means none.
+        momentum_dtype: in which the momentum buffer is kept (precision-aware optimizer).
     """
 
     momentum: float = field(
         default=0.9, validator=between(0.0, 1.0), metadata={"help": "factor on the momentum buffer"}
+    )
+    momentum_dtype: torch.dtype = field(
+        default=torch.float32,
+        converter=parse_dtype,
+        validator=one_of(STATE_DTYPES),
+        metadata={"help": "dtype in which the momentum buffer is kept (precision-aware optimizer)"},
     )

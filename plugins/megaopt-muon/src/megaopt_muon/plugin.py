@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from megaopt_core.entries import OptimizerEntry
 from megaopt_core.hookspecs import hookimpl
 from megaopt_core.params.specs import Granularity, ParamSpec
@@ -13,8 +15,6 @@ from megaopt_core.params.views import MATRIX, MatrixView
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel.groups import ProcessGroupCollection
     from megaopt_core.params.keys import ParamKey
@@ -25,6 +25,7 @@ __all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 megaopt_api = "1"
 
 _STEPS = 5
+_MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:
@@ -118,6 +119,8 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             accepts=_accepts,
             fallback=_scalar_optimizer,
             step_cost=_step_cost,
+            state_dtypes={"momentum_buffer": _MOMENTUM},
+            state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
             description="orthogonalized momentum for hidden matrices (Newton-Schulz)",
             example='build_optimizer(model, "muon", lr=3e-4, muon_extra_scale_factor=0.2)',
@@ -132,6 +135,8 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             accepts=_accepts,
             fallback=_scalar_optimizer,
             step_cost=_step_cost,
+            state_dtypes={"momentum_buffer": _MOMENTUM},
+            state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
             description="Muon with a second moment after orthogonalization (AdaMuon, NorMuon, NAMO)",
             example='build_optimizer(model, "adaptive_muon", lr=3e-4, adaptive_muon_moment2_method="normuon")',

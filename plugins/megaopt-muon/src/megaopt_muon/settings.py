@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from attrs import Attribute, field, frozen
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.field_kinds import STATE_DTYPES, parse_dtype
 from megaopt_core.validators import between, one_of, positive, whole_number
 from megaopt_muon.scale import SCALE_MODES
 
@@ -71,6 +73,12 @@ class MuonSettings:
         default=0.95,
         validator=between(0.0, 1.0),
         metadata={"help": "decay rate of the momentum, an exponential moving average of the gradient"},
+    )
+    momentum_dtype: torch.dtype = field(
+        default=torch.float32,
+        converter=parse_dtype,
+        validator=one_of(STATE_DTYPES),
+        metadata={"help": "dtype in which the momentum is kept (precision-aware optimizer)"},
     )
     nesterov: bool = field(
         default=False,

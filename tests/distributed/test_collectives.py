@@ -50,6 +50,30 @@ def everything(rank, size, dtype):
     return wrong
 
 
+def unequal(rank, size):
+    """Shards of unequal sizes, one of them empty; return what is wrong."""
+    point_to_point.CHUNK = 64
+    ends = (130, 130, 400)
+    total = sum(values(other, 400, torch.float32) for other in range(size))
+    wrong = []
+    # gloo's own collectives want equal shards.
+    comm = PointToPoint(dist.group.WORLD)
+    bucket = values(rank, 400, torch.float32)
+    comm.reduce_scatter(bucket, ends).wait()
+    mine = shard_of(bucket, rank, size, ends)
+    wrong += ["reduce_scatter"] * (not torch.equal(mine, shard_of(total, rank, size, ends)))
+    gathered = torch.zeros(400)
+    shard_of(gathered, rank, size, ends).copy_(shard_of(total, rank, size, ends))
+    comm.all_gather(gathered, ends).wait()
+    wrong += ["all_gather"] * (not torch.equal(gathered, total))
+    return wrong
+
+
+def test_shards_may_be_unequal(launch):
+    """One rank has a third, one nothing, one the rest."""
+    assert launch(unequal, 3) == [[], [], []]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_collectives_add_up_and_gather(launch, dtype):
     """Three ranks, chunks that do not divide the shards, several collectives at a time."""

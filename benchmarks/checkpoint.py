@@ -23,9 +23,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 
-from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
-from megaopt_core.checkpoint.mapping import collect_state
+from megaopt_core import build_optimizer
+from megaopt_core.state import collect_state
 
 
 def gpt(layers=12, width=768, vocabulary=50257, context=1024):

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from harness import ratio, summary, write_result
-
-from megaopt_core.distributed.collectives import Native
-from megaopt_core.distributed.point_to_point import PointToPoint
+from megaopt_distributed.buffers.collectives import Native
+from megaopt_distributed.buffers.point_to_point import PointToPoint
 
 
 def measure(rank: int, ranks: int, store: str, elements: int, rounds: int) -> None:

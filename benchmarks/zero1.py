@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from harness import gpt2_parameters, ratio, summary, write_result
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, build_optimizer
+from megaopt_core import build_optimizer
 
 SETTINGS = {"lr": 1e-9, "weight_decay": 0.1}
 PER_LAYER = 12

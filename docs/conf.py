@@ -34,9 +34,12 @@ myst_heading_anchors = 3
 packages = {
     "megaopt_core": "../megaopt_core",
     "megaopt_adam": "../plugins/megaopt-adam/src/megaopt_adam",
+    "megaopt_checkpoint": "../plugins/megaopt-checkpoint/src/megaopt_checkpoint",
     "megaopt_distributed": "../plugins/megaopt-distributed/src/megaopt_distributed",
     "megaopt_lion": "../plugins/megaopt-lion/src/megaopt_lion",
     "megaopt_muon": "../plugins/megaopt-muon/src/megaopt_muon",
+    "megaopt_roles": "../plugins/megaopt-roles/src/megaopt_roles",
+    "megaopt_testing": "../plugins/megaopt-testing/src/megaopt_testing",
     "megaopt_tools": "../plugins/megaopt-tools/src/megaopt_tools",
 }
 

@@ -6,61 +6,55 @@ Public names are imported when they are first used: `import megaopt_core` itself
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megaopt_core.build import build_optimizer, get_megatron_optimizer
-    from megaopt_core.checkpoint.loading import load_checkpoint
-    from megaopt_core.checkpoint.report import LoadReport
-    from megaopt_core.checkpoint.saving import save_checkpoint
-    from megaopt_core.config import OptimizerConfig
-    from megaopt_core.distributed.config import DistributedDataParallelConfig
-    from megaopt_core.distributed.data_parallel import DistributedDataParallel
-    from megaopt_core.distributed.planning import plan_full_param_layout
-    from megaopt_core.entries import OptimizerEntry
+    from megaopt_core.config import OptimizerConfig, RunFile
     from megaopt_core.errors import MegaoptError
-    from megaopt_core.hookspecs import hookimpl
-    from megaopt_core.optimizers.base import MegatronOptimizer
-    from megaopt_core.optimizers.base_policy import BasePrecisionPolicy
-    from megaopt_core.optimizers.chained import ChainedOptimizer
-    from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler
-    from megaopt_core.optimizers.precision import PrecisionPolicy
-    from megaopt_core.optimizers.result import StepResult
-    from megaopt_core.optimizers.state_codes import CodedState, StoredSlice
-    from megaopt_core.parallel.groups import ProcessGroupCollection
-    from megaopt_core.params.keys import ParamKey, ParamPredicate, ParamWithNamePredicate
-    from megaopt_core.params.overrides import (
+    from megaopt_core.megaopt_core import build_optimizer, get_megatron_optimizer
+    from megaopt_core.optimizers import (
+        ChainedOptimizer,
+        ConstantGradScaler,
+        DynamicGradScaler,
+        Float16OptimizerWithFloat16Params,
+        FP32Optimizer,
+        MegatronOptimizer,
+        MixedPrecisionOptimizer,
+        StepResult,
+    )
+    from megaopt_core.parallel import ProcessGroupCollection
+    from megaopt_core.params import (
+        Granularity,
+        MatrixView,
         ParamGroupOverride,
+        ParamKey,
+        ParamPredicate,
+        ParamSpec,
+        ParamWithNamePredicate,
+        Role,
         combine_param_group_overrides,
         param_group_override_to_tuple,
     )
-    from megaopt_core.params.roles import Role
-    from megaopt_core.params.routing import Routing, route
-    from megaopt_core.params.specs import Granularity, ParamSpec
-    from megaopt_core.params.standard import (
+    from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle, hookimpl
+    from megaopt_core.precision import BasePrecisionPolicy, CodedState, PrecisionPolicy, StoredSlice
+    from megaopt_core.registry import get_registry
+    from megaopt_core.routing import (
+        Routing,
         get_mup_config_overrides,
         get_standard_config_overrides,
+        route,
         scaled_learning_rate,
     )
-    from megaopt_core.params.views import MatrixView
-    from megaopt_core.registry import get_registry
-    from megaopt_core.run_file import RunFile
-    from megaopt_core.schedules.scheduler import OptimizerParamScheduler
-    from megaopt_core.schedules.styles import ScheduleStyle
-    from megaopt_core.sharding.base import ShardingStrategy
-    from megaopt_core.wrappers import (
-        Float16OptimizerWithFloat16Params,
-        FP32Optimizer,
-        MixedPrecisionOptimizer,
-    )
+    from megaopt_core.schedules import OptimizerParamScheduler
+    from megaopt_core.sharding import ShardingStrategy
+    from megaopt_core.state import LoadReport
 
 __all__ = [
     "BasePrecisionPolicy",
     "ChainedOptimizer",
     "CodedState",
     "ConstantGradScaler",
-    "DistributedDataParallel",
-    "DistributedDataParallelConfig",
     "DynamicGradScaler",
     "FP32Optimizer",
     "Float16OptimizerWithFloat16Params",
@@ -94,76 +88,85 @@ __all__ = [
     "get_registry",
     "get_standard_config_overrides",
     "hookimpl",
-    "load_checkpoint",
     "param_group_override_to_tuple",
-    "plan_full_param_layout",
     "route",
-    "save_checkpoint",
     "scaled_learning_rate",
 ]
 
 _HOME = {
-    "BasePrecisionPolicy": "optimizers.base_policy",
-    "ChainedOptimizer": "optimizers.chained",
-    "CodedState": "optimizers.state_codes",
-    "ConstantGradScaler": "optimizers.grad_scaler",
-    "DistributedDataParallel": "distributed.data_parallel",
-    "DistributedDataParallelConfig": "distributed.config",
-    "DynamicGradScaler": "optimizers.grad_scaler",
-    "FP32Optimizer": "wrappers",
-    "Float16OptimizerWithFloat16Params": "wrappers",
-    "Granularity": "params.specs",
-    "LoadReport": "checkpoint.report",
-    "MatrixView": "params.views",
+    "BasePrecisionPolicy": "precision",
+    "ChainedOptimizer": "optimizers",
+    "CodedState": "precision",
+    "ConstantGradScaler": "optimizers",
+    "DynamicGradScaler": "optimizers",
+    "FP32Optimizer": "optimizers",
+    "Float16OptimizerWithFloat16Params": "optimizers",
+    "Granularity": "params",
+    "LoadReport": "state",
+    "MatrixView": "params",
     "MegaoptError": "errors",
-    "MegatronOptimizer": "optimizers.base",
-    "MixedPrecisionOptimizer": "wrappers",
+    "MegatronOptimizer": "optimizers",
+    "MixedPrecisionOptimizer": "optimizers",
     "OptimizerConfig": "config",
-    "OptimizerEntry": "entries",
-    "OptimizerParamScheduler": "schedules.scheduler",
-    "ParamGroupOverride": "params.overrides",
-    "ParamKey": "params.keys",
-    "ParamPredicate": "params.keys",
-    "ParamSpec": "params.specs",
-    "ParamWithNamePredicate": "params.keys",
-    "PrecisionPolicy": "optimizers.precision",
-    "ProcessGroupCollection": "parallel.groups",
-    "Role": "params.roles",
-    "Routing": "params.routing",
-    "RunFile": "run_file",
-    "ScheduleStyle": "schedules.styles",
-    "ShardingStrategy": "sharding.base",
-    "StepResult": "optimizers.result",
-    "StoredSlice": "optimizers.state_codes",
-    "build_optimizer": "build",
-    "combine_param_group_overrides": "params.overrides",
-    "get_megatron_optimizer": "build",
-    "get_mup_config_overrides": "params.standard",
+    "OptimizerEntry": "plugin_api",
+    "OptimizerParamScheduler": "schedules",
+    "ParamGroupOverride": "params",
+    "ParamKey": "params",
+    "ParamPredicate": "params",
+    "ParamSpec": "params",
+    "ParamWithNamePredicate": "params",
+    "PrecisionPolicy": "precision",
+    "ProcessGroupCollection": "parallel",
+    "Role": "params",
+    "Routing": "routing",
+    "RunFile": "config",
+    "ScheduleStyle": "plugin_api",
+    "ShardingStrategy": "sharding",
+    "StepResult": "optimizers",
+    "StoredSlice": "precision",
+    "build_optimizer": "megaopt_core",
+    "combine_param_group_overrides": "params",
+    "get_megatron_optimizer": "megaopt_core",
+    "get_mup_config_overrides": "routing",
     "get_registry": "registry",
-    "get_standard_config_overrides": "params.standard",
-    "hookimpl": "hookspecs",
-    "load_checkpoint": "checkpoint.loading",
-    "param_group_override_to_tuple": "params.overrides",
-    "plan_full_param_layout": "distributed.planning",
-    "route": "params.routing",
-    "save_checkpoint": "checkpoint.saving",
-    "scaled_learning_rate": "params.standard",
+    "get_standard_config_overrides": "routing",
+    "hookimpl": "plugin_api",
+    "param_group_override_to_tuple": "params",
+    "route": "routing",
+    "scaled_learning_rate": "routing",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    if not name.startswith("_"):
-        from megaopt_core.catalogue import deprecated_alias
+def resolve_lazily(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's `__getattr__` and `__dir__`: its public names are imported when they are first used.
 
-        new_name = deprecated_alias(name)
-        if new_name is not None:
-            return globals().get(new_name) or __getattr__(new_name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Args:
+        package: its `__name__`.
+        homes: public name to the module in it that defines the name.
+    """
+    names = vars(importlib.import_module(package))
+
+    def resolve(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        names[name] = value
+        return value
+
+    return resolve, lambda: sorted({*names, *homes})
+
+
+_resolve, _names = resolve_lazily(__name__, _HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME or name.startswith("_"):
+        return _resolve(name)
+    catalogue = importlib.import_module(f"{__name__}.registry._catalogue")
+    return _resolve(catalogue.deprecated_alias(name) or name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _names()

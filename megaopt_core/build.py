@@ -7,41 +7,45 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.catalogue import DEFAULT_OPTIMIZER
-from megaopt_core.config import OptimizerConfig
+from megaopt_core.config._dump import dump_config
+from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
-from megaopt_core.optimizers.base import MegatronOptimizer
-from megaopt_core.optimizers.chained import ChainedOptimizer
-from megaopt_core.optimizers.check import WatchedModel
-from megaopt_core.optimizers.config_dump import dump_config
-from megaopt_core.optimizers.counting import Counting
-from megaopt_core.optimizers.grad_scaler import ConstantGradScaler, DynamicGradScaler, MegatronGradScaler
-from megaopt_core.optimizers.inner import build_inner
-from megaopt_core.optimizers.policies import precision_policy, require_possible
-from megaopt_core.optimizers.twins import Twins
-from megaopt_core.parallel.groups import ProcessGroupCollection
-from megaopt_core.params.groups import ChildSpec, agree_over_ranks
-from megaopt_core.params.keys import ParamKey
-from megaopt_core.params.names import named_params
-from megaopt_core.params.overrides import ParamGroupOverride
-from megaopt_core.params.routing import ParamRoute, Routing, route
-from megaopt_core.params.specs import ParamInfo, PeerGroup, RankCoordinates
-from megaopt_core.registry import get_registry
-from megaopt_core.sharding.base import LiveModel, ParamLayout, Piece
-from megaopt_core.sharding.layout import Peers
-from megaopt_core.sharding.live import duplicated, make_peer_groups, require_sharded_params
-from megaopt_core.sharding.wrapped import (
+from megaopt_core.execution._inner import build_inner
+from megaopt_core.optimizers._base import MegatronOptimizer
+from megaopt_core.optimizers._chained import ChainedOptimizer
+from megaopt_core.optimizers._gradients.grad_scaler import (
+    ConstantGradScaler,
+    DynamicGradScaler,
+    MegatronGradScaler,
+)
+from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._tied_params import Twins
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._names import named_params
+from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._specs import ParamInfo, PeerGroup, RankCoordinates
+from megaopt_core.precision._choice import precision_policy, require_possible
+from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.reporting._watched_model import WatchedModel
+from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
+from megaopt_core.routing._routing import ParamRoute, Routing, route
+from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
     require_same_overlap,
     strategy_layouts,
     wrapped_buffers,
 )
+from megaopt_core.sharding._attached import duplicated, make_peer_groups, require_sharded_params
+from megaopt_core.sharding._layout import Peers
+from megaopt_core.sharding._protocol import LiveModel, ParamLayout, Piece
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from megaopt_core.params.routing import NameMap
+    from megaopt_core.routing._routing import NameMap
 
 __all__ = ["build_optimizer", "get_megatron_optimizer", "optimizer_from_routing"]
 
@@ -128,7 +132,7 @@ def get_megatron_optimizer(
     if config.config_logger_dir:
         dump_config(config, config.config_logger_dir)
     if dump_param_to_param_group_map is not None:
-        from megaopt_core.checkpoint.group_map import dump_group_map
+        from megaopt_core.state._group_map import dump_group_map
 
         dump_group_map(routing, dump_param_to_param_group_map)
     return optimizer

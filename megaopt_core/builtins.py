@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaopt_core.hookspecs import hookimpl
-from megaopt_core.optimizers.state_codes import SCALED, Decoder, decode_scaled
-from megaopt_core.schedules.styles import BUILTIN_STYLES, ScheduleStyle
-from megaopt_core.sharding.base import ShardingStrategy
-from megaopt_core.sharding.replicated import Replicated
+from megaopt_core.plugin_api._hookspecs import hookimpl
+from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.precision._state_codes import SCALED, Decoder, decode_scaled
+from megaopt_core.schedules._styles import BUILTIN_STYLES
+from megaopt_core.sharding._protocol import ShardingStrategy
+from megaopt_core.sharding._replicated import Replicated
 
 __all__ = ["megaopt_api", "megaopt_schedules", "megaopt_sharding_strategies", "megaopt_state_codes"]
 

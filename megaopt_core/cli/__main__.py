@@ -2,7 +2,7 @@
 
 import sys
 
-from megaopt_core.cli.program import main
+from megaopt_core.cli._program import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,28 +1,58 @@
-"""Sharding: the protocol, layouts as pure data, and the built-in replicated strategy.
+"""The protocol of sharding strategies, layouts as pure data, and the strategy that replicates; provisional."""
 
-The names below are what a strategy is written against, with those of :mod:`megaopt_core.params`. They are provisional
-until strategies for whole layers and for FSDP2 stand on them.
-"""
+from typing import TYPE_CHECKING
 
-from megaopt_core.sharding.base import (
-    LiveModel,
-    OverlappedParams,
-    ParamLayout,
-    Piece,
-    ShardedParams,
-    ShardingStrategy,
-    finish_grad_sync,
-)
-from megaopt_core.sharding.layout import (
-    BufferKey,
-    FullParamLayout,
-    LayoutOptions,
-    Peers,
-    PerBufferParamLayout,
-    PieceSpec,
-    World,
-)
-from megaopt_core.sharding.split_step import Exchange, SplitStep, Travel
+from megaopt_core import resolve_lazily
+
+if TYPE_CHECKING:
+    from megaopt_core.sharding._layout import (
+        BufferKey,
+        FullParamLayout,
+        LayoutOptions,
+        Peers,
+        PerBufferParamLayout,
+        PieceSpec,
+        World,
+    )
+    from megaopt_core.sharding._ownership import require_partition
+    from megaopt_core.sharding._protocol import (
+        LiveModel,
+        OverlappedParams,
+        ParamLayout,
+        Piece,
+        ShardedParams,
+        ShardingStrategy,
+        finish_grad_sync,
+        gradient_of,
+    )
+    from megaopt_core.sharding._replicated import Replicated
+    from megaopt_core.sharding._split_step import Exchange, SplitStep, Travel
+else:
+    __getattr__, __dir__ = resolve_lazily(
+        __name__,
+        {
+            "BufferKey": "_layout",
+            "Exchange": "_split_step",
+            "FullParamLayout": "_layout",
+            "LayoutOptions": "_layout",
+            "LiveModel": "_protocol",
+            "OverlappedParams": "_protocol",
+            "ParamLayout": "_protocol",
+            "Peers": "_layout",
+            "PerBufferParamLayout": "_layout",
+            "Piece": "_protocol",
+            "PieceSpec": "_layout",
+            "Replicated": "_replicated",
+            "ShardedParams": "_protocol",
+            "ShardingStrategy": "_protocol",
+            "SplitStep": "_split_step",
+            "Travel": "_split_step",
+            "World": "_layout",
+            "finish_grad_sync": "_protocol",
+            "gradient_of": "_protocol",
+            "require_partition": "_ownership",
+        },
+    )
 
 __all__ = [
     "BufferKey",
@@ -36,10 +66,13 @@ __all__ = [
     "PerBufferParamLayout",
     "Piece",
     "PieceSpec",
+    "Replicated",
     "ShardedParams",
     "ShardingStrategy",
     "SplitStep",
     "Travel",
     "World",
     "finish_grad_sync",
+    "gradient_of",
+    "require_partition",
 ]

@@ -1,7 +1,8 @@
 """Every optimizer that is installed holds every check of the conformance kit."""
 
+from megaopt_testing import BoundCheck, parametrize_with_checks
+
 from megaopt_core import get_registry
-from megaopt_core.testing import BoundCheck, parametrize_with_checks
 
 
 @parametrize_with_checks(get_registry().optimizers())

@@ -3,11 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-
-from megaopt_core.distributed import point_to_point
-from megaopt_core.distributed.collectives import Native, communicator
-from megaopt_core.distributed.communicator import shard_of
-from megaopt_core.distributed.point_to_point import PointToPoint
+from megaopt_distributed.buffers import point_to_point
+from megaopt_distributed.buffers.collectives import Native, communicator
+from megaopt_distributed.buffers.communicator import shard_of
+from megaopt_distributed.buffers.point_to_point import PointToPoint
 
 pytestmark = pytest.mark.distributed
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from models import awkward, batch, loss_of, values_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
-from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, ProcessGroupCollection
+from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import GradientError
 
 pytestmark = pytest.mark.distributed

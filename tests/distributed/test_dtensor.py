@@ -7,18 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from dtensor_models import WIDTH, batch, build, cut_model, installed, mesh_of, train, whole, whole_model
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from megaopt_core import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    FP32Optimizer,
-    OptimizerConfig,
-    ProcessGroupCollection,
-    build_optimizer,
-)
+from megaopt_core import FP32Optimizer, OptimizerConfig, ProcessGroupCollection, build_optimizer
 from megaopt_core.errors import ConfigurationError, RoutingError, ShardingError
 
 pytest.importorskip("megaopt_adam")

@@ -5,10 +5,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from dtensor_models import build, cut_model, mesh_of, train, whole, whole_model
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from megaopt_core import ProcessGroupCollection, load_checkpoint, save_checkpoint
+from megaopt_core import ProcessGroupCollection
 
 pytest.importorskip("megaopt_adam")
 pytestmark = pytest.mark.distributed

@@ -6,15 +6,11 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from models import awkward, batch, loss_of, values_of
 
-from megaopt_core import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    build_optimizer,
-    load_checkpoint,
-    save_checkpoint,
-)
+from megaopt_core import build_optimizer
 from megaopt_core.errors import CommunicationError
 
 pytestmark = pytest.mark.distributed

@@ -8,23 +8,16 @@ import torch.distributed as dist
 from attrs import evolve, field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig, plan_full_param_layout
+from megaopt_distributed.buffers.buffer_layout import lay_out_buffers
+from megaopt_distributed.ddp.fitting import require_fitting
 from torch import nn
 
-from megaopt_core import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    ProcessGroupCollection,
-    build_optimizer,
-    get_registry,
-    plan_full_param_layout,
-)
-from megaopt_core.distributed.fitting import require_fitting
+from megaopt_core import ProcessGroupCollection, build_optimizer, get_registry
 from megaopt_core.errors import OwnershipError, ParallelGroupError, ShardingError
-from megaopt_core.params.specs import Granularity, ParamSpec, Shard
-from megaopt_core.sharding.buffer_layout import lay_out_buffers
-from megaopt_core.sharding.layout import FullParamLayout, LayoutOptions, PieceSpec, World
-from megaopt_core.sharding.ownership import require_partition
-from megaopt_core.sharding.replicated import ReplicatedLayout
+from megaopt_core.params import Granularity, ParamSpec, Shard
+from megaopt_core.sharding import FullParamLayout, LayoutOptions, PieceSpec, World, require_partition
+from megaopt_core.sharding._replicated import ReplicatedLayout
 
 needs_distributed = pytest.mark.skipif(
     "distributed" not in get_registry().strategies() or "adam" not in get_registry().optimizers(),
@@ -233,7 +226,7 @@ def test_a_replicated_layout_is_not_asked_for_every_rank(monkeypatch):
     require_partition("replicated", ReplicatedLayout(tuple(specs)), specs, world_of(512, 512))
     assert set(asked) <= {0, 511, None}
     assert len(asked) <= 3
-    monkeypatch.setattr("megaopt_core.sharding.ownership._MOST_SLICES", 8)
+    monkeypatch.setattr("megaopt_core.sharding._ownership._MOST_SLICES", 8)
     dense = [[spec.shard({}, rank, rank + 1) for spec in specs] for rank in range(8)]
     require_partition("bounded", Given(dense), specs, world_of(8))
     dense[1] = dense[0]

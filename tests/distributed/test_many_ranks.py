@@ -11,9 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, OptimizerConfig, route
-from megaopt_core.sharding.layout import World
-from megaopt_core.sharding.wrapped import strategy_layouts, wrapped_buffers
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megaopt_core import OptimizerConfig, route
+from megaopt_core.sharding import World
+from megaopt_core.routing._wrapped_model import strategy_layouts, wrapped_buffers
 
 RANKS = 512
 begun = time.monotonic()

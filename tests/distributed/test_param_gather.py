@@ -4,10 +4,11 @@ import time
 
 import pytest
 import torch
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
 from torch.nn.functional import linear
 
-from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, build_optimizer
+from megaopt_core import build_optimizer
 
 pytestmark = pytest.mark.distributed
 

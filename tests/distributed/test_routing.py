@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerConfig, OptimizerEntry, ParamKey, build_optimizer, hookimpl, route
 from megaopt_core.errors import MegaoptError
-from megaopt_core.sharding.replicated import Replicated
-from megaopt_core.testing import temporary_plugin
+from megaopt_core.sharding import Replicated
 
 pytestmark = pytest.mark.distributed
 

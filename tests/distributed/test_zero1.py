@@ -4,18 +4,13 @@ import importlib.util
 
 import pytest
 import torch
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from models import awkward, batch, loss_of, states_of, values_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from megaopt_core import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    ParamKey,
-    ParamPredicate,
-    build_optimizer,
-)
+from megaopt_core import ParamKey, ParamPredicate, build_optimizer
 
 pytestmark = pytest.mark.distributed
 

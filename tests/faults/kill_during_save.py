@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megaopt_checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 
-from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
-from megaopt_core.checkpoint.verify import verify_checkpoint
+from megaopt_core import build_optimizer
 
 MODES = ("alone", "all of two", "one of two", "alone, in the background")
 PATIENCE = 60.0
@@ -133,7 +133,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     chance = random.Random(options.seed)  # noqa: S311 - the same kills again
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "megaopt_core.build", "megaopt_core.checkpoint.saving"])
+    context.set_forkserver_preload(["torch", "megaopt_core.build", "megaopt_checkpoint.saving"])
     counts = dict.fromkeys(MODES, 0)
     during, last = 0, 0
     with tempfile.TemporaryDirectory() as folder:

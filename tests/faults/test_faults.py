@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit/checkpoint"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins/megaopt-checkpoint/tests"))
 
+from megaopt_checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from megaopt_checkpoint.manifest import read_manifest
 from training import logical_state, make, same, train, values
 
-from megaopt_core import load_checkpoint, save_checkpoint
-from megaopt_core.checkpoint.manifest import read_manifest
-from megaopt_core.checkpoint.verify import verify_checkpoint
 from megaopt_core.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("kill_during_save.py")
@@ -133,7 +132,7 @@ def test_an_interrupted_background_save_leaves_the_old_checkpoint(tmp_path, monk
     model, optimizer = make()
     save_checkpoint(tmp_path / "last", model, optimizer, extra=1)
     with monkeypatch.context() as patched:
-        patched.setattr("megaopt_core.checkpoint.writer.zlib.crc32", _refuse)
+        patched.setattr("megaopt_checkpoint.writer.zlib.crc32", _refuse)
         pending = save_checkpoint(tmp_path / "last", model, optimizer, extra=2, async_save=True)
         with pytest.raises(CheckpointError, match="the cable is out"):
             pending.result()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from megaopt_core.hookspecs import hookimpl
-from megaopt_core.schedules.styles import AfterDecay, LearningRatePoint, ScheduleStyle, WeightDecayPoint
+from megaopt_core.plugin_api import AfterDecay, ScheduleStyle, hookimpl
+from megaopt_core.schedules._styles import LearningRatePoint, WeightDecayPoint
 
 __all__ = ["megaopt_api", "megaopt_schedules"]
 

@@ -110,7 +110,7 @@ def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str
 
 def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:
     """`megaopt check-plugin signum` makes every check, with no other plugin there."""
-    from megaopt_core.testing import CHECKS
+    from megaopt_testing import CHECKS
 
     printed = _run(_megaopt("check-plugin", "signum", "--set", "signum_beta=0.8"), installed, project)
     assert re.findall(r"^ +(\w+) +(\w+) +\d", printed, re.MULTILINE) == [
@@ -121,7 +121,7 @@ def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:
 
 def test_the_distributions_own_tests_pass(project: Path, installed: dict[str, str]) -> None:
     """pytest, as the author runs it."""
-    from megaopt_core.testing import CHECKS
+    from megaopt_testing import CHECKS
 
     printed = _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], installed, project)
     assert f"{len(CHECKS)} passed" in printed

@@ -7,11 +7,12 @@ from types import ModuleType
 
 import attrs
 import pytest
+from megaopt_testing import CHECKS, temporary_plugin
 
-from megaopt_core import OptimizerEntry, get_registry, hookspecs
-from megaopt_core.cli.program import CORE_COMMANDS, build_parser
-from megaopt_core.config import core_field_info
-from megaopt_core.testing import CHECKS, temporary_plugin
+from megaopt_core import OptimizerEntry, get_registry
+from megaopt_core.cli._program import CORE_COMMANDS, build_parser
+from megaopt_core.config._optimizer_config import core_field_info
+from megaopt_core.plugin_api import _hookspecs as hookspecs
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOOKS = [name for name in hookspecs.__all__ if name.startswith("megaopt_")]

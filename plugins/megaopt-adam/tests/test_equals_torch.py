@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_testing import TinyGPT
 
 from megaopt_core import (
     MegatronOptimizer,
@@ -13,7 +14,6 @@ from megaopt_core import (
     ParamKey,
     build_optimizer,
 )
-from megaopt_core.testing import TinyGPT
 
 STEPS = 10
 DECAY = 0.1

@@ -6,7 +6,7 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.optimizers.state_codes import decode_state, encode_state
+from megaopt_core.precision._state_codes import decode_state, encode_state
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

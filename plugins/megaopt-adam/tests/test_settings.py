@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from megaopt_testing import TinyGPT
 
 from megaopt_core import OptimizerConfig, build_optimizer, get_mup_config_overrides
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.testing import TinyGPT
 
 
 @pytest.mark.parametrize(

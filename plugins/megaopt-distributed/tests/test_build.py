@@ -5,23 +5,22 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig, plan_full_param_layout
+from megaopt_distributed.buffers.bucket import Bucket, Reduction
+from megaopt_distributed.buffers.collectives import communicator
 from megaopt_distributed.gathering import GatheredBucket, Gathering
+from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
 from megaopt_core import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
     Granularity,
     OptimizerConfig,
     OptimizerEntry,
     build_optimizer,
     get_megatron_optimizer,
     hookimpl,
-    plan_full_param_layout,
     route,
 )
-from megaopt_core.distributed.bucket import Bucket, Reduction
-from megaopt_core.distributed.collectives import communicator
 from megaopt_core.errors import (
     ConfigurationError,
     PluginNotInstalledError,
@@ -29,9 +28,7 @@ from megaopt_core.errors import (
     ShardingError,
     UnsupportedOperationError,
 )
-from megaopt_core.sharding.layout import BufferKey
-from megaopt_core.sharding.replicated import Replicated
-from megaopt_core.testing.plugins import temporary_plugin
+from megaopt_core.sharding import BufferKey, Replicated
 
 needs_adam = pytest.mark.skipif(importlib.util.find_spec("megaopt_adam") is None, reason="steps with adam")
 needs_muon = pytest.mark.skipif(importlib.util.find_spec("megaopt_muon") is None, reason="steps with muon")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megaopt_distributed.buffers.buffer_layout import SHARD_ALIGNMENT, lay_out_buffers
 from megaopt_distributed.strategy import Distributed
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.sharding.buffer_layout import SHARD_ALIGNMENT, lay_out_buffers
-from megaopt_core.sharding.layout import LayoutOptions, World
+from megaopt_core.params import Granularity, ParamSpec
+from megaopt_core.sharding import LayoutOptions, World
 
 
 def spec(name, shape, *, group=0, dtype=torch.float32, is_expert=False, shared_embedding=False):

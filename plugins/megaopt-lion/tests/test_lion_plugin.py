@@ -12,7 +12,7 @@ from megaopt_lion.plugin import megaopt_api, megaopt_optimizer_entries
 from megaopt_lion.settings import LionSettings
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params.specs import Granularity
+from megaopt_core.params import Granularity
 
 ENTRY = megaopt_optimizer_entries()["lion"]
 

@@ -17,9 +17,7 @@ from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
-from megaopt_core.params.roles import Role
-from megaopt_core.params.specs import ParamInfo
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params import MatrixView, ParamInfo, Role
 
 PLAIN = MatrixView()
 QKV = MatrixView(split_sizes=(4, 2, 2), label="qkv")  # 8 rows in each of 4 query groups

@@ -9,9 +9,7 @@ from megaopt_muon.muon import init_state
 from torch import nn
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params.roles import Role
-from megaopt_core.params.specs import ParamInfo
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params import MatrixView, ParamInfo, Role
 
 QUINTIC = resolve_coefficients("quintic", 5)
 LR, MU, WD, BETA2, EPS = 0.02, 0.9, 0.1, 0.8, 1e-8

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
-from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
-from megaopt_core.optimizers.state_codes import decode_state, encode_state
+from megaopt_core import build_optimizer
+from megaopt_core.precision._state_codes import decode_state, encode_state
 
 
 def make(name, dtype, seed=0):

@@ -11,9 +11,7 @@ from megaopt_muon.muon import TensorParallelMuon, init_state
 from torch import nn
 
 from megaopt_core.errors import ConfigurationError, GradientError, ViewError
-from megaopt_core.params.roles import Role
-from megaopt_core.params.specs import ParamInfo
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params import MatrixView, ParamInfo, Role
 
 QUINTIC = resolve_coefficients("quintic", 5)
 SHAPES = [(6, 10), (10, 6), (8, 8), (6, 10)]

@@ -5,7 +5,7 @@ import torch
 from megaopt_muon.pieces import pieces_of
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params import MatrixView
 
 CASES = [
     (MatrixView(), (6, 8)),

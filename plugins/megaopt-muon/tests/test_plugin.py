@@ -14,8 +14,7 @@ from megaopt_muon.plugin import megaopt_api, megaopt_optimizer_entries
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params import Granularity, MatrixView, ParamSpec
 
 ENTRIES = megaopt_optimizer_entries()
 

@@ -16,10 +16,8 @@ from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
 from megaopt_core.errors import ParallelGroupError, ViewError
-from megaopt_core.parallel.groups import ProcessGroupCollection
-from megaopt_core.params.roles import Role
-from megaopt_core.params.specs import ParamInfo
-from megaopt_core.params.views import MatrixView
+from megaopt_core.parallel import ProcessGroupCollection
+from megaopt_core.params import MatrixView, ParamInfo, Role
 
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 TIMEOUT = 200  # seconds; importing takes most of them on a busy machine

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from megaopt_testing.fake_plugins import plugins
 
 from megaopt_core.cli import main
+
+__all__ = ["letters", "megaopt", "plugins"]
 
 type Megaopt = Callable[..., int]
 

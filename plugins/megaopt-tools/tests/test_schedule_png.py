@@ -4,9 +4,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from megaopt_tools.schedule_chart import add_schedule_arguments, run_schedule
 from megaopt_tools.schedule_png import offer_schedule_png
-
-from megaopt_core.schedules.chart import add_schedule_arguments, run_schedule
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit/checkpoint"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/tests"))
 
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint.manifest import read_manifest
 from random_cuts import random_cuts
 from training import logical_state, make, same, train, values
 
-from megaopt_core import load_checkpoint, save_checkpoint
-from megaopt_core.checkpoint.manifest import read_manifest
 from megaopt_core.errors import CheckpointBusyError, CheckpointCorruptError, CheckpointError
 
 pytestmark = pytest.mark.distributed
@@ -85,7 +85,9 @@ def _has_distributed():
 
 def hop_in_buffers(rank, size, source, target, ddp):
     """As `hop`, under megaopt's own wrapper, where parameters are views of buffers."""
-    from megaopt_core import DistributedDataParallel, DistributedDataParallelConfig, build_optimizer
+    from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    from megaopt_core import build_optimizer
 
     settings = {"lr": 1e-2, "clip_grad": 0.0, "bf16": True}
     config = DistributedDataParallelConfig(use_distributed_optimizer=True, **ddp)
@@ -166,7 +168,7 @@ def errors_of_ranks(rank, size, folder):
     )
     # Somebody else holds the lock.
     if rank == 0:
-        from megaopt_core.checkpoint.staging import Staging
+        from megaopt_checkpoint.staging import Staging
 
         held = Staging.begin(Path(folder) / "busy")
     dist.barrier()

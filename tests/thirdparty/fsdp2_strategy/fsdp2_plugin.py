@@ -10,8 +10,7 @@ from attrs import define, frozen
 from torch.distributed.tensor import DTensor
 
 from megaopt_core import Granularity, ParamSpec, ShardingStrategy, hookimpl
-from megaopt_core.sharding.base import LiveModel, Piece, ShardedParams
-from megaopt_core.sharding.layout import PieceSpec
+from megaopt_core.sharding import LiveModel, Piece, PieceSpec, ShardedParams
 
 megaopt_api = "1"
 

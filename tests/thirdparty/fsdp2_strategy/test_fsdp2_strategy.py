@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from megaopt_core import build_optimizer, load_checkpoint, save_checkpoint
+from megaopt_core import build_optimizer
 from megaopt_core.registry import PluginRegistry, reset_registry
 
 DISTRIBUTED = Path(__file__).parents[2] / "distributed"

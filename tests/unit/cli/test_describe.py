@@ -5,7 +5,7 @@ import json
 import pytest
 
 from megaopt_core.cli import main
-from megaopt_core.config_fields import CORE_FIELD_NAMES
+from megaopt_core.config import CORE_FIELD_NAMES
 
 PLUGIN = """
 @frozen

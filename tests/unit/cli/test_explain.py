@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from megaopt_core.cli import main
-from megaopt_core.cli.assignments import parse_assignments
+from megaopt_core.cli import main, parse_assignments
 
 PLUGIN = """
 @frozen

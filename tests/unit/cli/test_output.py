@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaopt_core.cli.output import terminal_width, wrapped_table
+from megaopt_core.cli._output import terminal_width, wrapped_table
 
 HEADER = ["name", "why"]
 ROWS = [["layers.0.norm.weight", "one dimension, so it is stepped element by element"], ["b", ""]]

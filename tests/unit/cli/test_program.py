@@ -3,7 +3,7 @@
 import pytest
 
 from megaopt_core.cli import main
-from megaopt_core.cli.program import CORE_COMMANDS, build_parser
+from megaopt_core.cli._program import CORE_COMMANDS, build_parser
 from megaopt_core.registry import reset_registry
 
 ADDS_COMMAND = """

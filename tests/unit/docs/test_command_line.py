@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from megaopt_core.cli.program import CORE_COMMANDS
+from megaopt_core.cli._program import CORE_COMMANDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from megaopt_core.config_fields import core_field_info
-from megaopt_core.discovery.choice import ALLOW, DISABLE
-from megaopt_core.field_kinds import dtype_name
+from megaopt_core.config import core_field_info, dtype_name
+from megaopt_core.registry import ALLOW, DISABLE
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
-from megaopt_core.testing.plugins import temporary_plugin
 
 LOW = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 MOMENTS = {"exp_avg": LOW, "exp_avg_sq": LOW}

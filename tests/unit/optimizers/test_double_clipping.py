@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from megaopt_core.optimizers.double_clipping import DoubleClippingWatch
+from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 
 
 def _warnings_of(norms: list[float]) -> list[int]:

@@ -11,16 +11,13 @@ from torch import nn
 
 from megaopt_core import ConstantGradScaler, OptimizerConfig
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.optimizers.base import MegatronOptimizer
-from megaopt_core.optimizers.counting import Counting
-from megaopt_core.optimizers.full_precision import Fp32
-from megaopt_core.optimizers.inner import init_inner_state
-from megaopt_core.optimizers.main_params import MainParams
-from megaopt_core.optimizers.precision_aware import ParamRemainders
-from megaopt_core.optimizers.state_dict import export_state_dict
-from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.sharding.base import LiveModel, Piece, ShardedParams
-from megaopt_core.sharding.layout import PieceSpec
+from megaopt_core.execution._inner import init_inner_state
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._state_dict import export_state_dict
+from megaopt_core.params import Granularity, ParamSpec
+from megaopt_core.precision import Fp32, MainParams, ParamRemainders
+from megaopt_core.sharding import LiveModel, Piece, PieceSpec, ShardedParams
 
 PADDING = 3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megaopt_core.errors import GradientError
-from megaopt_core.optimizers.grad_stats import count_zeros, scale_gradients, sum_of_squares
+from megaopt_core.optimizers._gradients.statistics import count_zeros, scale_gradients, sum_of_squares
 
 CPU = torch.device("cpu")
 

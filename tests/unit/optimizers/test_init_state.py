@@ -6,17 +6,12 @@ import random
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch import nn
 
-from megaopt_core import (
-    FP32Optimizer,
-    MixedPrecisionOptimizer,
-    OptimizerConfig,
-    load_checkpoint,
-    save_checkpoint,
-)
+from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig
 from megaopt_core.errors import StateDictError
-from megaopt_core.optimizers.undo import remember
+from megaopt_core.execution._undo import remember
 
 CLASSES = {
     "Adadelta": [{}],

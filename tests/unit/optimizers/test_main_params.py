@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from megaopt_core.optimizers.main_params import MainParams
+from megaopt_core.precision import MainParams
 
 BETA1, BETA2, EPS, LR, WD = 0.9, 0.999, 1e-8, 0.01, 0.1
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, ParamKey
-from megaopt_core.optimizers.result import StepResult
+from megaopt_core.optimizers import StepResult
 
 
 def _grads(model: nn.Module) -> list[torch.Tensor]:
@@ -465,5 +465,5 @@ def test_a_skipped_step_is_logged(mlp, build, give, caplog) -> None:
     with caplog.at_level("INFO", logger="megaopt_core"):
         optimizer.step()
     [record] = caplog.records
-    assert record.name == "megaopt_core.optimizers.pipeline"
+    assert record.name == "megaopt_core.optimizers._pipeline"
     assert record.getMessage().endswith("not finite on some rank; the loss scale is 4 now")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from attrs import field, frozen
+from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, UnsupportedSettingError
-from megaopt_core.optimizers.state_codes import decode_state, encode_state
-from megaopt_core.testing import temporary_plugin
+from megaopt_core.precision._state_codes import decode_state, encode_state
 
 NARROW = frozenset({torch.float32, torch.bfloat16, torch.float8_e5m2})
 AWARE = {"bf16": True, "use_precision_aware_optimizer": True}

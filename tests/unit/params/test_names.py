@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from megaopt_core.params.names import named_modules, named_params, unwrap
+from megaopt_core.params import named_modules, named_params, unwrap
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megaopt_core import ParamGroupOverride, combine_param_group_overrides, param_group_override_to_tuple
 from megaopt_core.errors import OverrideConflictError, OverrideError
-from megaopt_core.params.overrides import validate_override
+from megaopt_core.params._overrides import validate_override
 
 VALUES = st.one_of(st.integers(-3, 3), st.text(max_size=3), st.none(), st.tuples(st.integers(0, 3)))
 COMMON = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params.views import MATRIX, MatrixView
+from megaopt_core.params import MATRIX, MatrixView
 
 small = st.integers(1, 4)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megaopt_core.schedules.state import _OLD_KEYS
-from megaopt_core.schedules.styles import BUILTIN_STYLES, WSD_DECAYS, LearningRatePoint
+from megaopt_core.schedules import BUILTIN_STYLES
+from megaopt_core.schedules._scheduler_state import _OLD_KEYS
+from megaopt_core.schedules._styles import WSD_DECAYS, LearningRatePoint
 
 PAGE = Path(__file__).parents[3] / "docs" / "schedules.md"
 

@@ -9,7 +9,7 @@ import torch
 
 from megaopt_core.errors import DuplicateNameError, ScheduleError
 from megaopt_core.registry import PluginRegistry, reset_registry
-from megaopt_core.schedules.scheduler import OptimizerParamScheduler
+from megaopt_core.schedules import OptimizerParamScheduler
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 

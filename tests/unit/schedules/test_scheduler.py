@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ScheduleError
-from megaopt_core.schedules.scheduler import OptimizerParamScheduler
-from megaopt_core.schedules.styles import BUILTIN_STYLES, ScheduleStyle
+from megaopt_core.plugin_api import ScheduleStyle
+from megaopt_core.schedules import BUILTIN_STYLES, OptimizerParamScheduler
 
 SETTINGS = {
     "init_lr": 0.0,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 from megaopt_core.errors import ScheduleError
-from megaopt_core.schedules.scheduler import OptimizerParamScheduler
+from megaopt_core.schedules import OptimizerParamScheduler
 
 SETTINGS = {
     "init_lr": 0.0,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megaopt_core.errors import ScheduleError
-from megaopt_core.schedules.scheduler import OptimizerParamScheduler
+from megaopt_core.schedules import OptimizerParamScheduler
 
 SETTINGS = {
     "init_lr": 0.0,

@@ -8,14 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ScheduleError
-from megaopt_core.schedules.styles import (
-    BUILTIN_STYLES,
-    WSD_DECAYS,
-    AfterDecay,
-    LearningRatePoint,
-    ScheduleStyle,
-    WeightDecayPoint,
-)
+from megaopt_core.plugin_api import AfterDecay, ScheduleStyle
+from megaopt_core.schedules import BUILTIN_STYLES
+from megaopt_core.schedules._styles import WSD_DECAYS, LearningRatePoint, WeightDecayPoint
 
 LR_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WD_STYLES = ("constant", "linear", "cosine")

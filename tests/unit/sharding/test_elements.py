@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params.specs import Shard
-from megaopt_core.sharding.elements import elements_of, store_elements
+from megaopt_core.params import Shard
+from megaopt_core.sharding._elements import elements_of, store_elements
 
 WHOLE = torch.arange(24.0).view(4, 3, 2)
 

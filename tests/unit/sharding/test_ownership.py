@@ -6,8 +6,7 @@ from attrs import frozen
 
 from megaopt_core.errors import OwnershipError
 from megaopt_core.params import AxisPlacement, Granularity, ParamSpec
-from megaopt_core.sharding import Peers, PieceSpec, World
-from megaopt_core.sharding.ownership import require_partition
+from megaopt_core.sharding import Peers, PieceSpec, World, require_partition
 
 
 def spec_of(name="w", shape=(16, 4), **more):

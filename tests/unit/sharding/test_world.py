@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import AxisPlacement, Granularity, ParamSpec
 from megaopt_core.sharding import Peers, PieceSpec, World
-from megaopt_core.sharding.stage_specs import _Held, _merged
+from megaopt_core.sharding._stage_specs import _Held, _merged
 
 
 def spec_of(name="w", shape=(8, 4), **more):

@@ -15,7 +15,7 @@ from megaopt_core import OptimizerEntry, hookimpl
 
 if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig, ProcessGroupCollection
-    from megaopt_core.entries import ConfigToKwargs
+    from megaopt_core.plugin_api import ConfigToKwargs
 
 __all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from attrs import field, frozen
 
-from megaopt_core.field_kinds import STATE_DTYPES, parse_dtype
-from megaopt_core.validators import between, one_of, positive
+from megaopt_core.config import STATE_DTYPES, between, one_of, parse_dtype, positive
 
 __all__ = ["AdamSettings", "SGDSettings"]
 

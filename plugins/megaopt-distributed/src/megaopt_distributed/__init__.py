@@ -1,3 +1,25 @@
-"""The distributed optimizer (ZeRO-1) as a megaopt plugin."""
+"""Data parallelism and the distributed optimizer (ZeRO-1) as a megaopt plugin."""
 
-__all__: list[str] = []
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaopt_distributed.ddp.config import DistributedDataParallelConfig
+    from megaopt_distributed.ddp.data_parallel import DistributedDataParallel
+    from megaopt_distributed.ddp.planning import plan_full_param_layout
+
+__all__ = ["DistributedDataParallel", "DistributedDataParallelConfig", "plan_full_param_layout"]
+
+_HOME = {
+    "DistributedDataParallel": "ddp.data_parallel",
+    "DistributedDataParallelConfig": "ddp.config",
+    "plan_full_param_layout": "ddp.planning",
+}
+
+
+if not TYPE_CHECKING:  # listing plugins imports this package, and needs none of what it holds
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

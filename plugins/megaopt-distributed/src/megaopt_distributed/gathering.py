@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from attrs import define, field, frozen
 
-from megaopt_core.distributed.bucket import Bucket
-from megaopt_core.sharding.layout import BufferKey, PieceSpec
+from megaopt_core.sharding import BufferKey, PieceSpec
+from megaopt_distributed.buffers.bucket import Bucket
 
 __all__ = ["GatheredBucket", "Gathering"]
 

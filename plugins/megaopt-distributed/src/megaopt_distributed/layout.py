@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field
 
-from megaopt_core.params.specs import ParamSpec, RankCoordinates
-from megaopt_core.sharding.buffer_layout import lay_out_buffers
-from megaopt_core.sharding.layout import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_core.params import ParamSpec, RankCoordinates
+from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_distributed.buffers.buffer_layout import lay_out_buffers
 
 __all__ = ["FlatLayout", "as_whole"]
 

@@ -9,13 +9,12 @@ import torch
 from attrs import define, evolve, field
 
 from megaopt_core import ProcessGroupCollection
-from megaopt_core.distributed.bucket import Bucket, Reduction
-from megaopt_core.distributed.collectives import communicator
-from megaopt_core.distributed.flat import move_into
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.params.names import named_params
-from megaopt_core.sharding.base import LiveModel, Piece, finish_grad_sync, gradient_of
-from megaopt_core.sharding.layout import BufferKey, PieceSpec
+from megaopt_core.params import named_params
+from megaopt_core.sharding import BufferKey, LiveModel, Piece, PieceSpec, finish_grad_sync, gradient_of
+from megaopt_distributed.buffers.bucket import Bucket, Reduction
+from megaopt_distributed.buffers.collectives import communicator
+from megaopt_distributed.buffers.flat import move_into
 from megaopt_distributed.gathering import GatheredBucket, Gathering
 from megaopt_distributed.layout import FlatLayout
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from megaopt_core.sharding.base import Piece, ShardedParams
-from megaopt_core.sharding.layout import PieceSpec
+from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
 from megaopt_distributed.memory import Memory
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from attrs import evolve, frozen
 
 from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
 from megaopt_core.errors import ShardingError
-from megaopt_core.sharding.base import LiveModel, ParamLayout
-from megaopt_core.sharding.buffer_layout import default_bucket_size, lay_out_buffers
-from megaopt_core.sharding.layout import FullParamLayout, LayoutOptions, World
+from megaopt_core.sharding import FullParamLayout, LayoutOptions, LiveModel, ParamLayout, World
+from megaopt_distributed.buffers.buffer_layout import default_bucket_size, lay_out_buffers
 from megaopt_distributed.layout import FlatLayout
 from megaopt_distributed.memory import memory_of
 from megaopt_distributed.params import DistributedParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from megaopt_core.validators import between, one_of
+from megaopt_core.config import between, one_of
 
 __all__ = ["LionSettings"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from megaopt_core.errors import ParallelGroupError
-from megaopt_core.parallel.groups import ProcessGroupCollection, size_of
+from megaopt_core.parallel import ProcessGroupCollection, size_of
 from megaopt_muon.plans import is_expert, partition_dim_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params.views import MatrixView
+from megaopt_core.params import MatrixView
 
 __all__ = ["Piece", "pieces_of"]
 

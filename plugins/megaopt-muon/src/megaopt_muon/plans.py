@@ -9,13 +9,13 @@ import torch
 from attrs import evolve, frozen
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params.views import MATRIX, MatrixView
+from megaopt_core.params import MATRIX, MatrixView
 from megaopt_muon.pieces import Piece, pieces_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from megaopt_core.params.specs import ParamInfo
+    from megaopt_core.params import ParamInfo
 
 __all__ = ["Cut", "MatrixPlan", "is_expert", "partition_dim_of", "plan_parameter", "view_of"]
 

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.entries import OptimizerEntry
-from megaopt_core.hookspecs import hookimpl
-from megaopt_core.params.specs import Granularity, ParamSpec
-from megaopt_core.params.views import MATRIX, MatrixView
+from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
+from megaopt_core.plugin_api import OptimizerEntry, hookimpl
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
-    from megaopt_core.parallel.groups import ProcessGroupCollection
-    from megaopt_core.params.keys import ParamKey
-    from megaopt_core.params.overrides import ParamGroupOverride
+    from megaopt_core.parallel import ProcessGroupCollection
+    from megaopt_core.params import ParamGroupOverride, ParamKey
 
 __all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 

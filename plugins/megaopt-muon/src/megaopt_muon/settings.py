@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from attrs import Attribute, field, frozen
 
+from megaopt_core.config import STATE_DTYPES, between, one_of, parse_dtype, positive, whole_number
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.field_kinds import STATE_DTYPES, parse_dtype
-from megaopt_core.validators import between, one_of, positive, whole_number
 from megaopt_muon.scale import SCALE_MODES
 
 __all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "TP_MODES", "AdaptiveMuonSettings", "MuonSettings"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from megaopt_tools.training import PARTS, RunResult, StepRecord
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers.report import OptimizerReport
+    from megaopt_core.reporting import OptimizerReport
 
 __all__ = ["EventLog"]
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megaopt_tools.training import RunResult, StepRecord
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers.report import OptimizerReport
+    from megaopt_core.reporting import OptimizerReport
 
 __all__ = ["BarProgress", "LineProgress", "RunProgress", "progress_for"]
 

@@ -16,7 +16,7 @@ from megaopt_tools.records import run_record, write_json
 from megaopt_tools.training import Run, RunResult, StepRecord, Watcher
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers.report import OptimizerReport
+    from megaopt_core.reporting import OptimizerReport
 
 __all__ = ["make_folder", "run_into"]
 

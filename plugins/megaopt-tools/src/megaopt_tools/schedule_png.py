@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, _SubParsersAction
 
-from megaopt_core.schedules.chart import ScheduleSamples
+from megaopt_tools.schedule_chart import ScheduleSamples
 
 __all__ = ["draw_schedule_png", "offer_schedule_png"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from megaopt_core.cli.assignments import add_set_option, parse_assignments
+from megaopt_core.cli import add_set_option, parse_assignments
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
 from megaopt_tools.options import add_run_options, recipe_of, use_threads
@@ -18,7 +18,7 @@ from megaopt_tools.text import load_text
 from megaopt_tools.training import Run, RunResult, StepRecord
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers.report import OptimizerReport
+    from megaopt_core.reporting import OptimizerReport
 __all__ = ["add_train_command", "run_train"]
 
 _ABOUT = "train a small GPT on a text with one optimizer"

@@ -17,7 +17,7 @@ from megaopt_tools.recipe import Recipe
 from megaopt_tools.text import Text, batches, windows
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers.report import OptimizerReport
+    from megaopt_core.reporting import OptimizerReport
 
 __all__ = ["PARTS", "Run", "RunResult", "StepRecord", "Watcher", "bits_per_byte"]
 

@@ -4,7 +4,7 @@ import torch
 from attrs import field, frozen
 
 from megaopt_core import OptimizerEntry, hookimpl
-from megaopt_core.validators import between
+from megaopt_core.config import between
 
 megaopt_api = "1"
 ABOUT = "every weight moves by the learning rate, against the sign of its momentum"

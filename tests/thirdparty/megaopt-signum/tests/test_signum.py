@@ -1,4 +1,4 @@
-from megaopt_core.testing import parametrize_with_checks
+from megaopt_testing import parametrize_with_checks
 
 
 @parametrize_with_checks("signum", lr=0.01, signum_beta=0.8)

@@ -1,1 +1,0 @@
-"""Checkpoints: one form, keyed by parameter names, that every world size, strategy and precision can load."""

@@ -1,0 +1,77 @@
+"""`megaopt optimizers`: every optimizer that is installed."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from typing import Any
+
+from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.registry._registry import get_registry
+
+__all__ = ["add_command", "run", "settings_of_optimizer"]
+
+
+def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add `megaopt optimizers`.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+    """
+    about = "list the optimizers that the installed plugins bring"
+    parser = commands.add_parser("optimizers", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
+    """Print the optimizers.
+
+    Args:
+        args: `json`.
+
+    Returns:
+        0.
+    """
+    found = [_about(name) for name in get_registry().optimizers()]
+    if args.json:
+        print_json(found)
+        return 0
+    if not found:
+        print("No optimizer is installed. Optimizers are plugins: `pip install` the one that you want.")
+        return 0
+    rows = [
+        [
+            optimizer["name"],
+            optimizer["plugin"],
+            optimizer["granularity"],
+            ", ".join(optimizer["settings"]) or "-",
+            optimizer["description"],
+        ]
+        for optimizer in found
+    ]
+    print_table(["optimizer", "plugin", "granularity", "settings", "what it is"], rows)
+    print("\n`megaopt describe NAME` explains the settings of one.")
+    return 0
+
+
+def _about(name: str) -> dict[str, Any]:
+    registry = get_registry()
+    entry = registry.optimizer(name)
+    return {
+        "name": name,
+        "plugin": registry.owner("optimizer", name).source,
+        "granularity": entry.granularity.value,
+        "settings": settings_of_optimizer(name),
+        "description": entry.description,
+    }
+
+
+def settings_of_optimizer(name: str) -> list[str]:
+    """Return the full names of the settings that an optimizer reads, its own first.
+
+    Args:
+        name: the optimizer.
+    """
+    prefixes = get_registry().optimizer(name).setting_prefixes
+    owners = get_registry().setting_owners()
+    return [full for prefix in prefixes for full, info in owners.items() if info.prefix == prefix]

@@ -1,0 +1,105 @@
+"""`megaopt plugins`: what is installed, and whether it works."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from typing import Any
+
+import attrs
+
+from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError
+from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
+from megaopt_core.registry._registry import get_registry
+
+__all__ = ["add_command", "run"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `megaopt plugins`.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+    """
+    about = "list the installed plugins"
+    parser = commands.add_parser(
+        "plugins", help=about, description=f"{about.capitalize()}; none is imported."
+    )
+    parser.add_argument(
+        "--load", action="store_true", help="import them: what each provides, or why it is broken"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plugins.
+
+    Args:
+        args: `load`, `json`.
+
+    Returns:
+        0, or 2 if two plugins give one name.
+    """
+    registry = get_registry()
+    conflict = None
+    if args.load:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BrokenPluginWarning)  # the table says it
+                registry.load()
+        except DuplicateNameError as error:
+            conflict = str(error)
+    provided = {plugin.info.name: _provided(plugin) for plugin in registry.loaded_plugins()}
+    infos = registry.plugins()
+    if args.json:
+        print_json([_as_dict(info, provided.get(info.name)) for info in infos])
+    else:
+        header = ["plugin", "distribution", "version", "status", "provides" if args.load else "module"]
+        print_table(header, [_row(info, provided.get(info.name, {}), load=args.load) for info in infos])
+        for info in infos:
+            if info.traceback:
+                print(f"\n{info.name} failed to load:\n\n{info.traceback.rstrip()}")
+    if conflict is not None:
+        print(f"megaopt: error: {conflict}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _row(info: PluginInfo, provided: dict[str, list[str]], *, load: bool) -> list[str]:
+    last = info.module
+    if load:
+        last = "; ".join(f"{what}: {', '.join(names)}" for what, names in provided.items() if names) or "-"
+    if info.status in (PluginStatus.BLOCKED, PluginStatus.BROKEN):
+        last = info.error
+    return [info.name, info.distribution or "-", info.version or "-", info.status.value, last]
+
+
+def _as_dict(info: PluginInfo, provided: dict[str, list[str]] | None) -> dict[str, Any]:
+    known = {**attrs.asdict(info), "status": info.status.value}
+    return known if provided is None else {**known, "provides": provided}
+
+
+def _provided(plugin: LoadedPlugin) -> dict[str, list[str]]:
+    return {
+        "optimizers": list(plugin.optimizers),
+        "strategies": list(plugin.strategies),
+        "schedules": list(plugin.schedules),
+        "commands": _commands_of(plugin),
+        "other hooks": [
+            hook for hook in ("megaopt_annotate_params", "megaopt_param_overrides") if plugin.has(hook)
+        ],
+    }
+
+
+def _commands_of(plugin: LoadedPlugin) -> list[str]:
+    if not plugin.has("megaopt_commands"):
+        return []
+    commands = argparse.ArgumentParser().add_subparsers()
+    try:
+        plugin.hooks.megaopt_commands(commands=commands)
+    except Exception as error:  # noqa: BLE001 - the plugin's fault belongs in the table
+        return [f"(failed: {type(error).__name__}: {error})"]
+    return list(commands.choices)

@@ -1,0 +1,127 @@
+"""The entry point of `megaopt`: parsing, plugins' commands, and how errors are shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from megaopt_checkpoint import convert_command as convert
+from megaopt_checkpoint import verify_command as verify_checkpoint
+from megaopt_testing import check_plugin_command as check_plugin
+from megaopt_tools import schedule_command as schedule
+
+from megaopt_core.cli import _describe as describe
+from megaopt_core.cli import _explain as explain
+from megaopt_core.cli import _optimizers as optimizers
+from megaopt_core.cli import _plugins as plugins
+from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, MegaoptError
+from megaopt_core.registry._registry import get_registry
+
+__all__ = ["CORE_COMMANDS", "build_parser", "main"]
+
+_MODULES = (plugins, optimizers, describe, explain, schedule, check_plugin, verify_checkpoint, convert)
+
+CORE_COMMANDS = (
+    "plugins",
+    "optimizers",
+    "describe",
+    "explain",
+    "schedule",
+    "check-plugin",
+    "verify-checkpoint",
+    "convert",
+)
+"""Commands that the core brings."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `megaopt`.
+
+    Args:
+        argv: the arguments; None: those of the process.
+
+    Returns:
+        The exit status: 0 for success, 2 after an error that megaopt explains in a line.
+
+    Raises:
+        SystemExit: as argparse does after `--help` or for wrong arguments.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    with _plain_warnings():
+        parser = build_parser(with_plugins=command != "plugins")
+        parsed = parser.parse_args(arguments)
+        if parsed.command is None:
+            parser.print_help()
+            return 0
+        try:
+            return int(parsed.run(parsed) or 0)
+        except MegaoptError as error:
+            if parsed.traceback:
+                traceback.print_exc()
+            print(f"megaopt: error: {error}", file=sys.stderr)
+            return 2
+        except BrokenPipeError:  # `megaopt ... | head` closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except KeyboardInterrupt:
+            return 130
+
+
+def build_parser(*, with_plugins: bool = True) -> ArgumentParser:
+    """Return the parser of `megaopt`.
+
+    Args:
+        with_plugins: load the plugins, and add their commands.
+    """
+    parser = ArgumentParser(
+        prog="megaopt", description="Optimizers of large-model training, every one a plugin."
+    )
+    parser.add_argument("--version", action="version", version=f"megaopt-core {_version()}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for module in _MODULES:
+        module.add_command(commands)
+    if with_plugins:
+        _add_plugin_commands(commands)
+    return parser
+
+
+def _add_plugin_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+    try:
+        failed: Sequence[MegaoptError] = get_registry().call_every("megaopt_commands", commands=commands)
+    except DuplicateNameError as conflict:
+        failed = [conflict]
+    for failure in failed:
+        print(f"megaopt: warning: {failure}", file=sys.stderr)
+
+
+def _version() -> str:
+    try:
+        return version("megaopt-core")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show the warning about a broken plugin as one line, not with a line of megaopt's own source."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", BrokenPluginWarning)
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+            if issubclass(category, BrokenPluginWarning):
+                print(f"megaopt: warning: {message}", file=sys.stderr)
+            else:
+                as_usual(message, category, *where, **options)
+
+        warnings.showwarning = show  # what warnings documents for this; it is put back at the end
+        yield

@@ -1,0 +1,50 @@
+"""Writing down what a run was configured with."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.parallel._groups import is_distributed
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+
+__all__ = ["CONFIG_FILE", "dump_config"]
+
+CONFIG_FILE = "optimizer_config.json"
+
+
+def dump_config(config: OptimizerConfig, folder: str) -> None:
+    """Write a configuration to `optimizer_config.json`, which `OptimizerConfig.from_dict` reads; rank 0 writes.
+
+    The file is replaced as a whole: a reader never sees half of one.
+
+    Args:
+        config: the run's configuration.
+        folder: where to; it is made if it does not exist.
+
+    Raises:
+        ConfigurationError: the folder cannot be written to.
+    """
+    if is_distributed() and dist.get_rank() != 0:
+        return
+    target = Path(folder) / CONFIG_FILE
+    text = json.dumps({"torch": torch.__version__, "config": config.to_dict()}, indent=2, default=repr)
+    partial = target.with_suffix(f".{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text + "\n")
+        partial.replace(target)
+    except OSError as error:
+        raise ConfigurationError(
+            f"config_logger_dir={folder!r}: cannot be written to ({error})",
+            setting="config_logger_dir",
+            value=folder,
+        ) from error

@@ -1,0 +1,229 @@
+"""The fields of `OptimizerConfig` that need no plugin: name, type, default, check and help of each."""
+
+# ruff: noqa: RUF009 - the helpers return attrs fields
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import define, fields, frozen
+from attrs.validators import and_, optional
+
+from megaopt_core.config._field_kinds import (
+    FLOAT_DTYPES,
+    STATE_DTYPES,
+    at_least_one,
+    default_only,
+    dtype_name,
+    dtype_setting,
+    is_function,
+    is_name,
+    is_text,
+    setting,
+    switch,
+)
+from megaopt_core.config._validators import not_negative, positive, whole_number
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
+
+__all__ = ["CORE_FIELD_NAMES", "CoreFieldInfo", "CoreFields", "core_field_info"]
+
+_NO_FP8 = "megaopt does not train with fp8 parameters"
+_NO_OFFLOAD = "megaopt does not keep optimizer states on the CPU"
+_NO_GRAPH = "megaopt does not capture the optimizer step as a CUDA graph"
+
+
+@define(slots=False, kw_only=True, eq=False, repr=False)
+class CoreFields:
+    """What every configuration has, whichever plugins are installed."""
+
+    optimizer: str = setting(
+        DEFAULT_OPTIMIZER,
+        is_name,
+        "Name of the optimizer; `megaopt optimizers` lists those that are installed.",
+    )
+    lr: float | None = setting(
+        None,
+        optional(not_negative()),
+        "Peak learning rate. None: each optimizer's own default, where it has one.",
+    )
+    min_lr: float | None = setting(
+        None, optional(not_negative()), "Learning rate below which a schedule does not fall."
+    )
+    decoupled_lr: float | None = setting(
+        None, optional(not_negative()), "Learning rate of embeddings and output heads. None: they use `lr`."
+    )
+    decoupled_min_lr: float | None = setting(
+        None,
+        optional(not_negative()),
+        "`min_lr` of embeddings and output heads, where `decoupled_lr` is set.",
+    )
+    weight_decay: float = setting(
+        0.01, not_negative(), "Weight decay; each group multiplies it by its `wd_mult`."
+    )
+    decoupled_weight_decay: bool = switch(
+        default=True,
+        help="Shrink the weights directly instead of adding to the gradient, in optimizers that read this.",
+    )
+    apply_wd_to_qk_layernorm: bool = switch(
+        "Decay the layer norms of queries and keys too, which otherwise are not, like all vectors.",
+    )
+    clip_grad: float = setting(
+        1.0, not_negative(), "Largest global L2 norm of the gradients; 0 does not clip."
+    )
+    log_num_zeros_in_grad: bool = switch("Count the zeros in the gradients at every step.")
+
+    sharding: str | None = setting(
+        None,
+        optional(is_name),
+        "Sharding strategy over the data-parallel ranks. None: every rank keeps everything.",
+    )
+    use_distributed_optimizer: bool = switch(
+        "Another way to write `sharding='distributed'`: each rank steps its share of the elements.",
+    )
+    use_layer_wise_distributed_optimizer: bool = switch(
+        "Another way to write `sharding='layer_wise'`: each rank steps whole tensors."
+    )
+    overlap_param_gather: bool = switch(
+        "Gather updated parameters while the forward pass computes; give DDP the same value."
+    )
+    overlap_param_gather_with_optimizer_step: bool = switch(
+        "Step bucket by bucket, gathering each while the next is stepped."
+    )
+
+    fp16: bool = switch("Train an fp16 model with fp32 main parameters and loss scaling.")
+    bf16: bool = switch("Train a bf16 model with fp32 main parameters.")
+    params_dtype: torch.dtype = dtype_setting(FLOAT_DTYPES, "Dtype in which the weights are initialised.")
+    use_precision_aware_optimizer: bool = switch(
+        "Let main parameters, main gradients and optimizer states be kept in the four dtypes below.",
+    )
+    store_param_remainders: bool = switch(
+        default=True,
+        help="With a precision-aware optimizer on bf16 parameters: keep only the low 16 bits of each fp32 main "
+        "parameter; the high bits are the parameter itself.",
+    )
+    main_grads_dtype: torch.dtype = dtype_setting(
+        STATE_DTYPES, "Dtype of main gradients (precision-aware optimizer)."
+    )
+    main_params_dtype: torch.dtype = dtype_setting(
+        STATE_DTYPES, "Dtype of main parameters (precision-aware optimizer)."
+    )
+    exp_avg_dtype: torch.dtype = dtype_setting(
+        STATE_DTYPES, "Dtype of the first moment (precision-aware optimizer)."
+    )
+    exp_avg_sq_dtype: torch.dtype = dtype_setting(
+        STATE_DTYPES, "Dtype of the second moment (precision-aware optimizer)."
+    )
+
+    loss_scale: float | None = setting(
+        None, optional(positive()), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."
+    )
+    initial_loss_scale: float = setting(float(2**32), positive(), "Where dynamic loss scaling begins.")
+    min_loss_scale: float = setting(1.0, positive(), "Smallest dynamic loss scale.")
+    loss_scale_window: float = setting(
+        1000,
+        and_(positive(), at_least_one),
+        "Steps without overflow after which the dynamic loss scale grows.",
+    )
+    hysteresis: int = setting(2, whole_number(1), "Overflows after which the dynamic loss scale falls.")
+
+    barrier_with_L1_time: bool = switch(  # noqa: N815 - an established name
+        "Wait for all ranks around what the timers of level 1 measure."
+    )
+    timers: Callable[..., Any] | None = setting(
+        None,
+        optional(is_function),
+        "Function from name and log level to a timer; left out of files and pickles.",
+    )
+    config_logger_dir: str = setting(
+        "", is_text, "Folder into which configurations are written; empty: nowhere."
+    )
+
+    fp8_recipe: str | None = default_only(default=None, why=_NO_FP8, help="Recipe of fp8 training.")
+    reuse_grad_buf_for_mxfp8_param_ag: bool = default_only(
+        default=False, why=_NO_FP8, help="Gather mxfp8 parameters through the gradient buffer."
+    )
+    optimizer_cpu_offload: bool = default_only(
+        default=False, why=_NO_OFFLOAD, help="Keep optimizer states on the CPU."
+    )
+    optimizer_offload_fraction: float = default_only(
+        default=0.0, why=_NO_OFFLOAD, help="Share of the states that is kept on the CPU."
+    )
+    use_torch_optimizer_for_cpu_offload: bool = default_only(
+        default=False, why=_NO_OFFLOAD, help="Step on the CPU with torch.optim."
+    )
+    overlap_cpu_optimizer_d2h_h2d: bool = default_only(
+        default=False, why=_NO_OFFLOAD, help="Overlap the step on the CPU with copies to and from it."
+    )
+    pin_cpu_grads: bool = default_only(default=True, why=_NO_OFFLOAD, help="Pin gradients in CPU memory.")
+    pin_cpu_params: bool = default_only(default=True, why=_NO_OFFLOAD, help="Pin parameters in CPU memory.")
+    optimizer_cuda_graph: bool = default_only(
+        default=False, why=_NO_GRAPH, help="Capture the optimizer step as a CUDA graph."
+    )
+
+    def __attrs_post_init__(self) -> None:
+        _check_together(self)
+
+
+CORE_FIELD_NAMES = tuple(attribute.name for attribute in fields(CoreFields))
+"""Names of the core's fields, in their order."""
+
+
+def _check_together(config: CoreFields) -> None:
+    if config.fp16 and config.bf16:
+        raise ConfigurationError(
+            "fp16=True and bf16=True: at most one of them can be True", setting="fp16", value=True
+        )
+    _ordered(config, "min_lr", "lr")
+    _ordered(config, "decoupled_min_lr", "decoupled_lr")
+    _ordered(config, "min_loss_scale", "initial_loss_scale")
+    if config.use_precision_aware_optimizer:
+        return
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        dtype = getattr(config, name)
+        if dtype != torch.float32:
+            raise ConfigurationError(
+                f"{name}={dtype_name(dtype)!r}: must be 'float32' unless use_precision_aware_optimizer=True",
+                setting=name,
+                value=dtype,
+            )
+
+
+def _ordered(config: CoreFields, low: str, high: str) -> None:
+    least, most = getattr(config, low), getattr(config, high)
+    if least is not None and most is not None and least > most:
+        raise ConfigurationError(
+            f"{low}={least!r}: must not be above {high}={most!r}", setting=low, value=least
+        )
+
+
+@frozen
+class CoreFieldInfo:
+    """What is to be known about one core field.
+
+    Args:
+        name: the field's name.
+        type: its annotated type.
+        default: its default.
+        help: what it does.
+    """
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def core_field_info() -> tuple[CoreFieldInfo, ...]:
+    """Return name, type, default and help of every core field, in their order.
+
+    Example:
+        >>> core_field_info()[1].name, core_field_info()[1].type
+        ('lr', 'float | None')
+    """
+    return tuple(
+        CoreFieldInfo(attribute.name, str(attribute.type), attribute.default, attribute.metadata["help"])
+        for attribute in fields(CoreFields)
+    )

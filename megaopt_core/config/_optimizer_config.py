@@ -1,0 +1,259 @@
+"""The configuration of a run: the core's fields, and whatever settings the installed plugins add."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import warnings
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+
+from megaopt_core.config._field_kinds import dtype_name
+from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFields, core_field_info
+from megaopt_core.config._plugin_settings import check_settings, read_setting, settings_of
+from megaopt_core.config._toml_file import read_config_file
+from megaopt_core.errors import ConfigFileError, ConfigurationError
+from megaopt_core.registry._catalogue import DISTRIBUTED_STRATEGIES, LAYER_WISE_STRATEGIES
+
+__all__ = ["OptimizerConfig", "core_field_info"]
+
+_DIST_PREFIX = "dist_"
+_STRATEGY_FLAGS = {
+    "use_distributed_optimizer": DISTRIBUTED_STRATEGIES,
+    "use_layer_wise_distributed_optimizer": LAYER_WISE_STRATEGIES,
+}
+
+
+class OptimizerConfig(CoreFields):
+    """The configuration of a run.
+
+    Core fields need no plugin. Any other name is a setting of a plugin, `{prefix}_{field}`: it is checked by the
+    plugin's settings class. Settings of a plugin that is known but not installed are kept, survive `to_dict` and
+    `from_dict`, and raise when they are read. Values are checked at construction and whenever one is assigned.
+
+    Args:
+        **settings: core fields and plugin settings, by name.
+
+    Raises:
+        ConfigurationError: a value is not allowed, or two values contradict each other.
+        UnsupportedSettingError: a value asks for what megaopt does not do.
+        UnknownSettingError: no core field and no plugin has a setting of this name; the message lists close ones.
+
+    Example:
+        >>> config = OptimizerConfig(lr=3e-4, min_lr=3e-5, bf16=True)
+        >>> config.lr, config.weight_decay
+        (0.0003, 0.01)
+        >>> config.replace(lr=1e-3).lr
+        0.001
+        >>> OptimizerConfig(lr=-1.0)
+        Traceback (most recent call last):
+        megaopt_core.errors.ConfigurationError: lr=-1.0: must be a number of at least 0
+    """
+
+    _plugin_settings: dict[str, Any]
+
+    def __init__(self, /, **settings: Any) -> None:
+        settings = _with_one_strategy(settings)
+        core = CoreFields(**{name: value for name, value in settings.items() if name in CORE_FIELD_NAMES})
+        plugin = check_settings(
+            {name: value for name, value in settings.items() if name not in CORE_FIELD_NAMES}
+        )
+        self.__dict__.update(vars(core), _plugin_settings=plugin)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        return read_setting(name, self._plugin_settings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        self.__dict__.update(vars(self.replace(**{name: value})))
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name!r} cannot be deleted; assign its default instead", name=name, obj=self)
+
+    @property
+    def plugin_settings(self) -> Mapping[str, Any]:
+        """The plugin settings that were given, by full name; a read-only view."""
+        return MappingProxyType(self._plugin_settings)
+
+    def settings[T](self, settings_cls: type[T]) -> T:
+        """Return a plugin's settings, typed.
+
+        Args:
+            settings_cls: the settings class of an installed plugin's optimizer.
+
+        Returns:
+            An instance with what this configuration sets, and defaults.
+
+        Raises:
+            PluginError: no loaded plugin has this settings class.
+        """
+        return settings_of(settings_cls, self._plugin_settings)
+
+    def replace(self, /, **changes: Any) -> Self:
+        """Return a copy with some settings changed; this configuration stays as it is.
+
+        `sharding` and the two `use_..._distributed_optimizer` are one setting: a change of one replaces the others.
+
+        Args:
+            **changes: core fields and plugin settings, by name.
+
+        Raises:
+            ConfigurationError: as at construction.
+        """
+        settings = {name: getattr(self, name) for name in CORE_FIELD_NAMES}
+        one_setting = ("sharding", *_STRATEGY_FLAGS)
+        if any(name in changes for name in one_setting):
+            for name in one_setting:
+                del settings[name]
+        return type(self)(**{**settings, **self._plugin_settings, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every core field and every given plugin setting, ready for JSON or TOML-like formats.
+
+        `timers` is left out, dtypes become strings, tuples become lists.
+
+        Example:
+            >>> OptimizerConfig(lr=0.1).to_dict()["params_dtype"]
+            'float32'
+        """
+        core = {name: getattr(self, name) for name in CORE_FIELD_NAMES if name != "timers"}
+        return {name: _plain(value) for name, value in {**core, **self._plugin_settings}.items()}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the configuration that :meth:`to_dict` wrote.
+
+        Args:
+            settings: core fields and plugin settings, by name; it is not changed.
+
+        Raises:
+            ConfigurationError: as at construction.
+        """
+        return cls(**settings)
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a TOML file whose keys are settings; its `[[overrides]]` tables are left to :class:`RunFile`.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ConfigFileError: the file cannot be read, or says something wrong; the message begins with file and line.
+        """
+        file = read_config_file(path)
+        try:
+            return cls(**file.settings)
+        except ConfigurationError as error:
+            line = file.lines.get(error.setting or "")
+            raise ConfigFileError(str(error), path=file.path, line=line, setting=error.setting) from error
+
+    def __repr__(self) -> str:
+        defaults = vars(CoreFields())
+        core = {name: getattr(self, name) for name in CORE_FIELD_NAMES}
+        changed = {
+            name: value for name, value in core.items() if name == "optimizer" or value != defaults[name]
+        }
+        inside = ", ".join(
+            f"{name}={value!r}" for name, value in {**changed, **self._plugin_settings}.items()
+        )
+        return f"{type(self).__name__}({inside})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __copy__(self) -> Self:
+        return _restore(type(self), {**vars(self), "_plugin_settings": dict(self._plugin_settings)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Timers belong to the run, not to the configuration: a copy shares them."""
+        return _restore(
+            type(self), {**vars(self), "_plugin_settings": copy.deepcopy(self._plugin_settings, memo)}
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Timers often cannot be pickled and mean nothing in another process."""
+        return _restore, (type(self), {**vars(self), "timers": None})
+
+
+def _restore[C: OptimizerConfig](cls: type[C], state: dict[str, Any]) -> C:
+    """Make a configuration from what was checked before: the plugins of then may be missing now."""
+    config = cls.__new__(cls)
+    config.__dict__.update(vars(CoreFields()), **state)
+    return config
+
+
+def _with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with `sharding`, its two flags and `optimizer="dist_..."` brought to one meaning."""
+    settings = dict(settings)
+    asked: dict[str, tuple[str, ...]] = {}
+    optimizer = settings.get("optimizer")
+    if isinstance(optimizer, str) and optimizer.startswith(_DIST_PREFIX):
+        settings["optimizer"] = optimizer.removeprefix(_DIST_PREFIX)
+        warnings.warn(
+            f"optimizer={optimizer!r} is deprecated: write optimizer={settings['optimizer']!r}, "
+            f"sharding={LAYER_WISE_STRATEGIES[0]!r}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        asked[f"optimizer={optimizer!r}"] = LAYER_WISE_STRATEGIES
+    for flag, strategies in _STRATEGY_FLAGS.items():
+        if settings.get(flag) is True:
+            asked[f"{flag}=True"] = strategies
+    sharding = settings.get("sharding")
+    if isinstance(sharding, str):
+        asked[f"sharding={sharding!r}"] = (sharding,)
+    if not asked:
+        return settings
+    first, allowed = next(iter(asked.items()))
+    for other, strategies in asked.items():
+        if not set(strategies) & set(allowed):
+            raise ConfigurationError(
+                f"{first} and {other} ask for different sharding strategies; keep one of them",
+                setting="sharding",
+                value=sharding,
+            )
+    settings.setdefault("sharding", None)
+    settings["sharding"] = sharding if sharding is not None else allowed[0]
+    for flag, strategies in _STRATEGY_FLAGS.items():
+        if isinstance(settings.get(flag, False), bool):
+            settings[flag] = settings["sharding"] in strategies
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _signature() -> inspect.Signature:
+    """Return what editors and documentation show: every core field by name, then plugin settings."""
+    core = list(inspect.signature(CoreFields).parameters.values())
+    plugin = inspect.Parameter("plugin_settings", inspect.Parameter.VAR_KEYWORD, annotation="Any")
+    return inspect.Signature([*core, plugin], return_annotation="None")
+
+
+OptimizerConfig.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,1 +1,0 @@
-"""Data parallelism: contiguous buffers, buckets, and collectives that overlap with computation."""

@@ -1,0 +1,106 @@
+"""Building the inner torch optimizer of one child, and running it on what a precision policy lends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.errors import PluginError
+from megaopt_core.execution._global_hooks import global_hooks_suspended
+from megaopt_core.execution._init_state import probe_state
+from megaopt_core.execution._placeholders import placeholders_hidden, put_placeholders
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._constructor import constructor_kwargs
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.parallel._groups import ProcessGroupCollection
+    from megaopt_core.precision._policy import PrecisionPolicy
+
+__all__ = ["build_inner", "init_inner_state", "run_inner"]
+
+
+def run_inner(
+    precision: PrecisionPolicy,
+    inner: torch.optim.Optimizer,
+    action: Callable[[], Any],
+    *,
+    store_all: bool = False,
+) -> None:
+    """Call something on the inner optimizer while its tensors have their memory: once for each batch of them.
+
+    Args:
+        precision: lends the memory.
+        inner: the inner optimizer.
+        action: what to call: its `step`, its `eval`, or what makes its state.
+        store_all: values may change without a gradient.
+    """
+    with (
+        global_hooks_suspended(),
+        placeholders_hidden(inner),
+        closing(precision.batches(inner, store_all=store_all)) as batches,
+    ):
+        for _ in batches:
+            action()
+
+
+def build_inner(
+    entry: OptimizerEntry,
+    groups: Sequence[dict[str, Any]],
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    pgs: ProcessGroupCollection,
+    settings: dict[str, Any],
+    precision: PrecisionPolicy,
+) -> torch.optim.Optimizer:
+    """Return the inner optimizer with its state made.
+
+    Args:
+        entry: the optimizer's entry.
+        groups: inner groups: `params` and the group's settings.
+        config: the run's configuration.
+        chunks: the model chunks.
+        pgs: the process groups.
+        settings: constructor settings that differ from the configuration's.
+        precision: gives the tensors their memory while state is made.
+
+    Raises:
+        PluginError: the class refuses its arguments, or its step needs a closure.
+    """
+    optimizer_cls = entry.load_class()
+    kwargs = constructor_kwargs(entry, config, chunks, pgs, settings)
+    try:
+        inner = optimizer_cls([dict(group) for group in groups], **kwargs)
+    except TypeError as error:
+        raise PluginError(f"{optimizer_cls.__name__} does not take {sorted(kwargs)}: {error}") from error
+    init_inner_state(inner, precision, entry.init_state_fn, config)
+    return inner
+
+
+def init_inner_state(
+    inner: torch.optim.Optimizer,
+    precision: PrecisionPolicy,
+    init_state_fn: Callable[[torch.optim.Optimizer, OptimizerConfig | None], None] | None,
+    config: OptimizerConfig,
+) -> None:
+    """Make an inner optimizer's state before its first step, or what stands in for it.
+
+    Args:
+        inner: the inner optimizer.
+        precision: gives the tensors their memory.
+        init_state_fn: what makes the state; None: a step on zero gradients tells which state there will be, and
+            placeholders of that kind can be loaded into; the first step makes the state itself.
+        config: the run's configuration.
+
+    Raises:
+        PluginError: there is no `init_state_fn` and the optimizer's step needs a closure.
+    """
+    if init_state_fn is not None:
+        make = init_state_fn
+        run_inner(precision, inner, lambda: make(inner, config))
+    else:
+        run_inner(precision, inner, lambda: probe_state(inner))
+        put_placeholders(inner)

@@ -1,0 +1,205 @@
+"""Norms, zero counts and the found-inf flag of one step over all parts and ranks, read by the host once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+
+from megaopt_core.optimizers._gradients.statistics import count_zeros, sum_of_squares, wide_dtype
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.parallel._reduction import all_reduce
+
+__all__ = ["Asked", "GradStats", "found_inf_in", "measure", "stats_device", "zeros_of"]
+
+
+@frozen
+class GradStats:
+    """What one step knows about its gradients.
+
+    Args:
+        found_inf: a gradient is not finite on some rank.
+        norms: norm group to L2 norm; None is the main one. Empty when norms were not asked for.
+        zeros: number of zero elements; None when it was not asked for.
+    """
+
+    found_inf: bool
+    norms: Mapping[str | None, float]
+    zeros: int | None
+
+
+@frozen
+class Asked:
+    """What a step wants to know; equal on every rank.
+
+    Args:
+        norms: compute norms.
+        zeros: count zeros.
+        finite: find out whether gradients are finite; the sums of squares say so.
+        norm_groups: names of the separate norms.
+    """
+
+    norms: bool = False
+    zeros: bool = False
+    finite: bool = False
+    norm_groups: tuple[str, ...] = ()
+
+
+def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
+    """Return the device that statistics are gathered on: the parameters', or what the backend needs.
+
+    Args:
+        parts: the optimizer's parts.
+    """
+    for part in parts:
+        for tensor in part.stepped:
+            return tensor.device
+    if dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def found_inf_in(grads: Sequence[torch.Tensor], inv_scale: float, device: torch.device) -> torch.Tensor:
+    """Multiply gradients by `inv_scale` in place and return a flag that is above 0 when one is not finite.
+
+    Args:
+        grads: gradients, of any devices and dtypes.
+        inv_scale: what they are multiplied by.
+        device: where the flag lives.
+    """
+    flag = torch.zeros(1, dtype=torch.float32, device=device)
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for grad in grads:
+        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+    for (where, _), some in by_kind.items():
+        local = torch.zeros(1, dtype=torch.float32, device=where)
+        factor = torch.full((1,), inv_scale, dtype=torch.float32, device=where)
+        torch._amp_foreach_non_finite_check_and_unscale_(some, local, factor)
+        flag = torch.maximum(flag, local.to(device))
+    return flag
+
+
+type _PerGroup = dict[dist.ProcessGroup | None, torch.Tensor]
+
+
+def _by_stats_group(parts: Sequence[OptimizerPart]) -> dict[dist.ProcessGroup | None, list[OptimizerPart]]:
+    grouped: dict[dist.ProcessGroup | None, list[OptimizerPart]] = {}
+    for part in parts:
+        grouped.setdefault(part.sharded.stats_group, []).append(part)
+    return grouped
+
+
+def zeros_of(parts: Sequence[OptimizerPart]) -> _PerGroup:
+    """Return this rank's zero counts, per group that they will be added over.
+
+    Args:
+        parts: the optimizer's parts.
+    """
+    device = stats_device(parts)
+    return {
+        group: count_zeros((grad for part in members for _, grad in part.counted_grads()), device)
+        for group, members in _by_stats_group(parts).items()
+    }
+
+
+def measure(
+    parts: Sequence[OptimizerPart],
+    pgs: ProcessGroupCollection,
+    asked: Asked,
+    *,
+    found_inf: torch.Tensor | None = None,
+    zeros: _PerGroup | None = None,
+) -> GradStats:
+    """Return norms, zeros and the found-inf flag over all parts and ranks.
+
+    Every rank must call it, asking for the same; ranks without parameters too.
+
+    Args:
+        parts: the optimizer's parts.
+        pgs: the process groups.
+        asked: what is wanted.
+        found_inf: a flag that unscaling has already made on this rank.
+        zeros: what :func:`zeros_of` returned; None: counted here if asked for.
+    """
+    if not (asked.norms or asked.zeros or asked.finite) and found_inf is None:
+        return GradStats(found_inf=False, norms={}, zeros=None)
+    if asked.zeros and zeros is None:
+        zeros = zeros_of(parts)
+    stats, overflown = _measure(parts, pgs, asked, found_inf, zeros, exact_range=False)
+    if overflown and (found_inf is None or not stats.found_inf):
+        # Squares may overflow where gradients do not; in steps that would be skipped, and in rare others.
+        stats, _ = _measure(parts, pgs, asked, found_inf, zeros, exact_range=True)
+    return stats
+
+
+def _measure(
+    parts: Sequence[OptimizerPart],
+    pgs: ProcessGroupCollection,
+    asked: Asked,
+    found_inf: torch.Tensor | None,
+    zeros: _PerGroup | None,
+    *,
+    exact_range: bool,
+) -> tuple[GradStats, bool]:
+    """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
+    device = stats_device(parts)
+    keys: list[str | None] = [None, *asked.norm_groups]
+    totals = torch.zeros(len(keys) + 1, dtype=wide_dtype(device), device=device)
+    everything = totals.new_zeros(())
+    if asked.norms or asked.finite or asked.zeros:
+        for group, members in _by_stats_group(parts).items():
+            sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
+            if zeros is not None:
+                sums[-1] = zeros[group]
+            if size_of(group) > 1:
+                all_reduce(sums, group, "the reduction of gradient norms")
+            totals += sums
+        everything = totals[:-1].sum()
+    if asked.finite and found_inf is None:
+        everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
+    flags = totals.new_zeros(2)
+    if asked.finite or found_inf is not None:
+        flags[0] = ~torch.isfinite(everything)
+        flags[1] = flags[0] if found_inf is None else found_inf.to(flags).squeeze()
+        for group in (pgs.mp, pgs.dense_dp):
+            if size_of(group) > 1:
+                all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
+    host = torch.cat([flags, totals]).tolist()
+    overflown, found = host[0] > 0, host[1] > 0
+    squares = host[2:-1] if asked.norms else []
+    stats = GradStats(
+        found_inf=found,
+        norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
+        zeros=int(host[-1]) if asked.zeros and not found else None,
+    )
+    return stats, overflown
+
+
+def _local_sums(
+    parts: Sequence[OptimizerPart],
+    keys: Sequence[str | None],
+    device: torch.device,
+    asked: Asked,
+    *,
+    exact_range: bool,
+) -> torch.Tensor:
+    """Return one sum of squares for each key, and a place for the zeros."""
+    grads: dict[str | None, list[torch.Tensor]] = {key: [] for key in keys}
+    if asked.norms or asked.finite:
+        for part in parts:
+            for group, grad in part.counted_grads():
+                grads[group].append(grad)
+    sums = [sum_of_squares(grads[key], device, exact_range=exact_range) for key in keys]
+    return torch.stack([*sums, sums[0].new_zeros(())])
+
+
+def _uncounted_squares(
+    parts: Sequence[OptimizerPart], device: torch.device, *, exact_range: bool
+) -> torch.Tensor:
+    """Return the sum of squares of gradients that another rank counts: stepped here, they must be finite here."""
+    grads = [grad for part in parts for grad in part.uncounted_grads()]
+    return sum_of_squares(grads, device, exact_range=exact_range)

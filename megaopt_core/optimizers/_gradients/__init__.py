@@ -1,0 +1,1 @@
+"""What is done to gradients before a step: scaled, measured, counted, clipped once."""

@@ -1,0 +1,199 @@
+"""Optimizer state under the parameters that users know: the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
+from megaopt_core.optimizers._joined_state import JoinedState
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.params._parts import local_tensor
+from megaopt_core.params._specs import Box, Shard, whole
+from megaopt_core.precision._policy import MAIN_PARAM
+from megaopt_core.sharding._elements import elements_of
+
+__all__ = ["LiveState", "ParamState"]
+
+
+class ParamState(MutableMapping[str, Any]):
+    """The live state of one parameter: the inner optimizer's, and what the precision policy keeps.
+
+    Of a piece with several members, state tensors of the piece's shape show the member's elements: a view in the
+    parameter's shape where the piece holds all of it, else flat. State that the policy stores with a scale (fp16 and
+    fp8 moments) and main values that it splits are computed when they are read; assign them to change them.
+
+    Args:
+        part: the part that steps the parameter.
+        index: position of its piece.
+        member: `(offset, shard)` inside the piece; None: the piece is the parameter.
+    """
+
+    member: tuple[int, Shard] | None
+
+    def __init__(self, part: OptimizerPart, index: int, member: tuple[int, Shard] | None = None) -> None:
+        self._part = part
+        self._index = index
+        self.member = member
+
+    @property
+    def _inner(self) -> MutableMapping[str, Any]:
+        state: MutableMapping[str, Any] = self._part.inner.state[self._part.stepped[self._index]]
+        return state
+
+    def _whole(self, key: str) -> Any:
+        if key in self._part.precision.extra_keys(self._index):
+            return self._part.precision.extra_state(self._index)[key]
+        return self._part.precision.read_state(self._index, key, self._inner)
+
+    def _store(self, key: str, value: Any) -> None:
+        if key == MAIN_PARAM or key in self._part.precision.extra_keys(self._index):
+            self._part.precision.set_extra_state(self._index, key, value)
+        else:
+            self._part.precision.write_state(self._index, key, self._inner, value)
+
+    def _is_cut(self, value: Any) -> bool:
+        if self.member is None or not isinstance(value, torch.Tensor):
+            return False
+        return value.shape == self._part.stepped[self._index].shape and value.dim() > 0
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._whole(key)
+        if self.member is None or not self._is_cut(value):
+            return value
+        offset, shard = self.member
+        elements = value.detach().view(-1)[offset : offset + shard.numel]
+        sizes = shard.box[1]
+        return elements.view(sizes) if shard.numel == torch.Size(sizes).numel() else elements
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        whole = self._whole(key) if key in self else self._new_whole(value)
+        if self.member is None or not self._is_cut(whole) or not isinstance(value, torch.Tensor):
+            self._store(key, value)
+            return
+        offset, shard = self.member
+        with torch.no_grad():
+            changed = whole.detach().clone()
+            changed.view(-1)[offset : offset + shard.numel].copy_(value.reshape(-1))
+        self._store(key, changed)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the parameter that are stepped here."""
+        if self.member is not None:
+            return self.member[1].numel
+        return self._part.stepped[self._index].numel()
+
+    def is_elementwise(self, key: str) -> bool:
+        """Return whether a state has one element for each of the parameter's that are stepped here.
+
+        Args:
+            key: the state's key.
+        """
+        return key in self and self._is_cut(self._whole(key))
+
+    @property
+    def is_fresh(self) -> bool:
+        """True before the first step, while nothing was written here: that step will make the state."""
+        return is_placeholder(self._inner)
+
+    def start_anew(self) -> None:
+        """Give up the state of the whole piece; the inner optimizer makes it in its next step."""
+        if self._inner:
+            inner = self._part.inner
+            inner.state[self._part.stepped[self._index]] = StatePlaceholder(self._inner)
+
+    def take_model(self, param: torch.Tensor, box: Box | None = None) -> None:
+        """Start the main value again from the model's, where there is one.
+
+        Args:
+            param: the model's parameter.
+            box: the part of the logical tensor that it is; None: its shape tells.
+        """
+        if MAIN_PARAM in self:
+            elements = local_tensor(param).detach().float()
+            if self.member is not None:
+                shard, shape = self.member[1], tuple(elements.shape)
+                if box is None or box[1] != shape:
+                    box = whole(shape) if shape == shard.shape else shard.box
+                elements = elements_of(elements, box, shard)
+            self[MAIN_PARAM] = elements
+
+    def _new_whole(self, value: Any) -> Any:
+        """Return zeros of the piece's shape for state that the inner optimizer has not made yet."""
+        if self.member is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return None
+        fits = value.numel() == self.member[1].numel
+        stepped = self._part.stepped[self._index]
+        return torch.zeros(stepped.shape, dtype=value.dtype, device=stepped.device) if fits else None
+
+    def __delitem__(self, key: str) -> None:
+        del self._inner[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (key for key in self._inner if not self._part.precision.is_code(key))
+        yield from self._part.precision.extra_keys(self._index)
+
+    def __contains__(self, key: object) -> bool:
+        return any(key == mine for mine in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+type State = ParamState | JoinedState
+"""The live state of one parameter."""
+
+
+class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
+    """State keyed by model parameter; parameters of which another rank steps everything have an empty one.
+
+    Args:
+        parts: the optimizer's parts.
+        names: model parameter to canonical name.
+    """
+
+    def __init__(self, parts: Sequence[OptimizerPart], names: Mapping[torch.nn.Parameter, str]) -> None:
+        self._names = names
+        found: dict[torch.nn.Parameter, list[ParamState]] = {}
+        for part in parts:
+            for index, piece in enumerate(part.pieces):
+                members = piece.spec.members
+                is_param = len(members) == 1 and piece.param.shape == piece.model_params[0].shape
+                for param, member in zip(piece.model_params, members, strict=True):
+                    found.setdefault(param, []).append(ParamState(part, index, None if is_param else member))
+        self._where: dict[torch.nn.Parameter, State] = {
+            param: states[0] if len(states) == 1 else JoinedState(states) for param, states in found.items()
+        }
+
+    def cut_names(self) -> tuple[str, ...]:
+        """Return the parameters of which this rank steps a part only, or nothing while another rank does."""
+        return tuple(
+            name for param, name in self._names.items() if self._stepped_elements(param) < param.numel()
+        )
+
+    def _stepped_elements(self, param: torch.nn.Parameter) -> int:
+        found = self._where.get(param)
+        return 0 if found is None else found.numel
+
+    def __getitem__(self, param: torch.nn.Parameter) -> MutableMapping[str, Any]:
+        found = self._where.get(param)
+        if found is not None:
+            return found
+        if param in self._names:
+            return {}
+        raise KeyError(param)
+
+    def __iter__(self) -> Iterator[torch.nn.Parameter]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __repr__(self) -> str:
+        return repr({self._names[param]: dict(state) for param, state in self.items()})

@@ -1,0 +1,226 @@
+"""One inner optimizer with its precision policy and its sharded parameters: what a step pipeline runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+
+from megaopt_core.execution._inner import run_inner
+from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
+from megaopt_core.optimizers._gradients.statistics import scale_gradients
+from megaopt_core.optimizers._stages import stage
+from megaopt_core.plugin_api._entries import SCALAR_STATES
+from megaopt_core.precision._batches import in_turns
+from megaopt_core.precision._policy import PrecisionPolicy
+from megaopt_core.reporting._changes import ChangeRecord
+from megaopt_core.sharding._protocol import OverlappedParams, Piece, ShardedParams
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+
+__all__ = ["OptimizerPart"]
+
+_NOT_COPIED = ("params", "param_names")
+
+type _Span = tuple[Counting, slice | None]
+"""How a range of a piece's elements is counted; None: all of them."""
+
+
+@define(eq=False)
+class OptimizerPart:
+    """An inner optimizer, its precision policy and this rank's pieces; composition, nothing inherited.
+
+    Args:
+        inner: the torch optimizer; its groups hold the stepped tensors.
+        precision: brings gradients to the stepped tensors and their values back.
+        sharded: this rank's live pieces.
+        stepped: the tensor that is stepped for each piece, in order.
+        groups: the public group dictionaries, in the order of the inner groups.
+        config: the run's configuration.
+        counting: parameter name to how it is counted; absent names are counted in the main norm.
+        scalar_states: state keys with one number for a parameter.
+    """
+
+    inner: torch.optim.Optimizer
+    precision: PrecisionPolicy
+    sharded: ShardedParams
+    stepped: Sequence[torch.Tensor]
+    groups: Sequence[dict[str, Any]]
+    config: OptimizerConfig
+    counting: Mapping[str, Counting] = field(factory=dict)
+    scalar_states: frozenset[str] = SCALAR_STATES
+    changes: ChangeRecord = field(factory=ChangeRecord, init=False)
+    _spans: list[list[_Span]] = field(init=False)
+    _pending: dict[str | None, float] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._spans = [self._spans_of(piece) for piece in self.pieces]
+
+    def _spans_of(self, piece: Piece) -> list[_Span]:
+        """Return the ranges of a piece that one rule holds for; padding between members is in none."""
+        members = piece.spec.members
+        rules = [self.counting.get(shard.name, COUNTED) for _, shard in members]
+        no_padding = sum(shard.numel for _, shard in members) == piece.param.numel()
+        if no_padding and len(set(rules)) == 1:
+            return [(rules[0], None)]
+        return [
+            (rule, slice(offset, offset + shard.numel))
+            for (offset, shard), rule in zip(members, rules, strict=True)
+        ]
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """This rank's pieces."""
+        return self.sharded.pieces
+
+    def collect_grads(self) -> None:
+        """Bring this step's gradients to the stepped tensors."""
+        self._pending.clear()
+        with stage(self.config, "optimizer-copy-to-main-grad"):
+            self.sharded.collect_grads()
+            self.precision.load_grads()
+
+    def discard_grads(self) -> None:
+        """Give up this step's gradients without stepping."""
+        self._pending.clear()
+        self.precision.discard_grads()
+        self.changes.skipped()
+
+    def all_grads(self) -> list[torch.Tensor]:
+        """Return the gradient of every stepped tensor that has one."""
+        grads = (self.precision.grad(index) for index in range(len(self.pieces)))
+        return [grad for grad in grads if grad is not None]
+
+    def _grad_spans(self) -> Iterator[tuple[Counting, torch.Tensor]]:
+        for index, spans in enumerate(self._spans):
+            grad = self.precision.grad(index)
+            if grad is None:
+                continue
+            for rule, span in spans:
+                yield rule, grad if span is None else grad.view(-1)[span]
+
+    def counted_grads(self) -> Iterator[tuple[str | None, torch.Tensor]]:
+        """Yield `(norm group, gradient)` of everything that this rank counts."""
+        return ((rule.norm_group, grad) for rule, grad in self._grad_spans() if rule.counted)
+
+    def uncounted_grads(self) -> Iterator[torch.Tensor]:
+        """Yield every gradient that is stepped here and counted by another rank."""
+        return (grad for rule, grad in self._grad_spans() if not rule.counted)
+
+    def scale_later(self, coefficients: Mapping[str | None, float]) -> None:
+        """Remember clip coefficients; the inner step takes them over where it can.
+
+        Args:
+            coefficients: norm group to coefficient; groups that are not clipped are absent.
+        """
+        self._pending = dict(coefficients)
+
+    def step(self) -> None:
+        """Step the inner optimizer with the collected gradients and write its result back."""
+        watched = self.precision.watched()
+        before = self.changes.before(watched)
+        self._copy_settings_inward()
+        with self._scaled_grads():
+            if self.overlapped is None:
+                self._step_pieces(range(len(self.pieces)))
+            else:
+                self._step_in_units(self.overlapped)
+        self.precision.discard_grads()
+        self._copy_settings_outward()
+        self.changes.after(watched, before)
+
+    def _step_pieces(self, indices: Sequence[int]) -> None:
+        """Step what the inner optimizer holds, which are the pieces at these positions."""
+        with stage(self.config, "optimizer-inner-step"):
+            run_inner(self.precision, self.inner, self.inner.step)
+        with stage(self.config, "optimizer-copy-main-to-model-params"):
+            self.precision.write_back(indices)
+
+    def _step_in_units(self, sharded: OverlappedParams) -> None:
+        """Step one unit after the other, and begin to bring each to the other ranks while the next is stepped."""
+        # A rank may hold nothing of a unit; of all, and then it steps once all the same, for what groups count.
+        stepped = [number for number, unit in enumerate(sharded.units) if unit] or [0]
+        batches = [[self.stepped[index] for index in sharded.units[number]] for number in stepped]
+        with closing(in_turns(self.inner, batches)) as turns:
+            for number, unit in enumerate(sharded.units):
+                if number in stepped:
+                    next(turns)
+                    self._step_pieces(unit)
+                sharded.start_unit_sync(number)
+
+    @property
+    def overlapped(self) -> OverlappedParams | None:
+        """The pieces, where the step itself begins to bring them to other ranks, unit by unit; else None."""
+        asked = self.config.overlap_param_gather_with_optimizer_step
+        return self.sharded if asked and isinstance(self.sharded, OverlappedParams) else None
+
+    def switch_mode(self, name: str) -> bool:
+        """Call the inner optimizer's `train` or `eval`, where it has one, and write what that changes back.
+
+        Args:
+            name: `"train"` or `"eval"`.
+
+        Returns:
+            Whether it has such a method.
+        """
+        switch = getattr(self.inner, name, None)
+        if switch is None:
+            return False
+        self._copy_settings_inward()
+        run_inner(self.precision, self.inner, switch, store_all=True)
+        self.precision.write_back(range(len(self.pieces)))
+        self._copy_settings_outward()
+        return True
+
+    @contextmanager
+    def _scaled_grads(self) -> Iterator[None]:
+        """Apply the clip coefficients: as a divisor that a fused step takes, else by a pass over the gradients."""
+        pending, self._pending = self._pending, {}
+        divisor = self._divisor(pending) if pending else None
+        if divisor is None:
+            for factor, grads in self._by_factor(pending).items():
+                scale_gradients(grads, factor)
+            yield
+            return
+        inner: Any = self.inner
+        inner.grad_scale = divisor
+        try:
+            yield
+        finally:
+            del inner.grad_scale
+
+    def _divisor(self, pending: Mapping[str | None, float]) -> torch.Tensor | None:
+        takes_one = getattr(self.inner, "_step_supports_amp_scaling", False)
+        if not (takes_one and all(group.get("fused") for group in self.inner.param_groups)):
+            return None
+        factors = {pending.get(rule.norm_group) for spans in self._spans for rule, _ in spans}
+        devices = {tensor.device for tensor in self.stepped}
+        if len(factors) != 1 or len(devices) != 1:
+            return None
+        factor = factors.pop()
+        # The norm of an infinite gradient gives the factor 0, whose divisor no number is.
+        return torch.full((), 1.0 / factor, device=devices.pop()) if factor else None
+
+    def _by_factor(self, pending: Mapping[str | None, float]) -> dict[float, list[torch.Tensor]]:
+        by_factor: dict[float, list[torch.Tensor]] = {}
+        for rule, grad in self._grad_spans() if pending else ():
+            factor = pending.get(rule.norm_group)
+            if factor is not None:
+                by_factor.setdefault(factor, []).append(grad)
+        return by_factor
+
+    def _copy_settings_inward(self) -> None:
+        for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
+            for key, value in outer.items():
+                if key not in _NOT_COPIED:
+                    inner[key] = value
+
+    def _copy_settings_outward(self) -> None:
+        for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
+            for key, value in inner.items():
+                if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
+                    outer[key] = value

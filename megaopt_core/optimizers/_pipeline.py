@@ -1,0 +1,260 @@
+"""The one step pipeline: every optimizer of megaopt steps through it, single or chained, sharded or not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
+from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.optimizers._result import StepResult
+from megaopt_core.optimizers._stages import stage
+from megaopt_core.optimizers._tied_params import Twins
+from megaopt_core.optimizers._torch_surface import TorchSurface
+from megaopt_core.parallel._groups import ProcessGroupCollection
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
+
+__all__ = ["StepPipeline"]
+
+logger = logging.getLogger(__name__)
+
+
+class StepPipeline(TorchSurface):
+    """Collect gradients, unscale and check them, norm, clip, count zeros, inner step, write back, synchronise.
+
+    Args:
+        parts: what is stepped; one for each inner optimizer.
+        config: the run's configuration.
+        param_groups: the public groups, holding the model's parameters.
+        names: model parameter to canonical name.
+        process_groups: the process groups.
+        grad_scaler: the loss scaler; None: gradients are not scaled.
+        norm_groups: names of the separate gradient norms, the same on every rank.
+        twins: other parameter objects that share a parameter's memory.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[OptimizerPart],
+        *,
+        config: OptimizerConfig,
+        param_groups: Sequence[dict[str, Any]],
+        names: Mapping[torch.nn.Parameter, str],
+        process_groups: ProcessGroupCollection | None,
+        grad_scaler: MegatronGradScaler | None,
+        norm_groups: Sequence[str],
+        twins: Twins,
+    ) -> None:
+        super().__init__(parts, param_groups, names)
+        self.config = config
+        self.process_groups = process_groups or ProcessGroupCollection()
+        self.grad_scaler = grad_scaler
+        self.norm_groups = tuple(norm_groups)
+        self.twins = twins
+        self.grad_norms: dict[str | None, float] = {}
+        self._clipped_before = DoubleClippingWatch()
+
+    @property
+    def is_mixed_precision(self) -> bool:
+        """True when non-finite gradients skip the step."""
+        return any(part.precision.is_mixed for part in self.parts)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> StepResult:  # type: ignore[override]
+        """Step every parameter once.
+
+        Args:
+            closure: computes loss and gradients; called once, before gradients are collected.
+
+        Returns:
+            `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
+            `(False, None, None)`, and nothing has changed.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        with torch.no_grad():
+            mixed = self.is_mixed_precision
+            found = self._collect_and_unscale()
+            stats = self._measure_and_clip(found)
+            if mixed and self._skip(stats.found_inf):
+                return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
+            successful = self.step_with_ready_grads()
+        norm = stats.norms.get(None, 0.0 if mixed else None)
+        zeros = stats.zeros if self.config.log_num_zeros_in_grad else (0 if mixed else None)
+        return StepResult(successful, norm, zeros)
+
+    def _collect_and_unscale(self) -> torch.Tensor | None:
+        self.twins.fold_grads()
+        for part in self.parts:
+            part.collect_grads()
+        if self.grad_scaler is None:
+            return None
+        with stage(self.config, "optimizer-unscale-and-check-inf"):
+            grads = [grad for part in self.parts for grad in part.all_grads()]
+            return found_inf_in(grads, float(self.grad_scaler.inv_scale), stats_device(self.parts))
+
+    def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
+        return Asked(norms=norms, zeros=zeros, finite=finite, norm_groups=self.norm_groups)
+
+    def _measure_and_clip(self, found: torch.Tensor | None) -> GradStats:
+        clip_grad, zeros = self.config.clip_grad, None
+        if self.config.log_num_zeros_in_grad:
+            with stage(self.config, "optimizer-count-zeros"):
+                zeros = zeros_of(self.parts)
+        finite = self.is_mixed_precision and found is None
+        with stage(self.config, "optimizer-clip-main-grad"):
+            asked = self._asked(norms=clip_grad > 0.0, zeros=zeros is not None, finite=finite)
+            stats = measure(self.parts, self.process_groups, asked, found_inf=found, zeros=zeros)
+            if not stats.found_inf:
+                self._clip_with(stats.norms, clip_grad)
+        return stats
+
+    def _clip_with(self, norms: Mapping[str | None, float], clip_grad: float) -> None:
+        self.grad_norms = dict(norms)
+        coefficients = {group: clip_grad / (norm + 1.0e-6) for group, norm in norms.items()}
+        # As in torch, a norm that is NaN makes every gradient NaN: `not >=` where `<` would say no.
+        active = {group: value for group, value in coefficients.items() if not value >= 1.0}
+        for part in self.parts:
+            part.scale_later(active)
+        if None in norms:
+            self._clipped_before.observe(norms[None], clip_grad)
+
+    def _skip(self, found_inf: bool) -> bool:
+        if self.grad_scaler is not None:
+            self.grad_scaler.update(found_inf)
+        if found_inf:
+            for part in self.parts:
+                part.discard_grads()
+            scale = (
+                ""
+                if self.grad_scaler is None
+                else f"; the loss scale is {float(self.grad_scaler.scale):g} now"
+            )
+            logger.info("step skipped: a gradient is not finite on some rank%s", scale)
+        return found_inf
+
+    @torch.no_grad()
+    def prepare_grads(self) -> bool:
+        """Collect, unscale and check gradients: the first half of :meth:`step`.
+
+        Returns:
+            Whether a gradient is not finite on some rank (always False in fp32); then this step must be given up.
+        """
+        found = self._collect_and_unscale()
+        if not self.is_mixed_precision:
+            return False
+        asked = self._asked(finite=found is None)
+        return self._skip(measure(self.parts, self.process_groups, asked, found_inf=found).found_inf)
+
+    @torch.no_grad()
+    def step_with_ready_grads(self) -> bool:
+        """Step with the gradients that :meth:`prepare_grads` collected, write back, synchronise parameters.
+
+        Returns:
+            True.
+        """
+        self.step_and_start_sync()
+        self.finish_param_sync()
+        return True
+
+    @torch.no_grad()
+    def step_and_start_sync(self) -> None:
+        """Step with the collected gradients, and begin to bring parameters to the ranks that need them."""
+        for part in self.parts:
+            part.step()
+            if part.overlapped is None:
+                self._start_sync(part)
+
+    def _start_sync(self, part: OptimizerPart) -> None:
+        with stage(self.config, "params-all-gather"):
+            part.sharded.start_param_sync()
+
+    def finish_param_sync(self) -> None:
+        """Return when parameters are up to date, or when the forward pass will wait for them."""
+        with stage(self.config, "params-all-gather"):
+            for part in self.parts:
+                part.sharded.finish_param_sync()
+
+    # Norms and counts, for trainers that drive the stages themselves.
+
+    @torch.no_grad()
+    def get_grad_norm(self) -> float:
+        """Return the L2 norm of the collected gradients over all ranks that hold a part of the model."""
+        asked = self._asked(norms=True, finite=self.is_mixed_precision)
+        stats = measure(self.parts, self.process_groups, asked)
+        self.grad_norms = dict(stats.norms)
+        return stats.norms[None]
+
+    @torch.no_grad()
+    def clip_grad_norm(self, clip_grad: float) -> float:
+        """Clip the collected gradients; the factor is applied by the next `step_with_ready_grads`.
+
+        Args:
+            clip_grad: the largest norm that is left as it is.
+
+        Returns:
+            The norm before clipping.
+        """
+        norm = self.get_grad_norm()
+        self._clip_with(self.grad_norms, clip_grad)
+        return norm
+
+    @torch.no_grad()
+    def count_zeros(self) -> int:
+        """Return how many elements of the collected gradients are zero, duplicates not counted."""
+        return measure(self.parts, self.process_groups, self._asked(zeros=True)).zeros or 0
+
+    def has_grad_norm_group(self, grad_norm_group: str) -> bool:
+        """Return whether any rank has parameters of a separate norm.
+
+        Args:
+            grad_norm_group: the name that parameters carry as `grad_norm_group`.
+        """
+        return grad_norm_group in self.norm_groups
+
+    def get_grads_for_grad_norm(self) -> list[torch.Tensor]:
+        """Return the collected gradients that enter the main norm on this rank."""
+        return [grad for part in self.parts for group, grad in part.counted_grads() if group is None]
+
+    # Loss scale.
+
+    def get_loss_scale(self) -> torch.Tensor:
+        """Return the loss scale, an fp32 tensor of one element on the parameters' device; 1 where nothing scales."""
+        scale = 1.0 if self.grad_scaler is None else float(self.grad_scaler.scale)
+        return torch.full((1,), scale, dtype=torch.float32, device=stats_device(self.parts))
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss times the loss scale; call `backward` on the result.
+
+        Args:
+            loss: the unscaled loss.
+        """
+        return loss if self.grad_scaler is None else loss * float(self.grad_scaler.scale)
+
+    def switch_mode(self, name: str) -> None:
+        """Call `train` or `eval` on the inner optimizers that have it, and bring what it changes to every rank.
+
+        Args:
+            name: `"train"` or `"eval"`.
+
+        Raises:
+            UnsupportedOperationError: `name` is another.
+        """
+        if name not in ("train", "eval"):
+            raise UnsupportedOperationError(
+                f"switch_mode({name!r}): optimizers have the modes 'train' and 'eval'"
+            )
+        with torch.no_grad():
+            switched = [part.switch_mode(name) for part in self.parts]
+            if any(switched):
+                for part in self.parts:
+                    self._start_sync(part)
+                self.finish_param_sync()

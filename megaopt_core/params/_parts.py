@@ -1,0 +1,166 @@
+"""Which part of a logical tensor a rank's parameter is: attributes say it, or the placements of a DTensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from attrs import Factory, frozen
+
+from megaopt_core.errors import RoutingError
+from megaopt_core.parallel._groups import AXES, ProcessGroupCollection, rank_in, size_of
+from megaopt_core.params._specs import AxisPlacement, Box, RankCoordinates, whole
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
+
+__all__ = ["LogicalPart", "is_dtensor", "local_tensor", "logical_part"]
+
+
+@frozen
+class LogicalPart:
+    """A rank's part of a logical tensor.
+
+    Args:
+        shape: of the logical tensor over all ranks that hold parts of it.
+        box: this rank's part of `shape`.
+        placements: how each axis divides the logical tensor, in the order of cutting.
+        coordinates: where this rank stands on these axes.
+        tensor_parallel: it is cut over the tensor-parallel group, not the same on all its ranks.
+        partition_dim: dimension that tensor parallelism cuts; -1 for none.
+    """
+
+    shape: tuple[int, ...]
+    box: Box
+    placements: tuple[AxisPlacement, ...] = ()
+    coordinates: RankCoordinates = Factory(dict)
+    tensor_parallel: bool = False
+    partition_dim: int = -1
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a DTensor.
+
+    Args:
+        tensor: any tensor.
+    """
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor, sharing its memory: the tensor itself unless it is a DTensor.
+
+    Args:
+        tensor: any tensor.
+    """
+    if not is_dtensor(tensor):
+        return tensor
+    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined] # of DTensors
+    return local
+
+
+def logical_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollection) -> LogicalPart:
+    """Return which part of its logical tensor a parameter is.
+
+    Args:
+        param: a DTensor, or a tensor with the attributes `tensor_model_parallel` and `partition_dim` where it is cut.
+        name: its name, for errors.
+        pgs: the process groups.
+
+    Raises:
+        RoutingError: the attributes do not fit the shape, or a DTensor has a placement that cannot be stepped.
+    """
+    is_expert = not getattr(param, "allreduce", True)
+    if is_dtensor(param):
+        return _by_placements(param, name, pgs, is_expert)
+    return _by_attributes(param, name, pgs, is_expert)
+
+
+def _tensor_axis(is_expert: bool) -> str:
+    return "expert_tp" if is_expert else "tp"
+
+
+def _by_attributes(
+    param: torch.Tensor, name: str, pgs: ProcessGroupCollection, is_expert: bool
+) -> LogicalPart:
+    shape, axis = tuple(param.shape), _tensor_axis(is_expert)
+    group = pgs.of_axis(axis)
+    if not getattr(param, "tensor_model_parallel", False):
+        return LogicalPart(shape, whole(shape))
+    dim = int(getattr(param, "partition_dim", -1))
+    if dim < 0 or size_of(group) == 1:
+        return LogicalPart(shape, whole(shape), tensor_parallel=True, partition_dim=dim)
+    if dim >= len(shape):
+        raise RoutingError(
+            f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}",
+            names=[name],
+        )
+    stride = getattr(param, "partition_stride", 1)
+    if stride != 1:
+        raise RoutingError(
+            f"parameter {name!r} has partition_stride={stride}; only 1 is supported", names=[name]
+        )
+    full = tuple(extent * size_of(group) if each == dim else extent for each, extent in enumerate(shape))
+    placement = AxisPlacement(axis, size_of(group), dim=dim)
+    return LogicalPart(
+        full,
+        placement.part(whole(full), rank_in(group)),
+        (placement,),
+        {axis: rank_in(group)},
+        tensor_parallel=True,
+        partition_dim=dim,
+    )
+
+
+def _by_placements(param: Any, name: str, pgs: ProcessGroupCollection, is_expert: bool) -> LogicalPart:
+    shape, mesh = tuple(param.shape), param.device_mesh
+    tensor_axis = _tensor_axis(is_expert)
+    cut_by_tensor, partition_dim = False, -1
+    placements: list[tuple[int, AxisPlacement]] = []
+    coordinates = {}
+    for mesh_dim, placement in enumerate(param.placements):
+        ranks = mesh.size(mesh_dim)
+        axis = _axis_of(mesh, mesh_dim, pgs, is_expert)
+        coordinates[axis] = mesh.get_local_rank(mesh_dim)
+        if _is_cut(placement):
+            dim = placement.dim % len(shape)
+            placements.append((_order(placement, mesh_dim), AxisPlacement(axis, ranks, dim=dim)))
+            if axis == tensor_axis:
+                cut_by_tensor, partition_dim = True, dim
+        elif not placement.is_replicate():
+            raise RoutingError(
+                f"parameter {name!r} is a DTensor with the placement {placement!r} over the {ranks} ranks of {axis!r}; "
+                "allowed are Shard and Replicate",
+                names=[name],
+            )
+    ordered = tuple(placement for _, placement in sorted(placements, key=lambda entry: entry[0]))
+    box = whole(shape)
+    for each in ordered:
+        box = each.part(box, coordinates[each.axis])
+    return LogicalPart(
+        shape, box, ordered, coordinates, tensor_parallel=cut_by_tensor, partition_dim=partition_dim
+    )
+
+
+def _is_cut(placement: Placement) -> bool:
+    """Return whether a placement cuts; `is_shard()` is False for the strided shards that fully_shard makes."""
+    return placement.is_shard() or hasattr(placement, "split_factor")
+
+
+def _order(placement: Placement, mesh_dim: int) -> int:
+    """Return when a mesh dimension cuts: a strided shard, which `fully_shard` makes of what is cut already, last."""
+    strided = getattr(placement, "split_factor", 1) > 1
+    return mesh_dim + (1 << 16 if strided else 0)
+
+
+def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: bool) -> str:
+    """Return the axis of the world that a mesh dimension is: one with the same ranks, else its own name."""
+    mine = dist.get_process_group_ranks(mesh.get_group(mesh_dim))
+    names = [_tensor_axis(is_expert), "expert_dp" if is_expert else "dp", *AXES]
+    for name in names:
+        group = pgs.of_axis(name)
+        if group is not None and len(mine) > 1 and dist.get_process_group_ranks(group) == mine:
+            return name
+    named = mesh.mesh_dim_names
+    return f"mesh.{named[mesh_dim] if named else mesh_dim}"

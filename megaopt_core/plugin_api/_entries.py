@@ -1,0 +1,176 @@
+"""The record by which a plugin offers an optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import Factory, field, frozen
+
+from megaopt_core.errors import PluginError
+from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamSpec
+from megaopt_core.params._views import MatrixView
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.parallel._groups import ProcessGroupCollection
+    from megaopt_core.sharding._split_step import SplitStep
+
+__all__ = ["SCALAR_STATES", "ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry", "SplitStepFactory"]
+
+SCALAR_STATES = frozenset({"step"})
+"""State keys that torch's optimizers keep one number of for every parameter."""
+
+_DTYPE_SETTINGS = {"exp_avg": "exp_avg_dtype", "exp_avg_sq": "exp_avg_sq_dtype"}
+
+type ConfigToKwargs = Callable[
+    [OptimizerConfig, Sequence[torch.nn.Module], ProcessGroupCollection | None], Mapping[str, Any]
+]
+type MupRule = Callable[[OptimizerConfig, float], Mapping[ParamKey, ParamGroupOverride]]
+type SplitStepFactory = Callable[[torch.optim.Optimizer], SplitStep]
+type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
+
+
+def _prefixes(value: Sequence[str]) -> tuple[str, ...]:
+    return tuple(value)
+
+
+def _numel(spec: ParamSpec, view: MatrixView | None) -> float:
+    return float(math.prod(spec.shape))
+
+
+def _alignment(instance: object, attribute: object, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PluginError(f"OptimizerEntry(alignment={value!r}): must be a number of elements, at least 1")
+
+
+def _names(value: Collection[str]) -> frozenset[str]:
+    return frozenset(value)
+
+
+@frozen
+class OptimizerEntry:
+    """Everything that megaopt needs to know about an optimizer.
+
+    Args:
+        optimizer_cls: a `torch.optim.Optimizer` subclass, or `"module:Class"`, which is imported when an optimizer is
+            built: listing entries imports no algorithm.
+        init_state_fn: `(optimizer, config=None)`; makes the state of every parameter without a gradient and without
+            moving a parameter. None: one step on zero gradients, which is undone, tells which state there will be;
+            zeros of that kind can be loaded into, and the first real step makes the state.
+        config_to_kwargs: `(config, model_chunks, pg_collection)` to constructor arguments. None: every constructor
+            parameter is looked up as `{prefix}_{name}` for each of `setting_prefixes`, then as a core field.
+        default_param_overrides: overrides that are added whenever this is the run's optimizer.
+        settings: an attrs class; its fields appear on `OptimizerConfig` as `{setting_prefixes[0]}_{field}`. A field's
+            `metadata={"help": ...}` is the text that `megaopt describe` shows.
+        setting_prefixes: prefixes of the settings that the constructor's arguments are read from.
+        granularity: how finely the work may be cut over ranks.
+        alignment: for granularity element, the cuts that a strategy makes fall on multiples of this many elements. More
+            than 8 is a condition (blocks of quantized states); 8 gives the same bits on both sides of a cut.
+        accepts: `(spec, view)` to None when the optimizer takes this parameter, else the reason why not, in words.
+        fallback: the optimizer that steps what `accepts` refuses: a name, or a function of the configuration.
+            None: a refused parameter is an error.
+        step_cost: `(spec, view)` to the work of one step of the whole tensor, in elementary operations; strategies
+            balance by it.
+        split_step: makes the optimizer's step in three parts (:class:`~megaopt_core.sharding.SplitStep`):
+            an adapter class or function of the inner optimizer, or `"module:name"` of one. None: it steps whole
+            tensors only.
+        supports_peers: several ranks may step parts of one tensor together; its class finds their process group and
+            the dimension that is cut in the `peers` of a tensor's `param_info`.
+        state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
+        state_dtype_settings: state key to the setting, of the core or of `settings`, that says in which of them; every
+            key of `state_dtypes` needs one.
+        positive_states: state keys whose values are divided by, such as second moments: storing them in less never
+            rounds a positive value to 0.
+        scalar_states: state keys with one number for a parameter, which is no element of it even where the parameter
+            has a single element too.
+        supports_fp16: may step in a model that trains with fp16 mixed precision.
+        mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
+            `lr / mup_width_mult`.
+        description: one line for `megaopt optimizers`.
+        example: a line of Python for `megaopt describe`.
+
+    Raises:
+        PluginError: a key of `state_dtypes` has no setting.
+
+    Example:
+        >>> import torch
+        >>> entry = OptimizerEntry(torch.optim.SGD, setting_prefixes=("sgd",), description="plain SGD")
+        >>> entry.load_class().__name__
+        'SGD'
+    """
+
+    optimizer_cls: type[torch.optim.Optimizer] | str
+    init_state_fn: InitState | None = None
+    config_to_kwargs: ConfigToKwargs | None = None
+    default_param_overrides: Mapping[ParamKey, ParamGroupOverride] = Factory(dict)
+    settings: type | None = None
+    setting_prefixes: tuple[str, ...] = field(default=(), converter=_prefixes)
+    granularity: Granularity = field(default=Granularity.ELEMENT, converter=Granularity)
+    alignment: int = field(default=DEFAULT_ALIGNMENT, validator=_alignment)
+    accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None
+    fallback: str | Callable[[OptimizerConfig], str] | None = None
+    step_cost: Callable[[ParamSpec, MatrixView | None], float] = _numel
+    split_step: SplitStepFactory | str | None = None
+    supports_peers: bool = False
+    state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
+    state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
+    positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_names)
+    scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_names)
+    supports_fp16: bool = False
+    mup: MupRule | None = None
+    description: str = ""
+    example: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        unset = sorted(set(self.state_dtypes) - set(self.state_dtype_settings))
+        if unset:
+            raise PluginError(
+                f"state_dtypes has {', '.join(map(repr, unset))}, but state_dtype_settings names no setting for it, "
+                f"only for {', '.join(map(repr, sorted(self.state_dtype_settings))) or 'nothing'}"
+            )
+
+    def load_class(self) -> type[torch.optim.Optimizer]:
+        """Return the optimizer class, importing it if it is named by a string.
+
+        Raises:
+            PluginError: the string names nothing, or something that is no `torch.optim.Optimizer`.
+        """
+        target = _imported(self.optimizer_cls, "optimizer_cls")
+        if not (isinstance(target, type) and issubclass(target, torch.optim.Optimizer)):
+            raise PluginError(f"optimizer_cls={self.optimizer_cls!r} is not a torch.optim.Optimizer subclass")
+        return target
+
+    def load_split_step(self) -> SplitStepFactory | None:
+        """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.
+
+        Raises:
+            PluginError: the string names nothing, or something that cannot be called.
+        """
+        if self.split_step is None:
+            return None
+        factory: Any = _imported(self.split_step, "split_step")
+        if not callable(factory):
+            raise PluginError(
+                f"split_step={self.split_step!r} is no class or function of the inner optimizer"
+            )
+        made: SplitStepFactory = factory
+        return made
+
+
+def _imported(target: Any, name: str) -> Any:
+    """Return what a string `"module:name"` names, and anything else as it is."""
+    if not isinstance(target, str):
+        return target
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PluginError(
+            f"{name}={target!r} cannot be loaded ({type(error).__name__}: {error}); it must read 'module:Class'"
+        ) from error

@@ -1,0 +1,121 @@
+"""Every hook that a plugin may implement, in one place.
+
+A plugin is a module (or object) that an entry point of group `megaopt` names; it declares `megaopt_api = "1"` and
+marks its implementations with :data:`hookimpl`. All hooks are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+import torch
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, _SubParsersAction
+
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.params._keys import ParamKey
+    from megaopt_core.params._overrides import ParamGroupOverride
+    from megaopt_core.params._roles import Role
+    from megaopt_core.params._views import MatrixView
+    from megaopt_core.plugin_api._entries import OptimizerEntry
+    from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+    from megaopt_core.precision._state_codes import Decoder
+    from megaopt_core.sharding._protocol import ShardingStrategy
+
+__all__ = [
+    "hookimpl",
+    "hookspec",
+    "megaopt_annotate_params",
+    "megaopt_commands",
+    "megaopt_optimizer_entries",
+    "megaopt_param_overrides",
+    "megaopt_schedules",
+    "megaopt_sharding_strategies",
+    "megaopt_state_codes",
+]
+
+hookspec = pluggy.HookspecMarker("megaopt")
+hookimpl = pluggy.HookimplMarker("megaopt")
+"""Marks a function of a plugin as the implementation of the hook of its name."""
+
+
+@hookspec
+def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:  # type: ignore[empty-body]
+    """Offer optimizers.
+
+    Returns:
+        `{name: OptimizerEntry}`; the name is what users write in `optimizer="..."`.
+    """
+
+
+@hookspec
+def megaopt_annotate_params(model_chunk: torch.nn.Module) -> Mapping[str, Role | MatrixView]:  # type: ignore[empty-body]
+    """Say what parameters of a model are that the plugin knows how to see.
+
+    Explicit attributes on a parameter win over annotations, annotations over everything that is inferred.
+
+    Args:
+        model_chunk: one model chunk, unwrapped, possibly on the meta device.
+
+    Returns:
+        `{qualified name: Role or MatrixView}`; a `MatrixView` means role matrix with that view.
+    """
+
+
+@hookspec
+def megaopt_param_overrides(  # type: ignore[empty-body]
+    config: OptimizerConfig, model_chunks: Sequence[torch.nn.Module]
+) -> Mapping[ParamKey, ParamGroupOverride]:
+    """Add overrides to the defaults.
+
+    Args:
+        config: the run's configuration.
+        model_chunks: the model chunks of this rank.
+
+    Returns:
+        `{ParamKey: ParamGroupOverride}`.
+    """
+
+
+@hookspec
+def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:  # type: ignore[empty-body]
+    """Offer sharding strategies.
+
+    Returns:
+        `{name: ShardingStrategy}`.
+    """
+
+
+@hookspec
+def megaopt_schedules() -> Mapping[str, ScheduleStyle]:  # type: ignore[empty-body]
+    """Offer schedules for the learning rate and for weight decay.
+
+    Returns:
+        `{name: ScheduleStyle}`; a style serves the learning rate, weight decay or both.
+    """
+
+
+@hookspec
+def megaopt_state_codes() -> Mapping[str, Decoder]:  # type: ignore[empty-body]
+    """Offer decoders of codes in which precision policies store optimizer states.
+
+    A checkpoint names the code of every state that was stored in one; a run with another policy reads it by this.
+
+    Returns:
+        `{name: decoder}`; a decoder takes a `StoredSlice` and returns its values in fp32, flat.
+    """
+
+
+@hookspec
+def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add commands to `megaopt`.
+
+    A command sets `parser.set_defaults(run=function)`; the function takes the parsed arguments and returns an exit
+    status. Import what is heavy inside the function.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+    """

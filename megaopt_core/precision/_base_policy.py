@@ -1,0 +1,193 @@
+"""What precision policies have in common: one copy, stepped at once, whose states are kept as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from megaopt_core.errors import PluginError
+from megaopt_core.precision._lending import GradLending
+from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.sharding._protocol import Piece
+
+__all__ = ["BasePrecisionPolicy"]
+
+
+class BasePrecisionPolicy:
+    """Answers for policies that do nothing out of the ordinary at a place; a policy replaces what it does otherwise.
+
+    It fills `_pieces` and `_stepped` in `attach`. Between steps a policy may keep a state in a code of its own: it
+    stores it after each batch, and says in :meth:`is_coded` which states these are, in :meth:`is_code` which keys are
+    part of the code, in :meth:`coded_state` what a checkpoint saves, in :meth:`decoder` how it is read and in
+    :meth:`restore_state` when it is taken over as it is.
+    """
+
+    is_mixed: bool = False
+    _pieces: Sequence[Piece]
+    _stepped: Sequence[torch.Tensor]
+    _lending: GradLending
+
+    def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return the pieces' own tensors.
+
+        Args:
+            pieces: this rank's pieces of one inner optimizer.
+        """
+        self._lending = GradLending()
+        self._pieces = pieces
+        self._stepped = [piece.param for piece in pieces]
+        return list(self._stepped)
+
+    def load_grads(self) -> None:
+        """Lend each tensor its gradient, in its own dtype, where it is not its own already."""
+        self._lending.lend(self._pieces, self._stepped)
+
+    def discard_grads(self) -> None:
+        """Take lent gradients back, so that backward does not add to them."""
+        self._lending.take_back()
+
+    def grad(self, index: int) -> torch.Tensor | None:
+        """Return the gradient of a stepped tensor.
+
+        Args:
+            index: position of the piece.
+        """
+        return self._stepped[index].grad
+
+    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
+        """Hand over once: everything is stepped together.
+
+        Args:
+            inner: the optimizer.
+            store_all: keep what the tensors hold afterwards even where they have no gradient.
+        """
+        yield
+
+    def write_back(self, indices: Sequence[int]) -> None:
+        """Nothing to do: the piece is what was stepped.
+
+        Args:
+            indices: positions of the pieces that were stepped.
+        """
+
+    def reload_model_params(self) -> None:
+        """Nothing to do: the piece is what is stepped."""
+
+    def watched(self) -> list[list[torch.Tensor]]:
+        """Return the stepped tensors."""
+        return [[tensor] for tensor in self._stepped]
+
+    def extra_keys(self, index: int) -> tuple[str, ...]:
+        """Return nothing: the parameter itself is the only copy.
+
+        Args:
+            index: position of the piece.
+        """
+        return ()
+
+    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
+        """Return nothing.
+
+        Args:
+            index: position of the piece.
+        """
+        return {}
+
+    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
+        """Ignore a main value: the model's checkpoint holds the parameter.
+
+        Args:
+            index: position of the piece.
+            key: its key.
+            value: of any floating dtype.
+        """
+
+    def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
+        """Return the value as it is.
+
+        Args:
+            index: position of the piece.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+        """
+        return state[key]
+
+    def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
+        """Copy a tensor into the one that is there; put anything else in its place.
+
+        Args:
+            index: position of the piece.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+            value: the new value.
+        """
+        present = state.get(key)
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                present.copy_(value.reshape(present.shape))
+        else:
+            state[key] = value
+
+    def is_code(self, key: str) -> bool:
+        """Return False: nothing is stored in a code.
+
+        Args:
+            key: the key.
+        """
+        return False
+
+    def is_coded(self, index: int, key: str) -> bool:
+        """Return False: nothing is stored in a code.
+
+        Args:
+            index: position of the piece.
+            key: the state's key.
+        """
+        return False
+
+    def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
+        """Return None: nothing is stored in a code.
+
+        Args:
+            index: position of the piece.
+            key: a key of `state`.
+            state: the inner optimizer's state of the piece.
+        """
+        return None
+
+    def decoder(self, code: str) -> Decoder | None:
+        """Return the decoder that a plugin offers by `megaopt_state_codes`; None where none does.
+
+        Args:
+            code: name of the code.
+
+        Raises:
+            PluginError: a plugin offers something that is no function, or two offer the same name.
+        """
+        found: dict[str, tuple[Decoder, Any]] = {}
+        for info, offered in get_registry().call_each("megaopt_state_codes"):
+            for name, decode in offered.items():
+                if not callable(decode):
+                    raise PluginError(
+                        f"{info}: megaopt_state_codes returned {name!r}: {type(decode).__name__}; it must be a function"
+                    )
+                if name in found:
+                    raise PluginError(f"the state code {name!r} is given by {found[name][1]} and by {info}")
+                found[name] = decode, info
+        return found[code][0] if code in found else None
+
+    def restore_state(
+        self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]
+    ) -> None:
+        """Decode what was saved and write it as the new value.
+
+        Args:
+            index: position of the piece.
+            key: the state's key.
+            state: the inner optimizer's state of the piece.
+            slices: what was saved.
+        """
+        self.write_state(index, key, state, decode_slices(slices, self._stepped[index]))

@@ -1,0 +1,320 @@
+"""The precision-aware policy: everything is stepped in fp32, a batch at a time, and stored in less."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from megaopt_core.precision._base_policy import BasePrecisionPolicy
+from megaopt_core.precision._batches import in_turns
+from megaopt_core.precision._policy import LOW_PRECISION, MAIN_PARAM
+from megaopt_core.precision._state_codes import (
+    SCALED,
+    CodedState,
+    StoredSlice,
+    decode_slices,
+    decode_state,
+    encode_state,
+    needs_scale,
+    scale_key,
+)
+from megaopt_core.precision._storage import InPlace, ParamStorage, Remainder, SeparateMain
+from megaopt_core.sharding._protocol import Piece
+
+__all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
+
+BATCH_ELEMENTS = 2**24
+"""Elements that are in fp32 at a time: with Adam, 16 bytes of temporary memory each."""
+
+
+@define
+class ParamRemainders(BasePrecisionPolicy):
+    """fp32 arithmetic on parameters, gradients and states that are stored in fewer bits.
+
+    Complex and float64 parameters are stepped and kept, with their states, in the dtype that they have.
+
+    Between steps a bf16 parameter is kept as itself and the 16 bits that an fp32 main parameter has more; states are
+    kept in `state_dtypes`. A step decodes at most `batch_elements` elements at a time, steps them in fp32 and encodes
+    them again, so it needs no kernel of its own.
+
+    Args:
+        state_dtypes: state key to storage dtype; absent keys stay in fp32.
+        positive_states: state keys that are divided by: a positive value is never stored as 0.
+        main_params_dtype: dtype of main copies, where there are any.
+        main_grads_dtype: gradients are rounded to it before they are used.
+        store_param_remainders: keep remainders for bf16 parameters in place of main copies; needs
+            `main_params_dtype=torch.float32`.
+        is_mixed: non-finite gradients skip the step.
+        batch_elements: elements that are in fp32 at a time; None: all, for optimizers that step a group as one.
+    """
+
+    state_dtypes: Mapping[str, torch.dtype] = field(factory=dict)
+    main_params_dtype: torch.dtype = torch.float32
+    main_grads_dtype: torch.dtype = torch.float32
+    store_param_remainders: bool = True
+    is_mixed: bool = True
+    batch_elements: int | None = BATCH_ELEMENTS
+    positive_states: frozenset[str] = frozenset({"exp_avg_sq"})
+    _pieces: Sequence[Piece] = field(factory=list, init=False)
+    _storages: list[ParamStorage] = field(factory=list, init=False)
+    _stepped: Sequence[torch.Tensor] = field(factory=list, init=False)
+    _grads: list[torch.Tensor | None] = field(factory=list, init=False)
+
+    def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return one tensor a piece, which has memory during a step only: fp32, or wider where the parameter is.
+
+        Args:
+            pieces: this rank's pieces of one inner optimizer.
+        """
+        self._pieces = pieces
+        self._storages = [self._storage(piece.param) for piece in pieces]
+        self._stepped = [torch.nn.Parameter(_placeholder(piece.param)) for piece in pieces]
+        self._grads = [None] * len(pieces)
+        return list(self._stepped)
+
+    @property
+    def _narrow(self) -> list[bool]:
+        """For each piece whether it is stepped in fp32; complex and float64 ones are stepped and kept as they are."""
+        return [tensor.dtype == torch.float32 for tensor in self._stepped]
+
+    def _storage(self, param: torch.Tensor) -> ParamStorage:
+        wants_fp32 = self.main_params_dtype == torch.float32
+        if param.dtype == torch.bfloat16 and self.store_param_remainders and wants_fp32:
+            return Remainder(param)
+        if param.dtype in LOW_PRECISION and param.dtype != self.main_params_dtype:
+            return SeparateMain(param, self.main_params_dtype)
+        return InPlace(param)
+
+    def load_grads(self) -> None:
+        """Round collected gradients to `main_grads_dtype`, except those of complex and float64 parameters."""
+        self._grads = [
+            None
+            if piece.grad is None
+            else piece.grad.to(self.main_grads_dtype if is_narrow else tensor.dtype)
+            for piece, tensor, is_narrow in zip(self._pieces, self._stepped, self._narrow, strict=True)
+        ]
+
+    def grad(self, index: int) -> torch.Tensor | None:
+        """Return the gradient that a piece is stepped with, in `main_grads_dtype`.
+
+        Args:
+            index: position of the piece.
+        """
+        return self._grads[index]
+
+    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
+        """Give memory to a batch of tensors, hand over while `inner` holds them alone, then store them again.
+
+        Args:
+            inner: the optimizer; what its groups hold is stepped.
+            store_all: keep what the tensors hold afterwards even where they have no gradient.
+        """
+        held = {id(tensor) for group in inner.param_groups for tensor in group["params"]}
+        batches = self._batches([index for index, tensor in enumerate(self._stepped) if id(tensor) in held])
+        tensors = [[self._stepped[index] for index in batch] for batch in batches]
+        with closing(in_turns(inner, tensors)) as turns:
+            for batch, _ in zip(batches, turns, strict=True):
+                with torch.no_grad():
+                    for index in batch:
+                        self._open(index, inner)
+                yield
+                with torch.no_grad():
+                    for index in batch:
+                        self._close(index, inner, store_all)
+
+    def _batches(self, indices: Sequence[int]) -> list[list[int]]:
+        """Return consecutive pieces that fit into memory together; one empty batch when there are none."""
+        batches: list[list[int]] = [[]]
+        elements = 0
+        for index in indices:
+            numel = self._stepped[index].numel()
+            if batches[-1] and self.batch_elements is not None and elements + numel > self.batch_elements:
+                batches.append([])
+                elements = 0
+            batches[-1].append(index)
+            elements += numel
+        return batches
+
+    def _open(self, index: int, inner: torch.optim.Optimizer) -> None:
+        tensor = self._stepped[index]
+        tensor.data = self._storages[index].load()
+        grad = self._grads[index]
+        tensor.grad = None if grad is None else grad.to(tensor.dtype)
+        state = inner.state[tensor]
+        for key in self._codes_of(tensor):
+            if isinstance(state.get(key), torch.Tensor):
+                state[key] = decode_state(state[key], state.pop(scale_key(key), None))
+
+    def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
+        tensor = self._stepped[index]
+        if store_all or tensor.grad is not None:
+            self._storages[index].store(tensor.data)
+        tensor.grad = None
+        tensor.data = _placeholder(self._pieces[index].param)
+        state = inner.state[tensor]
+        for key in self._codes_of(tensor):
+            if isinstance(state.get(key), torch.Tensor):
+                self._encode(state, key, state[key])
+
+    def _codes_of(self, stepped: torch.Tensor) -> Iterable[str]:
+        """Return the state keys that are stored in another dtype than they are computed in."""
+        return self.state_dtypes if stepped.dtype == torch.float32 else ()
+
+    def _encode(self, state: MutableMapping[str, Any], key: str, value: torch.Tensor) -> None:
+        stored, scale = encode_state(value, self.state_dtypes[key], keep_positive=key in self.positive_states)
+        state[key] = stored
+        if scale is not None:
+            state[scale_key(key)] = scale
+
+    def discard_grads(self) -> None:
+        """Drop gradients."""
+        self._grads = [None] * len(self._pieces)
+
+    def reload_model_params(self) -> None:
+        """Start again from the model's present values."""
+        with torch.no_grad():
+            for storage in self._storages:
+                storage.take_model()
+
+    def watched(self) -> list[list[torch.Tensor]]:
+        """Return for each piece the tensors in which a change shows."""
+        return [storage.watched() for storage in self._storages]
+
+    def extra_keys(self, index: int) -> tuple[str, ...]:
+        """Return the main value's key, where a piece has one besides the model's parameter.
+
+        Args:
+            index: position of the piece.
+        """
+        return (MAIN_PARAM,) if self._storages[index].has_main else ()
+
+    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
+        """Return the main value of a piece in fp32, where the model's parameter does not hold it.
+
+        Args:
+            index: position of the piece.
+        """
+        return {key: self._storages[index].load() for key in self.extra_keys(index)}
+
+    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
+        """Take over a main value.
+
+        Args:
+            index: position of the piece.
+            key: `"main_param"`.
+            value: of any floating dtype.
+        """
+        if key in self.extra_keys(index):
+            with torch.no_grad():
+                self._storages[index].set_main(value)
+
+    def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
+        """Return one state value: fp32 where it is stored with a scale, else as it is stored.
+
+        Args:
+            index: not used.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+        """
+        scale = state.get(scale_key(key)) if key in self.state_dtypes else None
+        return state[key] if scale is None else decode_state(state[key], scale)
+
+    def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
+        """Store one state value in its storage dtype.
+
+        Args:
+            index: not used.
+            key: its key.
+            state: the inner optimizer's state of the piece.
+            value: the new value.
+        """
+        present = state.get(key)
+        if not (isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor)):
+            state[key] = value
+            return
+        with torch.no_grad():
+            if scale_key(key) in state:
+                self._encode(state, key, value.to(present.device, torch.float32).reshape(present.shape))
+            else:
+                present.copy_(value.reshape(present.shape))
+
+    def is_code(self, key: str) -> bool:
+        """Return whether a key is the scale of another.
+
+        Args:
+            key: the key.
+        """
+        return any(key == scale_key(stored) for stored in self.state_dtypes)
+
+    def is_coded(self, index: int, key: str) -> bool:
+        """Return whether a state has a scale: fp16 and fp8 ones.
+
+        Args:
+            index: position of the piece.
+            key: the state's key.
+        """
+        return key in self._codes_of(self._stepped[index]) and needs_scale(self.state_dtypes[key])
+
+    def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
+        """Return the stored elements and their scale, of a state that has one.
+
+        Args:
+            index: not used.
+            key: a key of `state`.
+            state: the inner optimizer's state of the piece.
+        """
+        scale = state.get(scale_key(key))
+        if scale is None:
+            return None
+        stored = state[key].detach()
+        return CodedState(
+            SCALED,
+            stored.dtype,
+            stored.device,
+            lambda start, stop: stored.reshape(-1)[start:stop],
+            lambda _, __: {"scale": scale},
+        )
+
+    def restore_state(
+        self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]
+    ) -> None:
+        """Take stored elements over as they are where all have one scale and the dtype of here, else encode anew.
+
+        Args:
+            index: position of the piece.
+            key: the state's key.
+            state: the inner optimizer's state of the piece.
+            slices: what was saved.
+        """
+        stepped = self._stepped[index]
+        if key not in self._codes_of(stepped):
+            super().restore_state(index, key, state, slices)
+            return
+        scale = self._common_scale(key, slices)
+        if scale is None:
+            self._encode(state, key, decode_slices(slices, stepped))
+            return
+        stored = torch.zeros(stepped.shape, dtype=self.state_dtypes[key], device=stepped.device)
+        for part in slices:
+            stored.view(-1)[part.start : part.stop] = part.elements
+        state[key] = stored
+        state[scale_key(key)] = torch.tensor(scale, dtype=torch.float32, device=stepped.device)
+
+    def _common_scale(self, key: str, slices: Sequence[StoredSlice]) -> float | None:
+        """Return the one scale of all slices; None where they have several, or another code or dtype."""
+        found = {
+            float(part.values["scale"])
+            if (part.code, part.elements.dtype) == (SCALED, self.state_dtypes[key])
+            else None
+            for part in slices
+        }
+        return found.pop() if len(found) == 1 else None
+
+
+def _placeholder(param: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float32 if param.dtype in LOW_PRECISION else param.dtype
+    return torch.empty((), dtype=dtype, device=param.device).expand(param.shape)

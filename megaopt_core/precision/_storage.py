@@ -1,0 +1,185 @@
+"""How parameters are kept between steps when they are stepped in fp32 but stored in less."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from attrs import define, field
+
+from megaopt_core.precision._policy import LOW_PRECISION
+from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
+
+__all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain"]
+
+
+class ParamStorage(Protocol):
+    """Keeps one parameter's fp32 value somehow."""
+
+    def load(self) -> torch.Tensor:
+        """Return the fp32 value; writing into it may or may not write the storage."""
+
+    def store(self, value: torch.Tensor) -> None:
+        """Keep a new fp32 value and round it into the model's parameter.
+
+        Args:
+            value: what was stepped.
+        """
+
+    def take_model(self) -> None:
+        """Start again from the model's present value."""
+
+    def watched(self) -> list[torch.Tensor]:
+        """Return the tensors in which a change shows."""
+
+    @property
+    def has_main(self) -> bool:
+        """True when the storage says more than the model's parameter."""
+
+    def set_main(self, value: torch.Tensor) -> None:
+        """Take over the value that :meth:`load` returned; ignored where the parameter is the only copy.
+
+        Args:
+            value: of any floating dtype.
+        """
+
+
+@define
+class InPlace:
+    """The model's parameter is the only copy."""
+
+    param: torch.Tensor
+
+    def load(self) -> torch.Tensor:
+        """Return the parameter itself, or its fp32 value where it is narrower."""
+        return self.param.detach().float() if self.param.dtype in LOW_PRECISION else self.param.detach()
+
+    def store(self, value: torch.Tensor) -> None:
+        """Round the value into the parameter, unless it is the parameter.
+
+        Args:
+            value: what was stepped.
+        """
+        if value.data_ptr() != self.param.data_ptr():
+            self.param.copy_(value)
+
+    def take_model(self) -> None:
+        """Nothing to do."""
+
+    def watched(self) -> list[torch.Tensor]:
+        """Return the parameter."""
+        return [self.param]
+
+    @property
+    def has_main(self) -> bool:
+        """False."""
+        return False
+
+    def set_main(self, value: torch.Tensor) -> None:
+        """Ignore a main value: the model's checkpoint holds the parameter.
+
+        Args:
+            value: not used.
+        """
+
+
+@define
+class SeparateMain:
+    """A main copy in a dtype of its own.
+
+    Args:
+        param: the model's parameter.
+        dtype: of the main copy.
+    """
+
+    param: torch.Tensor
+    dtype: torch.dtype
+    main: torch.Tensor = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.main = self.param.detach().to(self.dtype, copy=True)
+
+    def load(self) -> torch.Tensor:
+        """Return the main copy in fp32."""
+        return self.main if self.dtype == torch.float32 else self.main.float()
+
+    def store(self, value: torch.Tensor) -> None:
+        """Keep the value in the main copy's dtype, and in the model's.
+
+        Args:
+            value: what was stepped.
+        """
+        if value is not self.main:
+            self.main.copy_(value)
+        self.param.copy_(value)
+
+    def take_model(self) -> None:
+        """Copy the model's parameter into the main copy."""
+        self.main.copy_(self.param)
+
+    def watched(self) -> list[torch.Tensor]:
+        """Return the main copy."""
+        return [self.main]
+
+    @property
+    def has_main(self) -> bool:
+        """True."""
+        return True
+
+    def set_main(self, value: torch.Tensor) -> None:
+        """Copy a value into the main copy.
+
+        Args:
+            value: of any floating dtype.
+        """
+        self.main.copy_(value)
+
+
+@define
+class Remainder:
+    """The bf16 parameter and the 16 bits that it lacks.
+
+    Args:
+        param: the model's parameter, bf16.
+    """
+
+    param: torch.Tensor
+    remainder: torch.Tensor = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.remainder = torch.zeros_like(self.param, dtype=torch.int16)
+
+    def load(self) -> torch.Tensor:
+        """Return the joined fp32 value."""
+        return join_remainder(self.param.detach(), self.remainder)
+
+    def store(self, value: torch.Tensor) -> None:
+        """Split the value into parameter and remainder.
+
+        Args:
+            value: what was stepped.
+        """
+        model, remainder = split_remainder(value)
+        self.param.copy_(model)
+        self.remainder.copy_(remainder)
+
+    def take_model(self) -> None:
+        """Forget the remainder."""
+        self.remainder.zero_()
+
+    def watched(self) -> list[torch.Tensor]:
+        """Return parameter and remainder."""
+        return [self.param, self.remainder]
+
+    @property
+    def has_main(self) -> bool:
+        """True: parameter and remainder together are the main value."""
+        return True
+
+    def set_main(self, value: torch.Tensor) -> None:
+        """Split a value into parameter and remainder.
+
+        Args:
+            value: of any floating dtype.
+        """
+        self.store(value.float().to(self.param.device))

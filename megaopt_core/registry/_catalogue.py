@@ -1,0 +1,130 @@
+"""Which distribution brings what: the one module of the core that knows plugins by name.
+
+The registry consults it only when something is missing, to say what to install; nothing that is installed is found
+through it. Names that are not listed here work just as well.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = [
+    "DEFAULT_OPTIMIZER",
+    "DISTRIBUTED_STRATEGIES",
+    "LAYER_WISE_STRATEGIES",
+    "OPTIMIZERS",
+    "REFERENCE_ALIASES",
+    "REFERENCE_SETTINGS",
+    "ROLE_READER",
+    "SETTING_PREFIXES",
+    "STRATEGIES",
+    "deprecated_alias",
+    "distribution_of_setting",
+]
+
+DEFAULT_OPTIMIZER = "adam"
+"""The optimizer of a configuration that names none."""
+
+ROLE_READER = "megaopt-roles"
+"""The distribution that reads what the parameters of a model are."""
+
+OPTIMIZERS: Mapping[str, str] = MappingProxyType(
+    {
+        "adam": "megaopt-adam",
+        "adamw": "megaopt-adam",
+        "sgd": "megaopt-adam",
+        "muon": "megaopt-muon",
+        "adaptive_muon": "megaopt-muon",
+        "lion": "megaopt-lion",
+        "soap": "megaopt-soap",
+    }
+)
+"""Optimizer name to the distribution that brings it."""
+
+STRATEGIES: Mapping[str, str] = MappingProxyType(
+    {
+        "distributed": "megaopt-distributed",
+        "zero1": "megaopt-distributed",
+        "layer_wise": "megaopt-layerwise",
+    }
+)
+"""Sharding strategy to the distribution that brings it."""
+
+DISTRIBUTED_STRATEGIES = ("distributed", "zero1")
+"""What `use_distributed_optimizer=True` means: the name, then its aliases."""
+
+LAYER_WISE_STRATEGIES = ("layer_wise",)
+"""What `use_layer_wise_distributed_optimizer=True` means."""
+
+SETTING_PREFIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "adam": "megaopt-adam",
+        "sgd": "megaopt-adam",
+        "muon": "megaopt-muon",
+        "adaptive_muon": "megaopt-muon",
+        "lion": "megaopt-lion",
+        "soap": "megaopt-soap",
+    }
+)
+"""Prefix of a setting to the distribution that owns it."""
+
+REFERENCE_SETTINGS = (
+    "adam_beta1",
+    "adam_beta2",
+    "adam_eps",
+    "sgd_momentum",
+    "muon_momentum",
+    "muon_split_qkv",
+    "muon_nesterov",
+    "muon_scale_mode",
+    "muon_fp32_matmul_prec",
+    "muon_coefficient_type",
+    "muon_num_ns_steps",
+    "muon_tp_mode",
+    "muon_extra_scale_factor",
+    "muon_scalar_optimizer",
+    "lion_beta1",
+    "lion_beta2",
+    "soap_shampoo_beta",
+    "soap_precondition_frequency",
+    "soap_use_kl_shampoo",
+    "adaptive_muon_moment2_method",
+    "adaptive_muon_beta2",
+    "adaptive_muon_eps",
+)
+"""Fields that are part of the configuration in Megatron-style trainers and belong to plugins here."""
+
+REFERENCE_ALIASES: Mapping[str, str] = MappingProxyType(
+    {"AdamOptimizerConfig": "OptimizerConfig", "SGDOptimizerConfig": "OptimizerConfig"}
+)
+"""Old public names that `megaopt_core` still answers to, with a `DeprecationWarning`, and what they stand for."""
+
+
+def distribution_of_setting(name: str) -> str | None:
+    """Return the distribution that owns a setting, by its longest known prefix; None when no prefix is known.
+
+    Args:
+        name: full name of the setting.
+
+    Example:
+        >>> distribution_of_setting("adaptive_muon_eps")
+        'megaopt-muon'
+        >>> distribution_of_setting("clip_grad") is None
+        True
+    """
+    owners = [prefix for prefix in SETTING_PREFIXES if name.startswith(f"{prefix}_")]
+    return SETTING_PREFIXES[max(owners, key=len)] if owners else None
+
+
+def deprecated_alias(name: str) -> str | None:
+    """Return what an old public name stands for, and warn; None when it is none.
+
+    Args:
+        name: a name that was asked of `megaopt_core`.
+    """
+    if name not in REFERENCE_ALIASES:
+        return None
+    warnings.warn(f"{name} is deprecated: use {REFERENCE_ALIASES[name]}", DeprecationWarning, stacklevel=3)
+    return REFERENCE_ALIASES[name]

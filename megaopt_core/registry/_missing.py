@@ -1,0 +1,129 @@
+"""What is said when a plugin, or what it should provide, is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Literal
+
+from megaopt_core.errors import BrokenPluginError, PluginError, PluginNotInstalledError, UnknownNameError
+from megaopt_core.registry import _catalogue as catalogue
+from megaopt_core.registry._loading import PluginInfo, PluginStatus
+
+__all__ = ["Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
+
+type Kind = Literal["optimizer", "strategy", "schedule"]
+
+_WORDS: Mapping[Kind, str] = {
+    "optimizer": "optimizer",
+    "strategy": "sharding strategy",
+    "schedule": "schedule",
+}
+_CATALOGUES: Mapping[Kind, Mapping[str, str]] = {
+    "optimizer": catalogue.OPTIMIZERS,
+    "strategy": catalogue.STRATEGIES,
+    "schedule": {},
+}
+
+
+def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[PluginInfo]) -> PluginError:
+    """Return the error for a name that no loaded plugin offers.
+
+    Args:
+        kind: what was asked for.
+        name: its name.
+        known: the names that there are.
+        plugins: every installed plugin.
+    """
+    plugins = tuple(plugins)
+    what = f"{_WORDS[kind]} {name!r}"
+    distribution = _CATALOGUES[kind].get(name)
+    if distribution is not None:
+        absent = absent_plugin(what, name, distribution, plugins)
+        return absent or _outdated(what, name, known, distribution, plugins)
+    for info in plugins:
+        if info.goes_by(name) and (left_out := _left_out(what, name, info)):
+            return left_out
+    guess = did_you_mean(name, [*known, *_CATALOGUES[kind]])
+    listed = ", ".join(sorted(known)) or "none"
+    text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
+    broken = [info for info in plugins if info.status is PluginStatus.BROKEN]
+    if broken and not guess:
+        return BrokenPluginError(text, plugin=broken[0].name)
+    return UnknownNameError(text, name=name, known=known)
+
+
+def absent_plugin(
+    what: str, name: str, distribution: str, plugins: Iterable[PluginInfo]
+) -> PluginError | None:
+    """Return the error for something whose distribution is known, None if that distribution's plugin is loaded.
+
+    Args:
+        what: what was asked for, in words.
+        name: its name.
+        distribution: what brings it.
+        plugins: every installed plugin.
+    """
+    for info in plugins:
+        if info.distribution and info.goes_by(distribution):
+            return _left_out(what, name, info)
+    return PluginNotInstalledError(
+        f"{what} comes with {distribution}, which is not installed: pip install {distribution}",
+        name=name,
+        distribution=distribution,
+    )
+
+
+def _left_out(what: str, name: str, info: PluginInfo) -> PluginError | None:
+    """Return the error for what an installed plugin would offer; None if the plugin is not left out."""
+    if info.status is PluginStatus.BLOCKED:
+        return PluginNotInstalledError(
+            f"{what} comes with {info}, which is installed, but {info.error}",
+            name=name,
+            distribution=info.distribution,
+        )
+    if info.status is PluginStatus.BROKEN:
+        return BrokenPluginError(
+            f"{what} comes with {info}, which failed to load: {info.error} (`megaopt plugins --load` shows where)",
+            plugin=info.name,
+        )
+    return None
+
+
+def _outdated(
+    what: str, name: str, known: Sequence[str], distribution: str, plugins: Iterable[PluginInfo]
+) -> UnknownNameError:
+    info = next(info for info in plugins if info.goes_by(distribution))
+    return UnknownNameError(
+        f"{what} should come with {distribution}, but version {info.version} does not offer it: "
+        f"pip install --upgrade {distribution}",
+        name=name,
+        known=known,
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'a' or 'b'?"`, empty when nothing is close.
+
+    Args:
+        name: what was given.
+        known: what there is.
+
+    Example:
+        >>> did_you_mean("cosin", ["cosine", "linear"])
+        "; did you mean 'cosine'?"
+    """
+    close = get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.7)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def may_provide(plugins: Iterable[PluginInfo]) -> str:
+    """Return a sentence about the plugins that are installed but left out; empty when there are none.
+
+    Args:
+        plugins: every installed plugin.
+    """
+    broken = [
+        f"{info} failed to load ({info.error})" for info in plugins if info.status is PluginStatus.BROKEN
+    ]
+    return f". It may belong to a plugin that does not work: {'; '.join(broken)}" if broken else ""

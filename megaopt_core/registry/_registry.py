@@ -1,0 +1,295 @@
+"""The registry: which plugins are installed, and what they offer."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, PluginError, PluginHookError
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.registry._choice import PluginChoice
+from megaopt_core.registry._contents import Contents, collect
+from megaopt_core.registry._loading import CORE_MODULE, LoadedPlugin, PluginInfo, PluginStatus, load_plugin
+from megaopt_core.registry._missing import Kind, missing
+from megaopt_core.registry._setting_owners import SettingInfo
+from megaopt_core.sharding._protocol import ShardingStrategy
+
+__all__ = ["CORE_PLUGIN", "GROUP", "PluginRegistry", "get_registry", "reset_registry"]
+
+GROUP = "megaopt"
+"""The entry-point group in which plugins are found."""
+
+CORE_PLUGIN = EntryPoint(name="core", value=CORE_MODULE, group=GROUP)
+"""The core's own plugin, which is there even where the core runs without being installed."""
+
+
+class PluginRegistry:
+    """Finds plugins without importing them, loads each by itself at the first look-up, and answers by name.
+
+    A plugin that fails to load is kept as broken: it is warned of once, and named again in the error of whoever asks
+    for what it should have provided. Two plugins that give one name make every look-up raise, until one of them is
+    uninstalled or blocked: `MEGAOPT_DISABLE_PLUGINS=a,b` blocks plugins by the name of their entry point or of their
+    distribution, `MEGAOPT_PLUGINS=a,b` allows only those. The core's own plugin cannot be blocked.
+
+    Args:
+        entry_points: the entry points to use; None: those of group `megaopt` that are installed.
+        environ: where the two variables are read from; None: `os.environ`.
+
+    Example:
+        >>> registry = PluginRegistry(entry_points=[], environ={})
+        >>> [(info.name, info.status.value) for info in registry.plugins()]
+        [('core', 'available')]
+        >>> sorted(registry.optimizers())
+        []
+    """
+
+    def __init__(
+        self, entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._points = _find(entry_points)
+        self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
+        self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
+        self._plugins: tuple[LoadedPlugin, ...] = ()
+        self._contents: Contents | None = None
+        self._conflict: DuplicateNameError | None = None
+        self._loading = False
+        self._lock = threading.RLock()
+
+    def plugins(self) -> tuple[PluginInfo, ...]:
+        """Return every installed plugin, the core's own first, then by name; imports none."""
+        return tuple(self._infos)
+
+    def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
+        """Return the plugins that have been loaded and work, with what each offers; loads none."""
+        return self._plugins
+
+    def load(self) -> None:
+        """Load every plugin that is not blocked, once.
+
+        Raises:
+            DuplicateNameError: two plugins give one name.
+            PluginError: a plugin asked for this while it was being loaded itself.
+        """
+        self._loaded()
+
+    def optimizer(self, name: str) -> OptimizerEntry:
+        """Return the entry of an optimizer.
+
+        Args:
+            name: what users write in `optimizer="..."`.
+
+        Raises:
+            PluginNotInstalledError: it comes with a plugin that is not installed, or is blocked.
+            BrokenPluginError: it should come from a plugin that failed to load.
+            UnknownNameError: nobody offers it.
+            DuplicateNameError: two plugins give one name.
+        """
+        return self._look_up("optimizer", self._loaded().optimizers, name)[0]
+
+    def optimizers(self) -> dict[str, OptimizerEntry]:
+        """Return every optimizer by name, in the order of the plugins.
+
+        Raises:
+            DuplicateNameError: two plugins give one name.
+        """
+        return {name: entry for name, (entry, _) in self._loaded().optimizers.items()}
+
+    def strategy(self, name: str) -> ShardingStrategy:
+        """Return a sharding strategy; raises as :meth:`optimizer` does.
+
+        Args:
+            name: what users write in `sharding="..."`.
+        """
+        return self._look_up("strategy", self._loaded().strategies, name)[0]
+
+    def strategies(self) -> dict[str, ShardingStrategy]:
+        """Return every sharding strategy by name.
+
+        Raises:
+            DuplicateNameError: two plugins give one name.
+        """
+        return {name: strategy for name, (strategy, _) in self._loaded().strategies.items()}
+
+    def schedule(self, name: str, kind: Literal["lr", "wd"] | None = None) -> ScheduleStyle:
+        """Return a schedule style; raises as :meth:`optimizer` does.
+
+        Args:
+            name: what users write in `lr_decay_style="..."` or `wd_incr_style="..."`.
+            kind: what it has to serve: `"lr"`, `"wd"`, or None for either.
+        """
+        offered = {
+            style: found
+            for style, found in self._loaded().schedules.items()
+            if kind is None or _serves(found[0], kind)
+        }
+        return self._look_up("schedule", offered, name)[0]
+
+    def schedules(self, kind: Literal["lr", "wd"] | None = None) -> dict[str, ScheduleStyle]:
+        """Return every schedule style by name.
+
+        Args:
+            kind: only those that serve `"lr"` or `"wd"`; None for all.
+
+        Raises:
+            DuplicateNameError: two plugins give one name.
+        """
+        found = self._loaded().schedules.items()
+        return {name: style for name, (style, _) in found if kind is None or _serves(style, kind)}
+
+    def owner(self, kind: Kind, name: str) -> PluginInfo:
+        """Return the plugin that offers something; raises as :meth:`optimizer` does.
+
+        Args:
+            kind: `"optimizer"`, `"strategy"` or `"schedule"`.
+            name: its name.
+        """
+        contents = self._loaded()
+        tables: dict[Kind, Mapping[str, tuple[Any, PluginInfo]]] = {
+            "optimizer": contents.optimizers,
+            "strategy": contents.strategies,
+            "schedule": contents.schedules,
+        }
+        return self._look_up(kind, tables[kind], name)[1]
+
+    def setting_owners(self) -> dict[str, SettingInfo]:
+        """Return every setting that a plugin adds to the configuration, by its full name.
+
+        Raises:
+            DuplicateNameError: two plugins give one name.
+        """
+        return dict(self._loaded().settings)
+
+    def call_each(self, hook_name: str, /, **kwargs: Any) -> list[tuple[PluginInfo, Any]]:
+        """Call a hook of every plugin that implements it, the core's first, then by the plugin's name.
+
+        Args:
+            hook_name: name of the hook.
+            **kwargs: its arguments.
+
+        Returns:
+            `(plugin, result)` of every implementation whose result is not None; the order is the same on every rank.
+
+        Raises:
+            PluginHookError: a plugin raised; the message names it, and the error is the cause.
+        """
+        return [
+            (plugin.info, result)
+            for plugin in self._loaded().plugins
+            for result in _call(plugin, hook_name, kwargs)
+        ]
+
+    def call_every(self, hook_name: str, /, **kwargs: Any) -> list[PluginHookError]:
+        """Call a hook of every plugin, also after one has raised.
+
+        Args:
+            hook_name: name of the hook; what it returns is dropped.
+            **kwargs: its arguments.
+
+        Returns:
+            An error for every plugin that raised.
+        """
+        failed = []
+        for plugin in self._loaded().plugins:
+            try:
+                _call(plugin, hook_name, kwargs)
+            except PluginHookError as error:
+                failed.append(error)
+        return failed
+
+    def _loaded(self) -> Contents:
+        with self._lock:
+            if self._contents is None and self._conflict is None:
+                self._load_all()
+            if self._conflict is not None:
+                conflict = self._conflict
+                raise DuplicateNameError(str(conflict), name=conflict.name, owners=conflict.owners)
+            assert self._contents is not None  # noqa: S101 - for the type checker
+            return self._contents
+
+    def _load_all(self) -> None:
+        if self._loading:
+            raise PluginError(
+                "plugins are being loaded: a plugin must not look others up while it is imported"
+            )
+        self._loading = True
+        try:
+            plugins = []
+            for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
+                if info.status is not PluginStatus.AVAILABLE:
+                    continue
+                result = load_plugin(point, info)
+                if isinstance(result, LoadedPlugin):
+                    plugins.append(result)
+                    self._infos[index] = result.info
+                else:
+                    self._infos[index] = result
+            self._plugins = tuple(plugins)
+            try:
+                self._contents = collect(self._plugins)
+            except DuplicateNameError as error:
+                self._conflict = error
+        finally:
+            self._loading = False
+        for info in self._infos:
+            if info.status is PluginStatus.BROKEN:
+                warnings.warn(
+                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=4
+                )
+
+    def _look_up[T](self, kind: Kind, table: Mapping[str, T], name: str) -> T:
+        if name in table:
+            return table[name]
+        raise missing(kind, name, tuple(table), self._infos)
+
+
+def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
+    """Return the entry points: the core's own first, the others by name, so that every rank has one order."""
+    points = list(entry_points(group=GROUP) if given is None else given)
+    core = [point for point in points if point.value == CORE_MODULE]
+    others = [point for point in points if point.value != CORE_MODULE]
+    others.sort(key=lambda point: (point.name, point.dist.name if point.dist else "", point.value))
+    return [*(core[:1] or [CORE_PLUGIN]), *others]
+
+
+def _serves(style: ScheduleStyle, kind: Literal["lr", "wd"]) -> bool:
+    return (style.learning_rate if kind == "lr" else style.weight_decay) is not None
+
+
+def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> list[Any]:
+    try:
+        return list(getattr(plugin.hooks, hook_name)(**kwargs))
+    except Exception as error:
+        raise PluginHookError(
+            f"{plugin.info} failed in hook {hook_name}: {type(error).__name__}: {error}",
+            plugin=plugin.info.name,
+            hook=hook_name,
+        ) from error
+
+
+_registry: PluginRegistry | None = None
+_registry_lock = threading.Lock()
+
+
+def get_registry() -> PluginRegistry:
+    """Return the registry of this process; it is made at the first call and loads no plugin by itself."""
+    global _registry  # noqa: PLW0603 - one registry per process
+    with _registry_lock:
+        if _registry is None:
+            _registry = PluginRegistry()
+        return _registry
+
+
+def reset_registry(registry: PluginRegistry | None = None) -> None:
+    """Forget the registry of this process, for tests.
+
+    Args:
+        registry: what takes its place; None: a new one is made when it is asked for.
+    """
+    global _registry  # noqa: PLW0603 - one registry per process
+    with _registry_lock:
+        _registry = registry

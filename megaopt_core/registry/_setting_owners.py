@@ -1,0 +1,115 @@
+"""Which plugin owns which setting of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import Attribute, frozen
+
+from megaopt_core.config._fields import CORE_FIELD_NAMES
+from megaopt_core.errors import DuplicateNameError
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._loading import PluginInfo
+
+__all__ = ["SettingInfo", "find_owners", "type_name"]
+
+
+@frozen
+class SettingInfo:
+    """One setting that a plugin adds to the configuration.
+
+    Args:
+        name: full name, `{prefix}_{field}`.
+        prefix: the entry's first setting prefix.
+        field: the attrs attribute of the settings class.
+        settings: the settings class.
+        plugin: whose it is.
+        entry: name of the optimizer whose entry brings it.
+    """
+
+    name: str
+    prefix: str
+    field: Attribute[Any]
+    settings: type
+    plugin: PluginInfo
+    entry: str
+
+    @property
+    def default(self) -> Any:
+        """The value of a configuration that does not set it."""
+        default = self.field.default
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            return getattr(self.settings(), self.field.name)
+        return default
+
+    @property
+    def type(self) -> str:
+        """The annotated type, in words."""
+        return type_name(self.field.type)
+
+    @property
+    def help(self) -> str:
+        """What it does, from `metadata={"help": ...}`."""
+        return str(self.field.metadata.get("help", ""))
+
+
+def find_owners(optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]]) -> dict[str, SettingInfo]:
+    """Return the owner of every setting by full name.
+
+    Args:
+        optimizers: optimizer name to entry and plugin. Entries of one plugin may share a settings class.
+
+    Raises:
+        DuplicateNameError: two owners give one full name, or one gives the name of a core field.
+    """
+    owners: dict[str, SettingInfo] = {}
+    for entry_name, (entry, plugin) in optimizers.items():
+        if entry.settings is None:
+            continue
+        prefix = entry.setting_prefixes[0]
+        for setting in attrs.fields(entry.settings):
+            info = SettingInfo(
+                f"{prefix}_{setting.name}", prefix, setting, entry.settings, plugin, entry_name
+            )
+            _refuse_second(owners.get(info.name), info)
+            owners.setdefault(info.name, info)
+    return owners
+
+
+def _refuse_second(first: SettingInfo | None, second: SettingInfo) -> None:
+    if second.name in CORE_FIELD_NAMES:
+        raise DuplicateNameError(
+            f"setting {second.name!r} of {second.plugin} is a field of the core's configuration; "
+            "give its optimizer another setting prefix",
+            name=second.name,
+            owners=("megaopt-core", second.plugin.source),
+        )
+    if first is None or (first.settings is second.settings and first.plugin == second.plugin):
+        return
+    raise DuplicateNameError(
+        f"setting {second.name!r} is given by {first.plugin} for optimizer {first.entry!r} and by "
+        f"{second.plugin} for optimizer {second.entry!r}; each needs a setting prefix of its own",
+        name=second.name,
+        owners=(first.plugin.source, second.plugin.source),
+    )
+
+
+def type_name(annotation: Any) -> str:
+    """Return an annotation as a person would write it.
+
+    Args:
+        annotation: a type, a string or None.
+
+    Example:
+        >>> type_name(float), type_name("float | None"), type_name(tuple[int, ...])
+        ('float', 'float | None', 'tuple[int, ...]')
+    """
+    if annotation is None:
+        return ""
+    if isinstance(annotation, str):
+        return annotation
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")

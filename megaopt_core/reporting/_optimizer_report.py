@@ -1,0 +1,240 @@
+"""The proof of what an optimizer is: every parameter with who steps it, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import asdict, frozen
+
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.reporting._text_table import format_table
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.routing._routing import ParamRoute
+
+__all__ = ["OptimizerReport", "ParamRow", "PartRow", "build_report"]
+
+
+@frozen
+class ParamRow:
+    """One parameter of the report.
+
+    Args:
+        name: canonical name.
+        shape: of this rank's tensor.
+        role: what it was found to be.
+        view: how it is seen as matrices, in words; empty for none.
+        optimizer: registered name.
+        optimizer_class: class of the inner optimizer that holds it.
+        plugin: distribution and version that brought the optimizer.
+        strategy: how it is sharded.
+        group: index of its group.
+        lr: its learning rate now.
+        wd: its weight decay now.
+        reason: why it gets this optimizer.
+        uncertain: the reason is a guess.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    view: str
+    optimizer: str
+    optimizer_class: str
+    plugin: str
+    strategy: str
+    group: int
+    lr: float
+    wd: float
+    reason: str
+    uncertain: bool
+
+
+@frozen
+class PartRow:
+    """One inner optimizer of the report.
+
+    Args:
+        optimizer: registered name.
+        optimizer_class: its class.
+        plugin: distribution and version that brought it.
+        parameters: how many model parameters it steps on this rank.
+        elements: how many elements.
+        changed: how many of its stepped tensors the last step changed; None when that was not asked for.
+        stepped: how many tensors it steps.
+        method: how changes were detected.
+    """
+
+    optimizer: str
+    optimizer_class: str
+    plugin: str
+    parameters: int
+    elements: int
+    changed: int | None
+    stepped: int
+    method: str
+
+
+@frozen
+class OptimizerReport:
+    """What is stepped by whom; `str()` is a table, :meth:`to_json` the same for programs.
+
+    Args:
+        params: one row a parameter, in model order.
+        parts: one row an inner optimizer.
+        unused_settings: settings that were given but belong to optimizers that are not in use.
+        problems: what no longer fits between the optimizer and its model.
+    """
+
+    params: Sequence[ParamRow]
+    parts: Sequence[PartRow]
+    unused_settings: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+    def to_json(self) -> str:
+        """Return the report as a JSON object."""
+        return json.dumps(asdict(self), indent=2)
+
+    def summary(self) -> str:
+        """Return one table with a row for every optimizer."""
+        rows = [
+            [
+                part.optimizer,
+                part.optimizer_class,
+                part.plugin,
+                part.parameters,
+                f"{part.elements:,}",
+                "-" if part.changed is None else f"{part.changed} of {part.stepped} ({part.method})",
+            ]
+            for part in self.parts
+        ]
+        header = ["optimizer", "class", "from", "parameters", "elements", "changed in last step"]
+        return format_table(header, rows, right=["parameters", "elements"])
+
+    def __str__(self) -> str:
+        rows = [
+            [
+                row.name,
+                "x".join(map(str, row.shape)) or "scalar",
+                row.role + ("?" if row.uncertain else ""),
+                row.optimizer,
+                row.group,
+                f"{row.lr:.6g}",
+                f"{row.wd:.6g}",
+                row.reason,
+            ]
+            for row in self.params
+        ]
+        header = ["parameter", "shape", "role", "optimizer", "group", "lr", "wd", "why"]
+        text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
+        if self.unused_settings:
+            text += f"\n\nsettings of optimizers that are not in use: {', '.join(self.unused_settings)}"
+        for problem in self.problems:
+            text += f"\n\nPROBLEM: {problem}"
+        return text
+
+
+def _plugin_of(optimizer: str | None) -> str:
+    if optimizer is None:
+        return "-"
+    owner = get_registry().owner("optimizer", optimizer)
+    return f"{owner.distribution} {owner.version}"
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> OptimizerReport:
+    """Return the report of an optimizer.
+
+    Args:
+        optimizer: a built optimizer.
+        after_step: count what the last step changed.
+    """
+    routes = {} if optimizer.routing is None else optimizer.routing.params
+    rows: dict[str, ParamRow] = {}
+    parts = []
+    position = 0
+    for part in optimizer.parts:
+        registered: str | None = None
+        elements = count = 0
+        for group in part.groups:
+            for param in group["params"]:
+                name = optimizer.names[param]
+                entry = routes.get(name)
+                registered = entry.spec.optimizer if entry else None
+                rows[name] = _param_row(name, param, entry, part.inner, group, position)
+                elements, count = elements + param.numel(), count + 1
+            position += 1
+        if registered is None and optimizer.routing is not None:
+            registered = _registered_of_empty(optimizer, position - 1)
+        changed = sum(part.changes.changed) if after_step else None
+        parts.append(
+            PartRow(
+                registered or "-",
+                type(part.inner).__name__,
+                _plugin_of(registered),
+                count,
+                elements,
+                changed,
+                len(part.stepped),
+                part.changes.method,
+            )
+        )
+    ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
+    return OptimizerReport(ordered, parts, unused_settings(optimizer), optimizer.check())
+
+
+def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:
+    routing = optimizer.routing
+    return None if routing is None else routing.groups[group].key.optimizer
+
+
+def _param_row(
+    name: str,
+    param: torch.Tensor,
+    entry: ParamRoute | None,
+    inner: torch.optim.Optimizer,
+    group: dict[str, Any],
+    position: int,
+) -> ParamRow:
+    registered = None if entry is None else entry.spec.optimizer
+    view = None if entry is None else entry.decision.view
+    return ParamRow(
+        name=name,
+        shape=tuple(param.shape),
+        role="-" if entry is None else entry.decision.role.value,
+        view="" if view is None else str(view),
+        optimizer=registered or "-",
+        optimizer_class=type(inner).__name__,
+        plugin=_plugin_of(registered),
+        strategy="-" if entry is None else entry.strategy,
+        group=position,
+        lr=_number(group["lr"]),
+        wd=_number(group.get("weight_decay", 0.0)),
+        reason="wrapped by hand" if entry is None else entry.reason,
+        uncertain=False if entry is None else entry.decision.uncertain,
+    )
+
+
+def unused_settings(optimizer: MegatronOptimizer) -> list[str]:
+    """Return settings that differ from their defaults but whose optimizers step nothing here.
+
+    Args:
+        optimizer: a built optimizer.
+    """
+    if optimizer.routing is None:
+        return []
+    used = {child.optimizer for child in optimizer.routing.children}
+    prefixes = {prefix for name in used for prefix in get_registry().optimizer(name).setting_prefixes}
+    owners = get_registry().setting_owners()
+    return sorted(
+        name
+        for name in optimizer.config.plugin_settings
+        if name not in owners or owners[name].prefix not in prefixes
+    )

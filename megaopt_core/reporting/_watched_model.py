@@ -1,0 +1,104 @@
+"""Whether an optimizer still steps exactly the parameters of its model."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from megaopt_core.params._names import named_params
+
+__all__ = ["WatchedModel"]
+
+type _Names = Callable[[int, str], str] | None
+
+
+def _references(chunks: Sequence[torch.nn.Module]) -> tuple[weakref.ref[torch.nn.Module], ...]:
+    return tuple(weakref.ref(chunk) for chunk in chunks)
+
+
+@frozen(eq=False)
+class WatchedModel:
+    """The model that an optimizer was built for; it is not kept alive.
+
+    Args:
+        chunks: the model's chunks.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+    """
+
+    chunks: tuple[weakref.ref[torch.nn.Module], ...] = field(default=(), converter=_references)
+    fqn: _Names = None
+
+    def zero_grad_buffers(self) -> bool:
+        """Fill the gradient buffers of wrapped chunks with zeros.
+
+        Returns:
+            True when every chunk has buffers: all `main_grad`s are zero now.
+        """
+        zeros: list[Any] = [getattr(reference(), "zero_grad_buffer", None) for reference in self.chunks]
+        if not zeros or None in zeros:
+            return False
+        for zero in zeros:
+            zero()
+        return True
+
+    def problems(
+        self, names: Mapping[torch.nn.Parameter, str], chunks: Sequence[torch.nn.Module] | None = None
+    ) -> tuple[str, ...]:
+        """Return what has changed since the optimizer was built, in words; empty when nothing has.
+
+        Args:
+            names: the parameters that the optimizer steps.
+            chunks: the model as it is now; None: the chunks of the build, as far as they are alive.
+        """
+        alive = [chunk for chunk in (ref() for ref in self.chunks) if chunk is not None]
+        present = alive if chunks is None else list(chunks)
+        if not present:
+            return ()
+        found: list[str] = []
+        seen: set[torch.nn.Parameter] = set()
+        for index, chunk in enumerate(present):
+            for entry in named_params(chunk):
+                name, *aliases = (
+                    self.fqn(index, local) if self.fqn else local for local in (entry.name, *entry.aliases)
+                )
+                owned = {twin: names[twin] for twin in (entry.param, *entry.twins) if twin in names}
+                seen.update(owned)
+                found += _problems_of(entry.param, name, aliases, owned, names)
+        found += [
+            f"{name!r} is stepped, but no longer in the model"
+            for param, name in names.items()
+            if param not in seen
+        ]
+        return tuple(found)
+
+
+def _problems_of(
+    param: torch.nn.Parameter,
+    name: str,
+    aliases: Sequence[str],
+    owned: Mapping[torch.nn.Parameter, str],
+    names: Mapping[torch.nn.Parameter, str],
+) -> list[str]:
+    found = []
+    if len(owned) > 1:
+        found.append(
+            f"{' and '.join(map(repr, owned.values()))} share one memory now and would be stepped twice"
+        )
+    replaced = [
+        alias for alias in (name, *aliases) if alias in set(names.values()) and alias not in owned.values()
+    ]
+    if replaced and owned:
+        found.append(
+            f"{', '.join(map(repr, replaced))} was tied to {next(iter(owned.values()))!r} after the build"
+        )
+    if param.requires_grad and not owned:
+        found.append(
+            f"{name!r} trains, but nothing steps it: it was added, replaced or unfrozen after the build"
+        )
+    if not param.requires_grad and owned:
+        found.append(f"{name!r} was frozen after the build; without a gradient it is left alone")
+    return found

@@ -1,0 +1,182 @@
+"""Which optimizer one parameter gets: what overrides ask for, what the optimizer accepts, where the rest goes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import ConfigurationError, OverrideError, RoutingError
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._overrides import OVERRIDE_FIELDS, ParamGroupOverride, param_group_override_to_tuple
+from megaopt_core.params._specs import Granularity, ParamSpec
+from megaopt_core.params._views import MatrixView
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._constructor import (
+    constructor_defaults,
+    constructor_kwargs,
+    constructor_parameters,
+)
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._groups import GroupKey, split_override
+from megaopt_core.routing._inventory import InventoryItem
+from megaopt_core.routing._matching import Match
+
+__all__ = ["Assigner", "Assignment"]
+
+
+@frozen
+class Assignment:
+    """The optimizer and group of one parameter, before ranks agree on indices."""
+
+    key: GroupKey
+    override: ParamGroupOverride
+    matched: tuple[str, ...]
+    reason: str
+
+
+@define
+class Assigner:
+    """Assigns parameters to optimizers; looks entries and defaults up once.
+
+    Args:
+        config: the run's configuration.
+        chunks: the model chunks, which some entries look at.
+        pgs: the process groups, which some entries look at.
+    """
+
+    config: OptimizerConfig
+    chunks: Sequence[torch.nn.Module]
+    pgs: ProcessGroupCollection
+    _defaults: dict[str, tuple[frozenset[str], frozenset[str]]] = field(factory=dict)
+
+    def assign(self, item: InventoryItem, match: Match) -> Assignment:
+        """Return where a parameter goes.
+
+        Args:
+            item: the parameter.
+            match: what the overrides say about it.
+
+        Raises:
+            RoutingError: nobody takes it, or an override asks for an optimizer that does not.
+            OverrideError: an override has a key that the optimizer does not know.
+        """
+        asked = match.override.get("optimizer")
+        name, reason = self._optimizer_for(item, asked, match)
+        entry = get_registry().optimizer(name)
+        group, settings = self._split(name, entry, match, item.name)
+        key = GroupKey(
+            optimizer=name,
+            is_expert=item.is_expert,
+            settings=tuple(sorted(settings.items())),
+            override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
+        )
+        return Assignment(key, match.override, match.reasons, reason)
+
+    def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
+        why = item.decision.reason
+        name = asked or self.config.optimizer
+        refusal = self._refusal(name, item)
+        if refusal is None:
+            return name, f"{match.origin['optimizer']} asks for {asked!r}" if asked else why
+        if asked:
+            raise RoutingError(
+                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.part.shape}) to {asked!r}, which does "
+                f"not take it: {refusal}. Set its matrix_view, or send it to another optimizer",
+                names=[item.name],
+            )
+        tried = [name]
+        while True:
+            fallback = get_registry().optimizer(name).fallback
+            if fallback is None:
+                raise RoutingError(
+                    f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it names no fallback. "
+                    f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
+                    names=[item.name],
+                )
+            name = fallback(self.config) if callable(fallback) else fallback
+            if name in tried:
+                raise RoutingError(
+                    f"none of {tried} takes {item.name!r} (shape {item.part.shape}): {refusal}",
+                    names=[item.name],
+                )
+            tried.append(name)
+            refused_again = self._refusal(name, item)
+            if refused_again is None:
+                return name, f"{why}; not for {tried[0]}: {refusal}"
+            refusal = refused_again
+
+    def _refusal(self, name: str, item: InventoryItem) -> str | None:
+        entry = get_registry().optimizer(name)
+        if entry.accepts is None:
+            return None
+        # What it costs is not known of a parameter that may not be accepted.
+        spec = item.spec(name, 0, evolve(entry, step_cost=_no_cost))
+        return entry.accepts(spec, item.decision.view)
+
+    def _split(
+        self, name: str, entry: OptimizerEntry, match: Match, param: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked = {key: value for key, value in match.override.items() if key != "optimizer"}
+        extra = [key for key in asked if key not in OVERRIDE_FIELDS]
+        if not extra:
+            return asked, {}
+        if name not in self._defaults:
+            kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
+            parameters = constructor_parameters(entry.load_class())
+            self._defaults[name] = frozenset(constructor_defaults(entry, kwargs)), frozenset(parameters)
+        defaults, parameters_of = self._defaults[name]
+        for key in extra:
+            if key not in defaults and key not in parameters_of:
+                allowed = sorted({*OVERRIDE_FIELDS, "lr", *defaults, *parameters_of})
+                raise OverrideError(
+                    f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}; "
+                    f"allowed are {', '.join(allowed)}",
+                    key=key,
+                    value=asked[key],
+                )
+        return split_override(asked, defaults)
+
+    @staticmethod
+    def strategy_of(config: OptimizerConfig, optimizer: str) -> str:
+        """Return the name of the strategy that shards an optimizer: the configured one, or its fallback.
+
+        Args:
+            config: the run's configuration.
+            optimizer: name of the optimizer.
+
+        Raises:
+            ConfigurationError: neither can shard the optimizer's granularity.
+        """
+        registry = get_registry()
+        name = config.sharding or "replicated"
+        granularity = registry.optimizer(optimizer).granularity
+        strategy = registry.strategy(name)
+        if granularity in strategy.granularities:
+            return name
+        fallback = strategy.fallback
+        if fallback is None or granularity not in registry.strategy(fallback).granularities:
+            raise ConfigurationError(
+                f"sharding={name!r} cannot shard {optimizer!r} (granularity {granularity.value}) "
+                "and names no strategy that can",
+                setting="sharding",
+                value=name,
+            )
+        if granularity is not Granularity.ELEMENT:
+            warnings.warn(
+                f"{optimizer!r} steps {_UNITS[granularity]}: it is sharded with {fallback!r}, not with {name!r}",
+                UserWarning,
+                stacklevel=5,
+            )
+        return fallback
+
+
+_UNITS = {Granularity.TENSOR: "whole tensors", Granularity.GROUP: "all of a group together"}
+
+
+def _no_cost(spec: ParamSpec, view: MatrixView | None) -> float:
+    return 0.0

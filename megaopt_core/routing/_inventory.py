@@ -1,0 +1,156 @@
+"""The parameters of a model's chunks with everything that routing needs to know about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from attrs import define, evolve, frozen
+
+from megaopt_core.errors import RoutingError
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._names import NamedParam, named_params, unwrap
+from megaopt_core.params._parts import LogicalPart, logical_part
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._specs import ParamSpec
+from megaopt_core.params._views import MatrixView
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._roles.infer import infer_roles
+
+__all__ = ["Inventory", "InventoryItem", "take_inventory"]
+
+
+@frozen(eq=False)
+class InventoryItem:
+    """One parameter of this rank.
+
+    Args:
+        name: globally unique canonical name.
+        named: the parameter with its local names and owners.
+        chunk: index of the model chunk.
+        aliases: other global names of the same tensor.
+        decision: its role with reason and view.
+        part: this rank's part of the logical tensor over all tensor-parallel ranks.
+    """
+
+    name: str
+    named: NamedParam
+    chunk: int
+    aliases: tuple[str, ...]
+    decision: RoleDecision
+    part: LogicalPart
+
+    @property
+    def param(self) -> torch.nn.Parameter:
+        """The live parameter, possibly on the meta device."""
+        return self.named.param
+
+    @property
+    def is_expert(self) -> bool:
+        """True when the attribute `allreduce` is False."""
+        return not getattr(self.param, "allreduce", True)
+
+    @property
+    def shared(self) -> bool:
+        """True when it is counted elsewhere."""
+        return bool(getattr(self.param, "shared", False))
+
+    @property
+    def grad_norm_group(self) -> str | None:
+        """Name of the norm that it counts in."""
+        return getattr(self.param, "grad_norm_group", None)
+
+    @property
+    def module_type(self) -> str:
+        """Class name of the module that owns it."""
+        return type(self.named.owners[0][1]).__name__
+
+    def spec(self, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
+        """Return the parameter as pure data.
+
+        Args:
+            optimizer: name of the optimizer that steps it.
+            group: index of its group.
+            entry: of the optimizer: how finely its work may be cut, and what it supports.
+        """
+        spec = ParamSpec(
+            name=self.name,
+            shape=self.part.shape,
+            dtype=self.param.dtype,
+            grad_dtype=self.param.dtype,
+            optimizer=optimizer,
+            group=group,
+            granularity=entry.granularity,
+            cost=0.0,
+            alignment=entry.alignment,
+            view=self.decision.view,
+            placements=self.part.placements,
+            is_expert=self.is_expert,
+            shared_embedding=bool(getattr(self.param, "shared_embedding", False)),
+            splits=entry.split_step is not None,
+            takes_peers=entry.supports_peers,
+        )
+        return evolve(spec, cost=entry.step_cost(spec, self.decision.view))
+
+
+@define
+class Inventory:
+    """Every parameter of this rank's chunks, in model order."""
+
+    trainable: list[InventoryItem]
+    frozen: list[InventoryItem]
+
+    def names(self) -> list[str]:
+        """Return every name, aliases included."""
+        return [name for item in (*self.trainable, *self.frozen) for name in (item.name, *item.aliases)]
+
+
+def _annotations(chunk: torch.nn.Module) -> dict[str, Role | MatrixView]:
+    found: dict[str, Role | MatrixView] = {}
+    owner: dict[str, str] = {}
+    results = get_registry().call_each("megaopt_annotate_params", model_chunk=unwrap(chunk))
+    for plugin, result in results:
+        for name, what in (result or {}).items():
+            if name in found and found[name] != what:
+                raise RoutingError(
+                    f"parameter {name!r} is annotated as {found[name]} by plugin {owner[name]!r} and as {what} by "
+                    f"plugin {plugin.name!r}; an attribute on the parameter decides (matrix_view=...)",
+                    names=[name],
+                )
+            found[name], owner[name] = what, plugin.name
+    return found
+
+
+def take_inventory(
+    chunks: Sequence[torch.nn.Module],
+    pgs: ProcessGroupCollection,
+    fqn: Callable[[int, str], str] | None = None,
+) -> Inventory:
+    """Return every parameter of the chunks with its role and its place in the logical tensor.
+
+    Args:
+        chunks: the model chunks.
+        pgs: the process groups.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+
+    Raises:
+        RoutingError: two parameters have one name, or tensor parallelism has cut one in a way that cannot be stepped.
+    """
+    inventory = Inventory([], [])
+    seen: dict[str, int] = {}
+    for index, chunk in enumerate(chunks):
+        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, _annotations(chunk))
+        for named in named_params(chunk):
+            name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
+            if name in seen:
+                raise RoutingError(
+                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}; pass "
+                    "fqn=lambda chunk, name: ... to give every parameter a globally unique name",
+                    names=[name],
+                )
+            seen[name] = index
+            part = logical_part(named.param, name, pgs)
+            item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
+            (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
+    return inventory

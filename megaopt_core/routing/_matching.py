@@ -1,0 +1,190 @@
+"""Which override keys match which parameters, and what the overrides add up to."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from attrs import define, field, frozen
+
+from megaopt_core.errors import OverrideError, UnmatchedKeyError
+from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._names import NamedParam
+from megaopt_core.params._overrides import (
+    ParamGroupOverride,
+    combine_param_group_overrides,
+    validate_override,
+)
+from megaopt_core.params._roles import Role
+
+__all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
+
+STANDARD = "standard"
+"""The source of overrides that follow from the configuration."""
+
+
+@frozen
+class SourcedOverride:
+    """One override with its key and where it came from.
+
+    Args:
+        key: matches parameters.
+        override: the checked override.
+        source: who gave it, for reports and errors: `"config_overrides"`, `"standard"`, `"plugin muon"`...
+        must_match: a name pattern of it that matches nothing is an error.
+    """
+
+    key: ParamKey
+    override: ParamGroupOverride
+    source: str
+    must_match: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.key}"
+
+
+@frozen
+class Match:
+    """What the overrides say about one parameter.
+
+    Args:
+        override: all matching overrides, combined.
+        reasons: for each that matched, what matched and what it sets.
+        origin: for each key of the override, who set it.
+    """
+
+    override: ParamGroupOverride
+    reasons: tuple[str, ...]
+    origin: Mapping[str, str]
+
+
+@define
+class OverrideSet:
+    """All overrides of a run, in one place; remembers which patterns matched."""
+
+    entries: list[SourcedOverride] = field(factory=list)
+    matched: set[str] = field(factory=set)
+
+    def add(
+        self, overrides: Mapping[ParamKey, ParamGroupOverride], source: str, *, must_match: bool = False
+    ) -> None:
+        """Add overrides after checking them.
+
+        Args:
+            overrides: `{ParamKey: ParamGroupOverride}`; it is not changed.
+            source: who gave them; a mapping with an attribute `sources` tells it for each key.
+            must_match: a name pattern that matches nothing is an error.
+
+        Raises:
+            OverrideError: something is no ParamKey or no valid override.
+        """
+        if not isinstance(overrides, Mapping):
+            raise OverrideError(
+                f"{source}: overrides are a mapping {{ParamKey: ParamGroupOverride}}, "
+                f"got {type(overrides).__name__}: {overrides!r}",
+                value=overrides,
+            )
+        for key, override in overrides.items():
+            if not isinstance(key, ParamKey):
+                raise OverrideError(f"{source}: the key of an override is a ParamKey, got {key!r}", value=key)
+            who = getattr(overrides, "sources", {}).get(key, source)
+            needs_match = must_match and who != STANDARD
+            self.entries.append(SourcedOverride(key, validate_override(override), who, needs_match))
+
+    def match(self, param: NamedParam, role: Role) -> Match:
+        """Return what the overrides say about a parameter; every name that it is tied under may match.
+
+        Args:
+            param: the parameter with its names.
+            role: what it was found to be.
+
+        Raises:
+            OverrideConflictError: two overrides give one key unequal values.
+        """
+        found: list[SourcedOverride] = []
+        reasons: list[str] = []
+        for entry in self.entries:
+            why = self._match_one(entry, param, role)
+            if why is not None:
+                found.append(entry)
+                what = ", ".join(f"{key}={value!r}" for key, value in entry.override.items())
+                reasons.append(f"{entry.source} {why}: {what}")
+        override = combine_param_group_overrides(
+            [entry.override for entry in found],
+            sources=[str(entry) for entry in found],
+            param_name=param.name,
+        )
+        origin = {key: str(entry) for entry in reversed(found) for key in entry.override}
+        return Match(override, tuple(reasons), origin)
+
+    def _match_one(self, entry: SourcedOverride, param: NamedParam, role: Role) -> str | None:
+        result = None
+        for name in (param.name, *param.aliases):
+            why = entry.key.matched_by(param.param, name, role)
+            if why is None:
+                continue
+            result = result or why
+            if entry.must_match:
+                self._note_names(entry.key, name)
+                self.matched.add(str(entry.key))
+        return result
+
+    def _note_names(self, key: ParamKey, name: str) -> None:
+        for pattern in patterns_of(key):
+            if pattern not in self.matched and fnmatchcase(name, pattern):
+                self.matched.add(pattern)
+
+    def patterns(self) -> tuple[tuple[str, str], ...]:
+        """Return the name patterns that must match something, each with who gave it."""
+        return tuple(
+            (pattern, entry.source)
+            for entry in self.entries
+            if entry.must_match
+            for pattern in patterns_of(entry.key)
+        )
+
+    def nameless_keys(self) -> tuple[str, ...]:
+        """Return the keys without a name pattern that ought to match something."""
+        return tuple(
+            str(entry.key) for entry in self.entries if entry.must_match and not patterns_of(entry.key)
+        )
+
+
+def patterns_of(key: ParamKey) -> Sequence[str]:
+    """Return a key's name patterns as a tuple.
+
+    Args:
+        key: the key.
+    """
+    return (key.name,) if isinstance(key.name, str) else key.name
+
+
+def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Sequence[str]) -> None:
+    """Raise for a name pattern that matched nothing on any rank; warn for attributes and predicates.
+
+    Args:
+        overrides: the run's overrides.
+        matched: patterns and keys that matched something on some rank.
+        names: every parameter name of this rank, for suggestions.
+
+    Raises:
+        UnmatchedKeyError: a name pattern matched nothing.
+    """
+    seen = set(matched)
+    for pattern, source in overrides.patterns():
+        if pattern not in seen:
+            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+            hint = f"; close names: {', '.join(close)}" if close else ""
+            raise UnmatchedKeyError(
+                f"{source}: the name pattern {pattern!r} matches no parameter on any rank{hint}. "
+                "Run `megaopt explain` to see every name",
+                pattern=pattern,
+                close=close,
+            )
+    for key in overrides.nameless_keys():
+        if key not in seen:
+            warnings.warn(
+                f"the override key {key} matches no parameter on any rank", UserWarning, stacklevel=3
+            )

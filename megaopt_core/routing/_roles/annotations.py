@@ -1,0 +1,90 @@
+"""What plugins say about the parameters of a model, through the hook `megaopt_annotate_params`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import define, field
+from torch import nn
+
+from megaopt_core.errors import RoutingError
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._views import MatrixView
+from megaopt_core.registry._loading import PluginInfo
+from megaopt_core.registry._registry import get_registry
+
+__all__ = ["PluginAnnotations", "ask_plugins"]
+
+
+@define
+class PluginAnnotations:
+    """The answers of all plugins.
+
+    Args:
+        said: canonical name to role or view: what a plugin knows about a model of this kind.
+        read: canonical name to decision: what a plugin has read from this model.
+    """
+
+    said: dict[str, Role | MatrixView] = field(factory=dict)
+    read: dict[str, RoleDecision] = field(factory=dict)
+
+
+def ask_plugins(model: nn.Module) -> PluginAnnotations:
+    """Return what plugins say about a model's parameters.
+
+    Args:
+        model: one model chunk, unwrapped.
+
+    Raises:
+        RoutingError: two plugins contradict each other, or one returned something else.
+    """
+    found = PluginAnnotations()
+    owner: dict[tuple[str, bool], PluginInfo] = {}
+    for plugin, result in get_registry().call_each("megaopt_annotate_params", model_chunk=model):
+        if not isinstance(result, Mapping):
+            raise RoutingError(
+                f"{plugin}: megaopt_annotate_params returned {type(result).__name__}; it must return "
+                "{name: Role, MatrixView or RoleDecision}"
+            )
+        for name, what in result.items():
+            _add(found, owner, plugin, name, what)
+    return found
+
+
+def _add(
+    found: PluginAnnotations,
+    owner: dict[tuple[str, bool], PluginInfo],
+    plugin: PluginInfo,
+    name: str,
+    what: Any,
+) -> None:
+    is_read = isinstance(what, RoleDecision)
+    if not is_read and not isinstance(what, Role | MatrixView):
+        raise RoutingError(
+            f"{plugin}: megaopt_annotate_params says {what!r} of {name!r}; it must be a Role, a "
+            "MatrixView or a RoleDecision",
+            names=[name],
+        )
+    table: dict[str, Any] = found.read if is_read else found.said
+    present = table.get(name)
+    if present is not None and is_read and present.uncertain != what.uncertain:
+        what = present if what.uncertain else what  # who is certain wins over who guesses
+        plugin = owner[name, is_read] if what is present else plugin
+    elif present is not None and _meaning(present) != _meaning(what):
+        raise RoutingError(
+            f"parameter {name!r} is annotated as {_words(present)} by plugin {owner[name, is_read].name!r} and as "
+            f"{_words(what)} by plugin {plugin.name!r}; an attribute on the parameter decides (matrix_view=...)",
+            names=[name],
+        )
+    table[name], owner[name, is_read] = what, plugin
+
+
+def _meaning(what: Role | MatrixView | RoleDecision) -> object:
+    return (what.role, what.view) if isinstance(what, RoleDecision) else what
+
+
+def _words(what: Role | MatrixView | RoleDecision) -> str:
+    if isinstance(what, RoleDecision):
+        return str(what.role if what.view is None else what.view)
+    return str(what)

@@ -1,0 +1,142 @@
+"""What users and plugins say themselves: attributes on parameters, annotations, registered views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from megaopt_core.errors import ViewError
+from megaopt_core.params._names import NamedParam
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._views import MATRIX, MatrixView
+from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix, output
+from megaopt_core.routing._roles.registered_views import registered_view
+
+__all__ = ["apply_explicit"]
+
+type Description = tuple[Role | MatrixView, str]
+
+
+def apply_explicit(
+    entry: NamedParam, found: RoleDecision, annotations: Mapping[str, Role | MatrixView]
+) -> RoleDecision:
+    """Return the decision after everything that was said about a parameter.
+
+    Args:
+        entry: the parameter.
+        found: what the rules found by themselves.
+        annotations: what plugins say, by canonical name.
+
+    Raises:
+        ViewError: two descriptions contradict each other, or a view does not fit the parameter.
+    """
+    attributes = _from_attributes(entry)
+    if not attributes:
+        attributes = _from_others(entry, annotations)
+    decision = found
+    if attributes:
+        said, who = _agreed(entry.name, attributes)
+        decision = _decided(entry, found, said, who)
+    return _flags(entry, decision)
+
+
+def _from_attributes(entry: NamedParam) -> list[Description]:
+    found: list[Description] = []
+    param = entry.param
+    view = getattr(param, "matrix_view", None)
+    if isinstance(view, str):
+        view = Role(view)
+    if view is not None and not isinstance(view, Role | MatrixView):
+        raise ViewError(f"{entry.name}: attribute matrix_view must be a MatrixView or a Role, got {view!r}")
+    if view is not None:
+        found.append((view, "attribute matrix_view"))
+    if getattr(param, "is_qkv", False):
+        sizes = getattr(param, "qkv_split_shapes", None)
+        if sizes is not None:
+            found.append(
+                (MatrixView(split_sizes=tuple(sizes), label="qkv"), "attributes is_qkv and qkv_split_shapes")
+            )
+    if getattr(param, "is_embedding_or_output_parameter", False):
+        found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))
+    return found
+
+
+def _from_others(entry: NamedParam, annotations: Mapping[str, Role | MatrixView]) -> list[Description]:
+    found: list[Description] = [
+        (annotations[name], f"a plugin's annotation of {name!r}")
+        for name in (entry.name, *entry.aliases)
+        if name in annotations
+    ]
+    for _, module, attribute in entry.owners:
+        registered = registered_view(entry.name, module, attribute)
+        if registered is not None:
+            found.append((registered[0], str(registered[1])))
+    return found
+
+
+def _agreed(name: str, said: list[Description]) -> Description:
+    """Return the one thing that all descriptions say; a view says more than the role `MATRIX`."""
+    best, who = said[0]
+    for other, source in said[1:]:
+        if best == other or (other is Role.MATRIX and isinstance(best, MatrixView)):
+            continue
+        if best is Role.MATRIX and isinstance(other, MatrixView):
+            best, who = other, source
+            continue
+        raise ViewError(
+            f"{name}: two descriptions contradict each other: {who} says {_words(best)}, {source} says {_words(other)}"
+        )
+    return best, who
+
+
+def _words(said: Role | MatrixView) -> str:
+    return f"role {said.value!r}" if isinstance(said, Role) else str(said)
+
+
+def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, who: str) -> RoleDecision:
+    if isinstance(said, Role):
+        if said is Role.MATRIX:
+            return _as_matrix(entry, found.view or MATRIX, who)
+        if said is Role.ELEMENTWISE:
+            return elementwise(who)
+        if who.startswith("attribute is_embedding") and found.role is Role.EMBEDDING:
+            return embedding(f"{who}; {found.reason}")
+        return embedding(who) if said is Role.EMBEDDING else output(who)
+    return _as_matrix(entry, said, who)
+
+
+def _as_matrix(entry: NamedParam, view: MatrixView, who: str) -> RoleDecision:
+    try:
+        view.matrix_shapes(tuple(entry.param.shape))
+    except ViewError as error:
+        raise ViewError(f"{entry.name}: {who}: {error}") from None
+    return matrix(who, view)
+
+
+def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
+    """Apply `use_muon` and an explicit False of `is_embedding_or_output_parameter`."""
+    param = entry.param
+    denied = getattr(param, "is_embedding_or_output_parameter", None) is False
+    if denied and decision.role.is_embedding_or_output:
+        if decision.role is Role.OUTPUT and param.dim() > 1 and _is_projection_weight(entry):
+            decision = matrix("attribute is_embedding_or_output_parameter is False", decision.view or MATRIX)
+        else:
+            decision = elementwise("attribute is_embedding_or_output_parameter is False")
+    use_muon = getattr(param, "use_muon", None)
+    if use_muon is None:
+        return decision
+    if not use_muon and decision.role is Role.MATRIX:
+        return elementwise("attribute use_muon is False")
+    if use_muon and param.dim() > 1 and not param.dtype.is_complex and decision.role is not Role.MATRIX:
+        if getattr(param, "is_embedding_or_output_parameter", False):
+            raise ViewError(
+                f"{entry.name}: two descriptions contradict each other: attribute use_muon says role 'matrix', "
+                "attribute is_embedding_or_output_parameter says an embedding or output"
+            )
+        return matrix("attribute use_muon is True", decision.view or MATRIX)
+    return decision
+
+
+def _is_projection_weight(entry: NamedParam) -> bool:
+    return any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)

@@ -1,0 +1,72 @@
+"""The one entry: what every parameter of a model is, as it is said, read by a plugin, or known from its module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from megaopt_core.errors import RoutingError
+from megaopt_core.params._names import NamedParam, named_params, unwrap
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._views import MatrixView
+from megaopt_core.routing._roles.annotations import ask_plugins
+from megaopt_core.routing._roles.base_rules import BaseRules
+from megaopt_core.routing._roles.explicit import apply_explicit
+
+__all__ = ["infer_roles"]
+
+
+def infer_roles(
+    model: nn.Module, annotations: Mapping[str, Role | MatrixView] | None = None
+) -> dict[str, RoleDecision]:
+    """Find what every parameter of a model is.
+
+    What is said of a parameter explicitly comes first: attributes on it, then annotations, then views that users
+    registered. Then what a plugin has read from the model (`megaopt-roles` does). Where there is no such plugin, the
+    type of the module that owns it decides, and what that leaves in doubt is element-wise. Nothing is run, and names
+    decide nothing.
+
+    Args:
+        model: any module, on any device (meta too), wrapped or not.
+        annotations: canonical name to role or view, beside what plugins annotate.
+
+    Returns:
+        A decision for every parameter, frozen ones included, by canonical name, in registration order.
+
+    Raises:
+        ViewError: two descriptions of one parameter contradict each other, or a view does not fit.
+        RoutingError: an annotation names no parameter, or a lazy module was not initialized.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.LSTM(8, 8))
+        >>> {name: str(decision.role) for name, decision in infer_roles(model).items() if "weight" in name}
+        {'0.weight': 'embedding', '1.weight_ih_l0': 'matrix', '1.weight_hh_l0': 'matrix'}
+    """
+    entries = named_params(model)
+    known = {name for entry in entries for name in (entry.name, *entry.aliases)}
+    _require_known(annotations or {}, known)
+    for entry in entries:
+        if nn.parameter.is_lazy(entry.param):
+            raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
+    plugins = ask_plugins(unwrap(model))
+    said = {**plugins.said, **(annotations or {})}
+    _require_known(said, known)
+    rules = BaseRules(unwrap(model), has_reader=bool(plugins.read))
+    return {
+        entry.name: apply_explicit(entry, _read(entry, plugins.read) or rules.decide(entry), said)
+        for entry in entries
+    }
+
+
+def _require_known(annotations: Mapping[str, object], known: set[str]) -> None:
+    unknown = sorted(set(annotations) - known)
+    if unknown:
+        raise RoutingError(
+            f"infer_roles: annotations name parameters that the model does not have: {unknown}"
+        )
+
+
+def _read(entry: NamedParam, read: Mapping[str, RoleDecision]) -> RoleDecision | None:
+    return next((read[name] for name in (entry.name, *entry.aliases) if name in read), None)

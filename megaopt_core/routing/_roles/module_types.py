@@ -1,0 +1,182 @@
+"""What the type of the owning module says about a parameter."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from megaopt_core.params._roles import RoleDecision
+from megaopt_core.params._views import MatrixView
+from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix
+
+__all__ = ["by_module_type", "by_shape", "inputs_of", "is_conv1d", "is_linear", "is_projection", "outputs_of"]
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_GATES: dict[type[nn.Module], int] = {
+    nn.LSTM: 4,
+    nn.LSTMCell: 4,
+    nn.GRU: 3,
+    nn.GRUCell: 3,
+    nn.RNN: 1,
+    nn.RNNCell: 1,
+}
+_RECURRENT_WEIGHT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?")
+
+
+def by_shape(shape: tuple[int, ...], dtype: torch.dtype) -> RoleDecision | None:
+    """Return what number type and number of dimensions alone settle, whoever owns the parameter.
+
+    Args:
+        shape: of the parameter.
+        dtype: of the parameter.
+    """
+    if dtype.is_complex:
+        return elementwise("complex numbers")
+    if len(shape) < 2:
+        return elementwise("a scalar" if not shape else "one dimension")
+    return None
+
+
+def by_module_type(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> RoleDecision | None:
+    """Return what a known type of module says about its parameter; None for types that are not known.
+
+    Args:
+        module: the owner.
+        attribute: the attribute that holds the parameter.
+        shape: of the parameter.
+    """
+    if isinstance(module, _NORMS):
+        return elementwise(f"belongs to a norm ({type(module).__name__})")
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return _recurrent(module, attribute, shape)
+    if isinstance(module, nn.MultiheadAttention):
+        return _multihead_attention(module, attribute)
+    return _weight(module) if attribute == "weight" else None
+
+
+def _weight(module: nn.Module) -> RoleDecision | None:
+    kind = type(module).__name__
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return embedding(f"table of {kind}")
+    if is_linear(module):
+        return matrix(f"weight of {kind}")
+    if is_conv1d(module):
+        return matrix(f"weight of {kind}, stored [in, out]", MatrixView(transposed=True))
+    if isinstance(module, _ConvNd):
+        return _convolution(module)
+    if isinstance(module, nn.Bilinear):
+        return matrix(f"weight of {kind}: [out, in1*in2] on the outer product of its inputs")
+    return elementwise("slope of PReLU") if isinstance(module, nn.PReLU) else None
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for `nn.Linear`, its subclasses, and layers that have its structure (`[out, in]`, `in_features`).
+
+    Args:
+        module: any module.
+    """
+    if isinstance(module, nn.Linear):
+        return True
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return False
+    sizes = (getattr(module, "out_features", None), getattr(module, "in_features", None))
+    return not torch.nn.parameter.is_lazy(weight) and tuple(weight.shape) == sizes
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """True for the `Conv1D` of Hugging Face's GPT-2: a linear layer that stores `[in, out]`.
+
+    Args:
+        module: any module.
+    """
+    if "weight" not in module._parameters or not any(
+        base.__name__ == "Conv1D" for base in type(module).__mro__
+    ):
+        return False
+    weight, outputs = module._parameters.get("weight"), getattr(module, "nf", None)
+    return weight is not None and weight.dim() == 2 and weight.shape[1] == outputs
+
+
+def is_projection(module: nn.Module) -> bool:
+    """True for layers that may be an output head: linear layers and convolutions.
+
+    Args:
+        module: any module.
+    """
+    return is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd)
+
+
+def outputs_of(module: nn.Module) -> int:
+    """Return how many features a projection returns.
+
+    Args:
+        module: a projection.
+    """
+    return _features(module, "out_channels", "out_features", "nf", 0)
+
+
+def inputs_of(module: nn.Module) -> int:
+    """Return how many features a projection takes.
+
+    Args:
+        module: a projection.
+    """
+    return _features(module, "in_channels", "in_features", "nx", 1)
+
+
+def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:
+    for name in (channels, features, short):
+        size = module.__dict__.get(name)
+        if isinstance(size, int):
+            return size
+    weight = module._parameters.get("weight")
+    return 0 if weight is None or weight.dim() < 2 else weight.shape[1 - axis if is_conv1d(module) else axis]
+
+
+def _convolution(module: _ConvNd) -> RoleDecision:
+    kind, groups = type(module).__name__, module.groups
+    if groups > 1 and groups == module.in_channels:
+        return elementwise(f"depthwise {kind}: every channel has its own filter")
+    if isinstance(module, _ConvTransposeNd):
+        if groups > 1:
+            sizes = (module.in_channels // groups,) * groups
+            view = MatrixView(transposed=True, split_dim=1, split_sizes=sizes, label="conv groups")
+            return matrix(f"weight of {kind} in {groups} groups", view)
+        return matrix(f"weight of {kind}, stored [in, out, ...]", MatrixView(transposed=True))
+    if groups > 1:
+        sizes = (module.out_channels // groups,) * groups
+        return matrix(
+            f"weight of {kind} in {groups} groups", MatrixView(split_sizes=sizes, label="conv groups")
+        )
+    return matrix(f"weight of {kind}, seen as [out, in * kernel]")
+
+
+def _recurrent(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> RoleDecision | None:
+    kind = type(module).__name__
+    if attribute.startswith("weight_hr"):
+        return matrix(f"projection of {kind}")
+    if not _RECURRENT_WEIGHT.fullmatch(attribute):
+        return None
+    gates = next((count for base, count in _GATES.items() if isinstance(module, base)), None)
+    if gates is None or shape[0] % gates:
+        return matrix(f"weight of {kind}, whose gates are not known", uncertain=True)
+    if gates == 1:
+        return matrix(f"weight of {kind}")
+    view = MatrixView(split_sizes=(shape[0] // gates,) * gates, label="gates")
+    return matrix(f"weight of {kind}, {gates} gates", view)
+
+
+def _multihead_attention(module: nn.MultiheadAttention, attribute: str) -> RoleDecision | None:
+    if attribute == "in_proj_weight":
+        view = MatrixView(split_sizes=(module.embed_dim,) * 3, label="qkv")
+        return matrix("q, k and v of MultiheadAttention", view)
+    if attribute in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        return matrix(f"{attribute[0]} of MultiheadAttention")
+    if attribute in ("bias_k", "bias_v"):
+        return elementwise("bias of MultiheadAttention")
+    return None

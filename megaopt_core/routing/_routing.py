@@ -1,0 +1,310 @@
+"""Routing: which optimizer, group and strategy every parameter gets, and why, as pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import Factory, frozen
+
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._roles import RoleDecision
+from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._assign import Assigner, Assignment
+from megaopt_core.routing._groups import (
+    ChildSpec,
+    GroupKey,
+    GroupSpec,
+    agree_over_ranks,
+    children_of,
+    group_values,
+    order_children,
+)
+from megaopt_core.routing._inventory import Inventory, take_inventory
+from megaopt_core.routing._matching import STANDARD, OverrideSet, raise_unmatched
+from megaopt_core.routing._standard import get_standard_config_overrides
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["ParamRoute", "Routing", "route"]
+
+type NameMap = Callable[[int, str], str]
+"""Maps (chunk index, local name) to the globally unique name."""
+
+
+@frozen
+class ParamRoute:
+    """Where one trainable parameter goes, and why.
+
+    Args:
+        spec: the parameter as pure data; `spec.name` is its globally unique canonical name.
+        chunk: index of its model chunk.
+        box: this rank's part of `spec.shape`.
+        aliases: other names of the same tensor.
+        decision: its role, view and the reason for them.
+        override: the combined override.
+        matched: for each key that matched, what matched and what it sets.
+        reason: why it gets this optimizer.
+        strategy: name of the sharding strategy.
+        module_type: class name of the module that owns it.
+        shared: counted elsewhere (tied across pipeline stages).
+        tensor_parallel: cut over the tensor-parallel group.
+        partition_dim: dimension that tensor parallelism cuts; -1 for none.
+        grad_norm_group: name of the norm that it counts in; None: the main one.
+    """
+
+    spec: ParamSpec
+    chunk: int
+    box: Box
+    aliases: tuple[str, ...]
+    decision: RoleDecision
+    override: ParamGroupOverride
+    matched: tuple[str, ...]
+    reason: str
+    strategy: str
+    module_type: str
+    shared: bool = False
+    tensor_parallel: bool = False
+    partition_dim: int = -1
+    grad_norm_group: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The globally unique canonical name."""
+        return self.spec.name
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's tensor."""
+        return self.box[1]
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's part of the logical tensor."""
+        return self.spec.part(self.box)
+
+
+@frozen
+class Routing:
+    """The whole decision, before anything is built: pure data, equal on every rank but for `params`.
+
+    Args:
+        params: canonical name to route, every trainable parameter of this rank, in model order.
+        groups: all groups of all ranks, in their one order; a group may have no parameter on this rank.
+        children: the optimizers, in their one order.
+        frozen: names of the parameters that do not train.
+        grad_norm_groups: names of the separate gradient norms of all ranks, sorted.
+        axes: number of ranks along each axis of the world.
+        rank: this rank's coordinates on these axes.
+    """
+
+    params: Mapping[str, ParamRoute]
+    groups: tuple[GroupSpec, ...]
+    children: tuple[ChildSpec, ...]
+    frozen: tuple[str, ...] = ()
+    grad_norm_groups: tuple[str, ...] = ()
+    axes: Mapping[str, int] = Factory(dict)
+    rank: RankCoordinates = Factory(dict)
+
+    def names_of(self, group: int) -> tuple[str, ...]:
+        """Return the names of this rank's parameters in a group.
+
+        Args:
+            group: index into `groups`.
+        """
+        return tuple(name for name, entry in self.params.items() if entry.spec.group == group)
+
+    def child_of(self, name: str) -> ChildSpec:
+        """Return the optimizer that steps a parameter.
+
+        Args:
+            name: canonical name.
+        """
+        group = self.params[name].spec.group
+        return next(child for child in self.children if group in child.groups)
+
+    def require_same(self, other: Routing) -> None:
+        """Raise unless another routing sends every parameter to the same optimizer, group and strategy.
+
+        Args:
+            other: the routing that would be computed now.
+
+        Raises:
+            RoutingChangedError: it differs; the message names the parameters.
+        """
+        changed = [
+            name for name in {**self.params, **other.params} if self._where(name) != other._where(name)
+        ]
+        if changed:
+            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+            raise RoutingChangedError(
+                f"configuration or overrides route {len(changed)} parameters otherwise than when the model was "
+                f"wrapped: {shown}. Wrap the model again with the new configuration",
+                names=changed,
+            )
+
+    def _where(self, name: str) -> tuple[Any, ...] | None:
+        if name not in self.params:
+            return None
+        entry = self.params[name]
+        return self.groups[entry.spec.group].key, self.child_of(name).strategy
+
+
+@frozen
+class _Told:
+    """What ranks tell each other."""
+
+    keys: frozenset[GroupKey] = frozenset()
+    matched: frozenset[str] = frozenset()
+    norm_groups: frozenset[str] = frozenset()
+
+
+@frozen
+class _Rank:
+    """What this rank found, before the ranks agree."""
+
+    inventory: Inventory
+    assignments: dict[str, Assignment]
+
+    def tell(self, overrides: OverrideSet) -> _Told:
+        norm_groups = {item.grad_norm_group for item in self.inventory.trainable if item.grad_norm_group}
+        keys = frozenset(assignment.key for assignment in self.assignments.values())
+        return _Told(keys, frozenset(overrides.matched), frozenset(norm_groups))
+
+
+def route(
+    config: OptimizerConfig,
+    model_chunks: Sequence[torch.nn.Module] | torch.nn.Module,
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
+    pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
+    *,
+    fqn: NameMap | None = None,
+) -> Routing:
+    """Decide for every parameter which optimizer, group and sharding strategy it gets, and why.
+
+    Nothing is built and no parameter is read: a model on the meta device is enough. With torch.distributed
+    initialised it is a collective over the default group, after which every rank holds the same optimizers and groups.
+
+    Args:
+        config: the run's configuration.
+        model_chunks: the model, or its chunks under virtual pipeline parallelism; wrapped or bare.
+        config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
+        pg_collection: process groups, or a DeviceMesh that names them.
+        fqn: maps `(chunk index, local name)` to a globally unique name, where ranks number locally.
+
+    Returns:
+        The routing.
+
+    Raises:
+        RoutingError: a parameter can go nowhere, a name is not unique, or another rank failed.
+        OverrideError: an override is invalid, conflicting, or its pattern matches nothing.
+        PluginError: the optimizer or strategy that was asked for is not there.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core import OptimizerConfig, route
+        >>> routing = route(OptimizerConfig(optimizer="adam", lr=1e-3), torch.nn.Linear(2, 2))
+        >>> [(name, entry.spec.group) for name, entry in routing.params.items()]
+        [('weight', 0), ('bias', 1)]
+    """
+    chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
+    pgs = ProcessGroupCollection.of(pg_collection)
+    overrides = OverrideSet()
+    mine, error = None, None
+    try:
+        mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn)
+    except MegaoptError as raised:
+        error = raised
+    gathered = agree_over_ranks(_Told() if mine is None else mine.tell(overrides), error)
+    if mine is None:  # unreachable: agree_over_ranks raises this rank's error
+        raise RoutingError("this rank could not route its parameters")
+    everyone = _Told(
+        keys=frozenset(key for told in gathered for key in told.keys),
+        matched=frozenset(pattern for told in gathered for pattern in told.matched),
+        norm_groups=frozenset(name for told in gathered for name in told.norm_groups),
+    )
+    raise_unmatched(overrides, everyone.matched, mine.inventory.names())
+    ordered = order_children(everyone.keys, config.optimizer)
+    return _assemble(config, mine, ordered, everyone.norm_groups, pgs)
+
+
+def _route_this_rank(
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
+    pgs: ProcessGroupCollection,
+    overrides: OverrideSet,
+    fqn: NameMap | None,
+) -> _Rank:
+    registry = get_registry()
+    primary = registry.optimizer(config.optimizer)
+    inventory = take_inventory(chunks, pgs, fqn)
+    if config_overrides is None:
+        overrides.add(get_standard_config_overrides(config), STANDARD)
+    else:
+        overrides.add(config_overrides, "config_overrides", must_match=True)
+    overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
+    for plugin, result in registry.call_each("megaopt_param_overrides", config=config, model_chunks=chunks):
+        overrides.add(result or {}, f"plugin {plugin.name}")
+    assigner = Assigner(config, chunks, pgs)
+    assignments = {}
+    for item in inventory.trainable:
+        match = overrides.match(item.named, item.decision.role)
+        assignments[item.name] = assigner.assign(item, match)
+    for item in inventory.frozen:
+        overrides.match(item.named, item.decision.role)
+    return _Rank(inventory, assignments)
+
+
+def _assemble(
+    config: OptimizerConfig,
+    mine: _Rank,
+    ordered: Sequence[GroupKey],
+    norm_groups: Iterable[str],
+    pgs: ProcessGroupCollection,
+) -> Routing:
+    used = dict.fromkeys(key.optimizer for key in ordered)
+    entries = {name: get_registry().optimizer(name) for name in used}
+    strategies = {name: Assigner.strategy_of(config, name) for name in used}
+    groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
+    index = {key: position for position, key in enumerate(ordered)}
+    params = {}
+    axes, rank = pgs.axes, pgs.coordinates
+    for item in mine.inventory.trainable:
+        given = mine.assignments[item.name]
+        optimizer = given.key.optimizer
+        axes.update((placement.axis, placement.size) for placement in item.part.placements)
+        rank.update(item.part.coordinates)
+        params[item.name] = ParamRoute(
+            spec=item.spec(optimizer, index[given.key], entries[optimizer]),
+            chunk=item.chunk,
+            box=item.part.box,
+            aliases=item.aliases,
+            decision=item.decision,
+            override=given.override,
+            matched=given.matched,
+            reason=given.reason,
+            strategy=strategies[optimizer],
+            module_type=item.module_type,
+            shared=item.shared,
+            tensor_parallel=item.part.tensor_parallel,
+            partition_dim=item.part.partition_dim,
+            grad_norm_group=item.grad_norm_group,
+        )
+    frozen_names = tuple(item.name for item in mine.inventory.frozen)
+    return Routing(
+        params,
+        groups,
+        children_of(ordered, strategies),
+        frozen_names,
+        tuple(sorted(norm_groups)),
+        axes,
+        rank,
+    )

@@ -1,0 +1,189 @@
+"""What strategies need to know of chunks that `DistributedDataParallel` wraps: buffers and process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from attrs import evolve
+
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
+from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._routing import Routing
+from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
+from megaopt_core.sharding._ownership import require_partition
+from megaopt_core.sharding._protocol import ParamLayout
+from megaopt_core.sharding._stage_specs import specs_of_stage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.routing._routing import NameMap
+
+__all__ = ["groups_of_wrapped", "require_same_overlap", "strategy_layouts", "wrapped_buffers"]
+
+
+def _shares_out(chunk: torch.nn.Module) -> bool:
+    ddp_config: Any = getattr(chunk, "ddp_config", None)
+    return bool(getattr(ddp_config, "use_distributed_optimizer", False))
+
+
+def groups_of_wrapped(
+    chunks: Sequence[torch.nn.Module], pgs: ProcessGroupCollection | None
+) -> ProcessGroupCollection:
+    """Return the process groups of a model: the caller's, and what only its wrapper knows.
+
+    Args:
+        chunks: the model chunks.
+        pgs: the caller's process groups; None: the wrapper's, or the default group where no chunk has one of ours.
+
+    Raises:
+        ParallelGroupError: a wrapper reduces gradients over other ranks than the caller's groups name.
+    """
+    for index, chunk in enumerate(chunks):
+        made = getattr(chunk, "process_groups", None)
+        if not isinstance(made, ProcessGroupCollection):
+            continue
+        if pgs is None:
+            pgs = made
+        _require_same_ranks(index, chunk, pgs, made)
+        if made.intra_dp_cp is not None and pgs.intra_dp_cp is None:
+            pgs = evolve(
+                pgs,
+                intra_dp_cp=made.intra_dp_cp,
+                intra_expt_dp=made.intra_expt_dp,
+                inter_dist_opt=made.inter_dist_opt,
+                inter_expt_dist_opt=made.inter_expt_dist_opt,
+                intra_dist_opt=made.intra_dist_opt,
+            )
+    return ProcessGroupCollection.of(pgs)
+
+
+def _require_same_ranks(
+    index: int, chunk: Any, given: ProcessGroupCollection, made: ProcessGroupCollection
+) -> None:
+    pairs = [
+        ("dense", given.dense_dp, made.dense_dp),
+        ("one instance's", given.intra_dp_cp, made.intra_dp_cp),
+    ]
+    if any(key.is_expert for key in chunk.full_param_layout.buffers):
+        pairs += [
+            ("expert", given.expt_dp, made.expt_dp),
+            ("one instance's expert", given.intra_expt_dp, made.intra_expt_dp),
+        ]
+    for whose, mine, theirs in pairs:
+        only_wrapping_made_it = mine is None and whose.startswith("one instance")
+        if not only_wrapping_made_it and _ranks(mine) != _ranks(theirs):
+            raise ParallelGroupError(
+                f"model chunk {index} is wrapped over other ranks than the optimizer is built for: {whose} "
+                f"data-parallel ranks {_ranks(theirs)} and {_ranks(mine)}. Pass the same pg_collection to both, or "
+                "leave it out here"
+            )
+
+
+def _ranks(group: ProcessGroup | None) -> list[int]:
+    """Return the ranks of a group; none for a group of one rank, which is as good as no group."""
+    return [] if group is None or size_of(group) == 1 else dist.get_process_group_ranks(group)
+
+
+def wrapped_buffers(
+    chunks: Sequence[torch.nn.Module], fqn: NameMap | None
+) -> dict[BufferKey, PerBufferParamLayout] | None:
+    """Return the layouts of the buffers that gradients are scattered into, by global names; None when there are none.
+
+    Args:
+        chunks: the model chunks.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+
+    Raises:
+        ShardingError: some chunks are wrapped that way and others are not.
+    """
+    sharing = [_shares_out(chunk) for chunk in chunks]
+    if not any(sharing):
+        return None
+    if not all(sharing):
+        raise ShardingError(
+            f"model chunks {[index for index, yes in enumerate(sharing) if not yes]} are not wrapped in "
+            "DistributedDataParallel with use_distributed_optimizer=True as the others are; wrap all or none"
+        )
+    buffers = {}
+    for index, chunk in enumerate(chunks):
+        full: Any = chunk.full_param_layout
+        for key, buffer in full.buffers.items():
+
+            def rename(name: str, chunk_index: int = index) -> str:
+                return fqn(chunk_index, name) if fqn else name
+
+            buffers[evolve(key, chunk=index)] = PerBufferParamLayout(
+                {rename(name): where for name, where in buffer.param_ranges.items()},
+                buffer.bucket_ends,
+                {rename(name): bucket for name, bucket in buffer.bucket_of.items()},
+            )
+    return buffers
+
+
+def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerConfig) -> None:
+    """Raise unless the optimizer leaves waiting for parameters to forward hooks exactly where wrapping has put them.
+
+    Args:
+        chunks: the model chunks.
+        config: the optimizer's configuration.
+
+    Raises:
+        ConfigurationError: `overlap_param_gather` has one value here and another in a chunk's wrapper.
+    """
+    asked = config.overlap_param_gather
+    for index, chunk in enumerate(chunks):
+        ddp_config: Any = getattr(chunk, "ddp_config", None)
+        if bool(getattr(ddp_config, "overlap_param_gather", False)) is asked:
+            continue
+        if _shares_out(chunk):
+            reason = f"is wrapped with overlap_param_gather={not asked}; give all chunks and the optimizer one value"
+        else:
+            reason = (
+                "is not wrapped in DistributedDataParallel(use_distributed_optimizer=True), whose forward hooks wait "
+                "for parameters; leave it out"
+            )
+        raise ConfigurationError(
+            f"overlap_param_gather={asked}, but model chunk {index} {reason}",
+            setting="overlap_param_gather",
+            value=asked,
+        )
+
+
+def strategy_layouts(
+    routing: Routing,
+    pgs: ProcessGroupCollection,
+    buffers: Mapping[BufferKey, PerBufferParamLayout] | None = None,
+) -> dict[str, ParamLayout]:
+    """Return the layout of every strategy that a routing uses.
+
+    Args:
+        routing: what `route` returned.
+        pgs: the process groups.
+        buffers: what the model is wrapped in.
+
+    Raises:
+        OwnershipError: a layout leaves elements of a parameter to no rank, or gives them to more than one.
+    """
+    # A routing may have been made before there were process groups.
+    world = World({**routing.axes, **pgs.axes})
+    chunk_of = {name: entry.chunk for name, entry in routing.params.items() if entry.chunk}
+    options = LayoutOptions(buffers=buffers, chunk_of=chunk_of)
+    mine = [entry.spec for entry in routing.params.values()]
+    # The buffers are those of this rank, and of the ranks that have the same parameters.
+    stage = (
+        mine if buffers is not None else specs_of_stage(mine, pgs, {**routing.rank, **pgs.coordinates}, world)
+    )
+    strategy_of = {child_group: child.strategy for child in routing.children for child_group in child.groups}
+    layouts = {}
+    for strategy in dict.fromkeys(child.strategy for child in routing.children):
+        specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
+        layout = get_registry().strategy(strategy).layout(specs, world, options)
+        require_partition(strategy, layout, specs, world)
+        layouts[strategy] = layout
+    return layouts

@@ -1,0 +1,277 @@
+"""The scheduler that sets learning rate and weight decay of every parameter group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from megaopt_core.errors import ScheduleError
+from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
+from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.schedules._lookup import find_style
+from megaopt_core.schedules._scheduler_state import SETTINGS, read_state
+from megaopt_core.schedules._validation import check_learning_rates, check_number, check_weight_decays
+
+__all__ = ["OptimizerParamScheduler"]
+
+logger = logging.getLogger(__name__)
+
+
+class HasParamGroups(Protocol):
+    """All that a scheduler uses of an optimizer."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups; the scheduler writes into them."""
+
+
+class OptimizerParamScheduler:
+    """Anneals learning rate and weight decay of every parameter group.
+
+    With `t` steps taken, `w = lr_warmup_steps` and `d = lr_decay_steps`, the learning rate of a group is
+
+    - `init_lr + (max_lr - init_lr) * t / w` during warm-up (`0 < w` and `t <= w`),
+    - what the decay style says after it,
+    - `min_lr` once `t > d`; style `constant` stays at `max_lr`.
+
+    Weight decay is what the increment style says up to `wd_incr_steps` and `end_wd` after them, times the
+    group's `wd_mult`. A group's own `max_lr`, `min_lr`, `start_wd`, `end_wd` and `wd_mult` win over the
+    scheduler's, unless they are None. Groups without parameters are stepped like all others. Building a
+    scheduler applies step 0.
+
+    Args:
+        optimizer: megaopt's or any `torch.optim.Optimizer`; only its `param_groups` are used.
+        init_lr: learning rate at the beginning of warm-up.
+        max_lr: learning rate at the end of warm-up.
+        min_lr: learning rate at the end of the decay.
+        lr_warmup_steps: length of warm-up; 0 for none.
+        lr_decay_steps: the step at which the decay ends, counted from step 0.
+        lr_decay_style: `constant`, `linear`, `cosine`, `inverse-square-root`, `WSD` or a plugin's style.
+        start_wd: weight decay at step 0.
+        end_wd: weight decay at `wd_incr_steps`.
+        wd_incr_steps: length of the way from `start_wd` to `end_wd`.
+        wd_incr_style: `constant`, `linear`, `cosine` or a plugin's style.
+        use_checkpoint_opt_param_scheduler: on loading, the checkpoint's settings replace these.
+        override_opt_param_scheduler: on loading, these settings stay, whatever the other flag says. If
+            neither flag is set, settings and checkpoint must agree.
+        wsd_decay_steps: for style `WSD`, length of the final decay.
+        lr_wsd_decay_style: for style `WSD`, its curve: `linear`, `cosine`, `exponential` or `minus_sqrt`.
+        styles: styles that are looked up before all others, by name.
+
+    Raises:
+        ScheduleError: a value cannot be, two values contradict each other, or nobody knows the style.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> scheduler = OptimizerParamScheduler(
+        ...     optimizer, init_lr=0.0, max_lr=0.1, min_lr=0.01, lr_warmup_steps=10, lr_decay_steps=110,
+        ...     lr_decay_style="cosine", start_wd=0.1, end_wd=0.1, wd_incr_steps=0, wd_incr_style="constant")
+        >>> for _ in range(3):
+        ...     scheduler.step(increment=5)
+        ...     print(round(optimizer.param_groups[0]["lr"], 4))
+        0.05
+        0.1
+        0.0994
+    """
+
+    def __init__(
+        self,
+        optimizer: HasParamGroups,
+        init_lr: float,
+        max_lr: float,
+        min_lr: float,
+        lr_warmup_steps: int,
+        lr_decay_steps: int,
+        lr_decay_style: str,
+        start_wd: float,
+        end_wd: float,
+        wd_incr_steps: int,
+        wd_incr_style: str,
+        use_checkpoint_opt_param_scheduler: bool | None = True,
+        override_opt_param_scheduler: bool | None = False,
+        wsd_decay_steps: int | None = None,
+        lr_wsd_decay_style: str | None = None,
+        *,
+        styles: Mapping[str, ScheduleStyle] | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.init_lr = init_lr
+        self.max_lr = max_lr
+        self.min_lr = min_lr
+        self.lr_warmup_steps = lr_warmup_steps
+        self.lr_decay_steps = lr_decay_steps
+        self.lr_decay_style = lr_decay_style
+        self.wsd_decay_steps = wsd_decay_steps
+        self.lr_wsd_decay_style = lr_wsd_decay_style
+        self.start_wd = start_wd
+        self.end_wd = end_wd
+        self.wd_incr_steps = wd_incr_steps
+        self.wd_incr_style = wd_incr_style
+        self.use_checkpoint_opt_param_scheduler = use_checkpoint_opt_param_scheduler
+        self.override_opt_param_scheduler = override_opt_param_scheduler
+        self.num_steps = 0
+        self._styles = dict(styles or {})
+        self._check()
+        self.step(increment=0)
+
+    def get_lr(self, param_group: Mapping[str, Any]) -> float:
+        """Return the group's learning rate at the present step.
+
+        Args:
+            param_group: the group; its `max_lr` and `min_lr` win over the scheduler's.
+
+        Raises:
+            ScheduleError: a plugin's style gave no finite number.
+        """
+        return self._lr_style().learning_rate_at(self._lr_point(param_group, self.num_steps))
+
+    def get_wd(self, param_group: Mapping[str, Any] | None = None) -> float:
+        """Return weight decay at the present step, without the group's `wd_mult`.
+
+        Args:
+            param_group: the group; its `start_wd` and `end_wd` win over the scheduler's. None: the
+                scheduler's.
+
+        Raises:
+            ScheduleError: a plugin's style gave no finite number.
+        """
+        return self._wd_style().weight_decay_at(self._wd_point(param_group or {}, self.num_steps))
+
+    def step(self, increment: int) -> None:
+        """Count `increment` further steps and set learning rate and weight decay of every group.
+
+        Args:
+            increment: steps to add, in the unit of `lr_decay_steps`; 0 sets the values of the present step
+                again.
+
+        Raises:
+            ScheduleError: the increment is no number of at least 0, or a plugin's style gave no finite
+                number; nothing has changed then.
+        """
+        check_number("increment", increment)
+        before = self.num_steps
+        self.num_steps = before + increment
+        try:
+            self._apply()
+        except BaseException:
+            self.num_steps = before
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings and the number of steps taken."""
+        return {name: getattr(self, name) for name in (*SETTINGS, "num_steps")}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, now or in an older version, and set every group accordingly.
+
+        The number of steps always comes from the checkpoint and is set, not added: loading twice is the
+        same as loading once. Where the settings come from, the two flags of the constructor say.
+
+        Args:
+            state_dict: the saved scheduler; old key names are understood.
+
+        Raises:
+            ScheduleError: a key is missing, a setting differs and neither flag is set, or the settings that
+                would come out contradict each other. Neither scheduler nor groups have changed then.
+        """
+        saved = read_state(state_dict)
+        before = dict(vars(self))
+        try:
+            for name in SETTINGS:
+                if name in saved:
+                    setattr(self, name, self._check_and_set(getattr(self, name), saved[name], name))
+            self._check()
+            check_number("num_steps", saved["num_steps"])
+            self.num_steps = saved["num_steps"]
+            self._apply()
+        except BaseException:
+            vars(self).update(before)
+            raise
+
+    def _check_and_set[Value](self, cls_value: Value, sd_value: Value, name: str) -> Value:
+        """Return the value that holds after loading: the scheduler's own or the checkpoint's."""
+        if self.override_opt_param_scheduler:
+            logger.info("scheduler: %s=%r stays, the checkpoint has %r", name, cls_value, sd_value)
+            return cls_value
+        if not self.use_checkpoint_opt_param_scheduler and cls_value != sd_value:
+            raise ScheduleError(
+                f"{name} is {cls_value!r} in this scheduler and {sd_value!r} in the checkpoint: make them "
+                "equal, or set use_checkpoint_opt_param_scheduler=True (the checkpoint's values hold) or "
+                "override_opt_param_scheduler=True (this scheduler's values hold)",
+                setting=name,
+                value=(cls_value, sd_value),
+            )
+        logger.info("scheduler: %s=%r comes from the checkpoint", name, sd_value)
+        return sd_value
+
+    def _lr_style(self) -> ScheduleStyle:
+        return find_style("lr_decay_style", self.lr_decay_style, self._styles)
+
+    def _wd_style(self) -> ScheduleStyle:
+        return find_style("wd_incr_style", self.wd_incr_style, self._styles)
+
+    def _lr_point(self, group: Mapping[str, Any], step: float) -> LearningRatePoint:
+        return LearningRatePoint(
+            step=step,
+            init_lr=self.init_lr,
+            max_lr=_own(group, "max_lr", self.max_lr),
+            min_lr=_own(group, "min_lr", self.min_lr),
+            lr_warmup_steps=self.lr_warmup_steps,
+            lr_decay_steps=self.lr_decay_steps,
+            wsd_decay_steps=self.wsd_decay_steps,
+            lr_wsd_decay_style=self.lr_wsd_decay_style,
+        )
+
+    def _wd_point(self, group: Mapping[str, Any], step: float) -> WeightDecayPoint:
+        return WeightDecayPoint(
+            step=step,
+            start_wd=_own(group, "start_wd", self.start_wd),
+            end_wd=_own(group, "end_wd", self.end_wd),
+            wd_incr_steps=self.wd_incr_steps,
+        )
+
+    def _check(self) -> None:
+        lr_style, wd_style = self._lr_style(), self._wd_style()
+        self._check_values({}, lr_style, wd_style, "")
+        for index, group in enumerate(self.optimizer.param_groups):
+            where = f"param group {index}: "
+            check_number("wd_mult", _own(group, "wd_mult", 1.0), where)
+            self._check_values(group, lr_style, wd_style, where)
+
+    def _check_values(
+        self, group: Mapping[str, Any], lr_style: ScheduleStyle, wd_style: ScheduleStyle, where: str
+    ) -> None:
+        lr_point, wd_point = self._lr_point(group, 0), self._wd_point(group, 0)
+        check_learning_rates(lr_point, where)
+        check_weight_decays(wd_point, where)
+        wrong_lr = lr_style.check_learning_rate and lr_style.check_learning_rate(lr_point)
+        if wrong_lr:
+            raise ScheduleError(where + wrong_lr, setting="lr_decay_style", value=self.lr_decay_style)
+        wrong_wd = wd_style.check_weight_decay and wd_style.check_weight_decay(wd_point)
+        if wrong_wd:
+            raise ScheduleError(where + wrong_wd, setting="wd_incr_style", value=self.wd_incr_style)
+
+    def _apply(self) -> None:
+        groups = self.optimizer.param_groups
+        # All values first: a style that fails leaves every group as it was.
+        values = [(self.get_lr(group), self.get_wd(group) * _own(group, "wd_mult", 1.0)) for group in groups]
+        for group, (lr, wd) in zip(groups, values, strict=True):
+            _write(group, "lr", lr)
+            _write(group, "weight_decay", wd)
+
+
+def _own[Value](group: Mapping[str, Any], name: str, default: Value) -> Value:
+    value: Value | None = group.get(name)
+    return default if value is None else value
+
+
+def _write(group: dict[str, Any], name: str, value: float) -> None:
+    present = group.get(name)
+    if isinstance(present, torch.Tensor):
+        present.fill_(value)  # a captured or compiled step holds on to this very tensor
+    else:
+        group[name] = value

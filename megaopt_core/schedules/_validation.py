@@ -1,0 +1,80 @@
+"""Which settings a schedule can have; all of it is checked before the first step."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from megaopt_core.errors import ScheduleError
+from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
+
+__all__ = ["check_learning_rates", "check_number", "check_weight_decays"]
+
+
+def check_number(name: str, value: Any, where: str = "") -> None:
+    """Refuse what is no finite number of at least 0.
+
+    Args:
+        name: what the number is called.
+        value: the number.
+        where: what precedes the message, such as `"param group 3: "`.
+
+    Raises:
+        ScheduleError: the value is no such number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ScheduleError(f"{where}{name}={value!r}: must be a number", setting=name, value=value)
+    if not (math.isfinite(value) and float(value) >= 0):
+        raise ScheduleError(
+            f"{where}{name}={value!r}: must be finite and not negative", setting=name, value=value
+        )
+
+
+def check_learning_rates(point: LearningRatePoint, where: str = "") -> None:
+    """Refuse learning-rate settings that are no numbers or contradict each other, whatever the style.
+
+    A group may have a `max_lr` below the scheduler's `init_lr`, for it has no `init_lr` of its own: so
+    `init_lr` is compared for the scheduler's settings only.
+
+    Args:
+        point: the settings, of the scheduler or as they hold for one group.
+        where: what precedes the message for a group; empty for the scheduler's own.
+
+    Raises:
+        ScheduleError: a setting cannot be; the message names it, what was given, and what is allowed.
+    """
+    for name in ("init_lr", "max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps"):
+        check_number(name, getattr(point, name), where)
+    if point.wsd_decay_steps is not None:
+        check_number("wsd_decay_steps", point.wsd_decay_steps, where)
+    ordered = ["min_lr"] if where else ["init_lr", "min_lr"]
+    for name in ordered:
+        value = getattr(point, name)
+        if value > point.max_lr:
+            raise ScheduleError(
+                f"{where}{name}={value!r}: must not be above max_lr={point.max_lr!r}",
+                setting=name,
+                value=value,
+            )
+    if point.lr_warmup_steps >= point.lr_decay_steps:
+        raise ScheduleError(
+            f"lr_warmup_steps={point.lr_warmup_steps!r}: must be below "
+            f"lr_decay_steps={point.lr_decay_steps!r}, which counts from step 0",
+            setting="lr_warmup_steps",
+            value=point.lr_warmup_steps,
+        )
+
+
+def check_weight_decays(point: WeightDecayPoint, where: str = "") -> None:
+    """Refuse weight-decay settings that are no finite numbers of at least 0, whatever the style.
+
+    Args:
+        point: the settings, of the scheduler or as they hold for one group.
+        where: what precedes the message for a group; empty for the scheduler's own.
+
+    Raises:
+        ScheduleError: a setting cannot be.
+    """
+    for name in ("start_wd", "end_wd", "wd_incr_steps"):
+        check_number(name, getattr(point, name), where)

@@ -1,0 +1,112 @@
+"""What building asks of layouts and of what strategies attach: groups of peers, copies, a complete protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch.distributed as dist
+
+from megaopt_core.errors import PluginError, ShardingError
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
+from megaopt_core.params._specs import RankCoordinates
+from megaopt_core.sharding._protocol import ParamLayout, ShardedParams
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["duplicated", "make_peer_groups", "require_sharded_params"]
+
+
+def require_sharded_params(sharded: object, strategy: str) -> None:
+    """Raise unless what a strategy attached is all of the protocol.
+
+    Args:
+        sharded: what `attach` returned.
+        strategy: the strategy's name.
+
+    Raises:
+        PluginError: it lacks a member; the message names each.
+    """
+    if not isinstance(sharded, ShardedParams):
+        names = ("pieces", "stats_group", "exchange", *_METHODS)
+        lacking = [name for name in names if not hasattr(sharded, name)]
+        raise PluginError(
+            f"sharding strategy {strategy!r} attached a {type(sharded).__name__}, which lacks {', '.join(lacking)}: "
+            "inherit from megaopt_core.ShardedParams for what has a default"
+        )
+
+
+_METHODS = ("collect_grads", "take_model_values", "start_param_sync", "finish_param_sync", "travels")
+
+
+def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[str]) -> set[str]:
+    """Return the parameters of which the first tensor-parallel rank steps the same elements, and counts them.
+
+    Replicas along a data-parallel axis are duplicates of the first of them too.
+
+    Args:
+        layout: who steps what.
+        rank: this rank's coordinates.
+        experts: names of the expert parameters, whose tensor-parallel ranks may be others.
+    """
+    mine: dict[str, set[object]] = {}
+    replicas = set()
+    for piece in layout.pieces(rank):
+        for _, shard in piece.members:
+            mine.setdefault(shard.name, set()).add(shard)
+            if piece.peers is not None and not piece.peers.is_counted:
+                replicas.add(shard.name)
+    for axis, is_expert in (("tp", False), ("expert_tp", True)):
+        if rank.get(axis, 0):
+            first = {shard for piece in layout.pieces({**rank, axis: 0}) for _, shard in piece.members}
+            replicas |= {
+                name for name, shards in mine.items() if (name in experts) is is_expert and shards <= first
+            }
+    return replicas
+
+
+def make_peer_groups(
+    layouts: Iterable[ParamLayout], rank: RankCoordinates, pgs: ProcessGroupCollection
+) -> Mapping[tuple[str, int], ProcessGroup]:
+    """Return the process groups of peers that have parts: one for each axis and block size, made in one order.
+
+    Args:
+        layouts: who steps what.
+        rank: this rank's coordinates.
+        pgs: the process groups.
+
+    Raises:
+        ShardingError: peers are asked for along an axis without a process group.
+    """
+    mine = {
+        (piece.peers.axis, piece.peers.size)
+        for layout in layouts
+        for piece in layout.pieces(rank)
+        if piece.peers is not None and piece.peers.dim is not None
+    }
+    wanted = sorted(_of_all(mine, pgs))
+    made = {}
+    for axis, size in wanted:
+        group = pgs.of_axis(axis)
+        if group is None or size_of(group) % size:
+            raise ShardingError(
+                f"peers in blocks of {size} along {axis!r}, which has {size_of(group)} ranks: give blocks that divide "
+                "it"
+            )
+        first = rank.get(axis, 0) // size * size
+        members = dist.get_process_group_ranks(group)[first : first + size]
+        made[axis, size] = cast("ProcessGroup", dist.new_group(members, use_local_synchronization=True))
+    return made
+
+
+def _of_all(mine: set[tuple[str, int]], pgs: ProcessGroupCollection) -> set[tuple[str, int]]:
+    """Return what the ranks along each axis ask for: all of a block take part in making its group."""
+    found = set(mine)
+    for axis in ("dp", "expert_dp"):
+        group = pgs.of_axis(axis)
+        if communicates(group):
+            told: list[set[tuple[str, int]] | None] = [None] * size_of(group)
+            dist.all_gather_object(told, found, group=group)
+            found |= {entry for some in told if some is not None for entry in some}
+    return found

@@ -1,0 +1,329 @@
+"""The protocol of sharding strategies: they say what a rank steps and move data; they never step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from attrs import define, field, frozen
+
+from megaopt_core.params._parts import local_tensor
+from megaopt_core.params._specs import Box, Granularity, ParamSpec, RankCoordinates, Shard
+from megaopt_core.sharding._elements import elements_of, store_elements
+from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
+from megaopt_core.sharding._split_step import Exchange, Travel
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.parallel._groups import ProcessGroupCollection
+
+__all__ = [
+    "LiveModel",
+    "OverlappedParams",
+    "ParamLayout",
+    "Piece",
+    "ShardedParams",
+    "ShardingStrategy",
+    "finish_grad_sync",
+    "gradient_of",
+]
+
+
+def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient that a step uses: `main_grad` where a buffer provides one, else `grad`.
+
+    Args:
+        param: the model parameter.
+    """
+    main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
+    return param.grad if main_grad is None else main_grad
+
+
+def finish_grad_sync(chunks: Sequence[torch.nn.Module]) -> None:
+    """Wait until the gradients of wrapped chunks are reduced; chunks that megaopt does not wrap are left alone.
+
+    Args:
+        chunks: the model chunks.
+    """
+    for chunk in chunks:
+        finish = getattr(chunk, "finish_grad_sync", None)
+        if finish is not None:
+            finish()
+
+
+class ParamLayout(Protocol):
+    """Who steps what: a pure result, equal on every rank of a pipeline stage."""
+
+    def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
+        """Return what a rank steps; it may hold several pieces of one parameter.
+
+        Args:
+            rank: the rank's coordinates.
+        """
+
+
+@define(eq=False)
+class Piece:
+    """One live tensor that this rank steps.
+
+    Args:
+        spec: the piece as pure data.
+        param: the tensor, in the model's dtype: the parameter itself, or memory that holds its members' elements.
+        model_params: the model parameters of `spec.members`, in that order.
+        grad: the gradient that `collect_grads` found, of `param`'s shape; None when there is none this step.
+    """
+
+    spec: PieceSpec
+    param: torch.Tensor
+    model_params: tuple[torch.nn.Parameter, ...]
+    grad: torch.Tensor | None = None
+
+
+@frozen(eq=False)
+class LiveModel:
+    """The model as strategies see it.
+
+    Args:
+        chunks: the (possibly wrapped) model chunks.
+        params: canonical name to parameter, every trainable one of this rank.
+        boxes: canonical name to the part of the logical tensor that this rank's parameter is; absent names are whole.
+        rank: this rank's coordinates.
+    """
+
+    chunks: Sequence[torch.nn.Module]
+    params: Mapping[str, torch.nn.Parameter]
+    boxes: Mapping[str, Box] = field(factory=dict)
+    rank: RankCoordinates = field(factory=dict)
+    _shared: dict[int, tuple[object, Any]] = field(factory=dict, init=False)
+
+    def shared[T](self, key: object, make: Callable[[], T]) -> T:
+        """Return what a strategy keeps once for all optimizers of this model, made at the first call.
+
+        Args:
+            key: an object that tells it from others, such as the layout; compared by identity.
+            make: makes it.
+        """
+        if id(key) not in self._shared:
+            self._shared[id(key)] = key, make()
+        value: T = self._shared[id(key)][1]
+        return value
+
+    def box(self, name: str) -> Box:
+        """Return which part of a logical tensor this rank's parameter is.
+
+        Args:
+            name: canonical name.
+        """
+        shape = tuple(self.params[name].shape)
+        return self.boxes.get(name, ((0,) * len(shape), shape))
+
+    def values(self, shard: Shard) -> torch.Tensor:
+        """Return the model's values of a shard, flat; a view of the parameter where strides allow, else a copy.
+
+        Args:
+            shard: elements that this rank's parameter has.
+
+        Raises:
+            ShardingError: the parameter has not all of them.
+        """
+        return elements_of(local_tensor(self.params[shard.name]), self.box(shard.name), shard)
+
+    def grad(self, shard: Shard) -> torch.Tensor | None:
+        """Return the gradient of a shard, flat; None when its parameter has none.
+
+        Args:
+            shard: elements that this rank's parameter has.
+
+        Raises:
+            ShardingError: the parameter has not all of them.
+        """
+        grad = gradient_of(self.params[shard.name])
+        return None if grad is None else elements_of(local_tensor(grad), self.box(shard.name), shard)
+
+    def store(self, shard: Shard, values: torch.Tensor) -> None:
+        """Write a shard's elements into the model.
+
+        Args:
+            shard: elements that this rank's parameter has.
+            values: their new values, in the shard's order.
+
+        Raises:
+            ShardingError: the parameter has not all of them.
+        """
+        with torch.no_grad():
+            store_elements(local_tensor(self.params[shard.name]), self.box(shard.name), shard, values)
+
+    def new_piece(self, spec: PieceSpec) -> Piece:
+        """Return a live piece with memory of its own, which holds the model's present values.
+
+        Args:
+            spec: the piece as pure data.
+
+        Raises:
+            ShardingError: this rank's parameters have not all of its elements.
+        """
+        params = tuple(self.params[shard.name] for _, shard in spec.members)
+        like = local_tensor(params[0])
+        memory = torch.zeros(spec.shape, dtype=like.dtype, device=like.device)
+        piece = Piece(spec, torch.nn.Parameter(memory), params)
+        self.fill(piece)
+        return piece
+
+    def fill(self, piece: Piece) -> None:
+        """Bring the model's present values into a piece; nothing to do where it shares the model's memory.
+
+        Args:
+            piece: a live piece.
+
+        Raises:
+            ShardingError: this rank's parameters have not all of its elements.
+        """
+        if len(piece.model_params) == 1 and piece.param is piece.model_params[0]:
+            return
+        with torch.no_grad():
+            flat = piece.param.detach().view(-1)
+            for offset, shard in piece.spec.members:
+                target, values = flat[offset : offset + shard.numel], self.values(shard)
+                if shard.numel and target.data_ptr() != values.data_ptr():
+                    target.copy_(values)
+
+
+@runtime_checkable
+class ShardedParams(Protocol):
+    """This rank's live pieces of one inner optimizer.
+
+    A class that inherits from it has no exchange and tells of no travels, unless it says otherwise.
+    """
+
+    exchange: Exchange | None = None
+    """How updates travel to the owners of whole tensors and back, where the step is split; None: it is not."""
+
+    pieces: Sequence[Piece]
+    """The pieces, grouped as the layout ordered them."""
+
+    stats_group: ProcessGroup | None
+    """The group over which norms and counts of the pieces add up to those of whole parameters."""
+
+    def collect_grads(self) -> None:
+        """Set every piece's `grad` for this step; wait for reductions that are under way."""
+
+    def take_model_values(self) -> None:
+        """Bring the model's values into pieces with memory of their own: somebody has changed them (a load, a user)."""
+
+    def start_param_sync(self) -> None:
+        """Begin to bring the updated pieces to every rank that needs them."""
+
+    def finish_param_sync(self) -> None:
+        """Return when every model parameter is up to date on this rank, or when its forward pass will wait for it."""
+
+    def travels(self) -> Mapping[str, Travel]:
+        """Return how the updates or gradients of parameters travel to their owners, and how many bytes; for reports."""
+        return {}
+
+
+@runtime_checkable
+class OverlappedParams(ShardedParams, Protocol):
+    """Pieces that can be brought to other ranks a unit at a time, while the next unit is stepped.
+
+    A strategy whose `supported_settings` names `overlap_param_gather_with_optimizer_step` attaches them.
+    """
+
+    units: Sequence[Sequence[int]]
+    """Positions of the pieces of each unit, in the order of stepping; as many units on every rank, some empty."""
+
+    def start_unit_sync(self, unit: int) -> None:
+        """Begin to bring a unit's updated pieces to every rank that needs them.
+
+        Args:
+            unit: its position in :attr:`units`; each is begun once a step, in that order.
+        """
+
+
+@runtime_checkable
+class ShardingStrategy(Protocol):
+    """Says which pieces of which named parameters a rank steps, and moves data before and after.
+
+    A strategy never subclasses an optimizer, never builds one, and never learns which one it shards: it reads
+    granularity, alignment, cost and what the optimizer supports from the specs.
+
+    A class that inherits from it has no fallback, supports no settings, refuses nothing, plans no buffers and leaves
+    the chain to the core, unless it says otherwise.
+    """
+
+    name: str
+    """The registered name."""
+
+    granularities: frozenset[Granularity]
+    """Granularities that it can shard."""
+
+    fallback: str | None = None
+    """The strategy that takes parameters whose granularity this one cannot; None: there is none."""
+
+    supported_settings: frozenset[str] = frozenset()
+    """Core settings that it acts on, such as `overlap_param_gather`; a setting that nothing in use acts on raises."""
+
+    def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
+        """Return why this parameter cannot be sharded, None when it can.
+
+        Args:
+            param: the live parameter.
+            spec: the same as pure data.
+        """
+        return None
+
+    def buffers(
+        self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions
+    ) -> FullParamLayout | None:
+        """Return the buffers that these parameters should lie in, before a model is wrapped; None: it does not mind.
+
+        Every strategy in use is asked with the parameters that are routed to it; a wrapped model has the union.
+
+        Args:
+            specs: what this rank has of the parameters, as whole tensors under the chunk's own names, in model order.
+            world: number of ranks along each axis.
+            options: bucket size and padding.
+        """
+        return None
+
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
+        """Return who steps what: pure, the same on every rank of a pipeline stage.
+
+        Args:
+            specs: the parameters of all ranks of the stage, in model order; where `options.buffers` are given, of the
+                ranks that have the same buffers.
+            world: number of ranks along each axis.
+            options: what else the layout depends on.
+        """
+
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ShardedParams:
+        """Return this rank's live pieces of the parameters in `groups`.
+
+        Args:
+            layout: what `layout` returned.
+            model: the live model; `layout.pieces(model.rank)` are this rank's.
+            pgs: the process groups.
+            groups: indices of the routing's groups that one inner optimizer steps.
+            is_expert: they hold expert parameters, which have process groups of their own.
+        """
+
+    def chain(self, children: Sequence[MegatronOptimizer]) -> MegatronOptimizer | None:
+        """Return the optimizer that a user gets; asked once, of the strategy that the configuration names.
+
+        Args:
+            children: every optimizer of the model, at least one.
+
+        Returns:
+            An optimizer over all of them; None: the only child, or a chain.
+        """
+        return None

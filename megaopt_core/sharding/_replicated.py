@@ -1,0 +1,181 @@
+"""The built-in strategy: every rank steps every parameter, all that tensor parallelism left it of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import define, frozen
+
+from megaopt_core.errors import ShardingError
+from megaopt_core.params._parts import is_dtensor, local_tensor
+from megaopt_core.params._specs import Granularity, ParamSpec, RankCoordinates
+from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
+from megaopt_core.sharding._protocol import (
+    LiveModel,
+    ParamLayout,
+    Piece,
+    ShardedParams,
+    ShardingStrategy,
+    finish_grad_sync,
+    gradient_of,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.parallel._groups import ProcessGroupCollection
+
+__all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams"]
+
+
+@frozen
+class ReplicatedLayout:
+    """One piece per parameter: all that a rank holds of it."""
+
+    specs: tuple[ParamSpec, ...]
+
+    def pieces(self, rank: RankCoordinates) -> tuple[PieceSpec, ...]:
+        """Return one piece for each parameter that a rank has.
+
+        Args:
+            rank: its coordinates.
+        """
+        pieces = []
+        for spec in self.specs:
+            shard = spec.shard(rank)
+            if shard.numel or not spec.numel:
+                pieces.append(PieceSpec(spec.group, shard.box[1], ((0, shard),)))
+        return tuple(pieces)
+
+
+@define
+class ReplicatedParams(ShardedParams):
+    """Live pieces that are the model's parameters themselves; of DTensors, the local tensors.
+
+    Args:
+        pieces: one a parameter.
+        stats_group: norms and counts add up over it.
+        chunks: the model; gradients of wrapped chunks are reduced before they are taken.
+    """
+
+    pieces: Sequence[Piece]
+    stats_group: ProcessGroup | None = None
+    chunks: Sequence[torch.nn.Module] = ()
+
+    def collect_grads(self) -> None:
+        """Take every parameter's gradient as it is; that of a DTensor where its parameter is."""
+        finish_grad_sync(self.chunks)
+        for piece in self.pieces:
+            (param,) = piece.model_params
+            piece.grad = gradient_of(param) if param is piece.param else _local_gradient(param)
+
+    def take_model_values(self) -> None:
+        """Nothing to bring: the pieces are the model's memory."""
+
+    def start_param_sync(self) -> None:
+        """Nothing to bring: every rank has stepped everything."""
+
+    def finish_param_sync(self) -> None:
+        """Nothing to wait for."""
+
+
+def _local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient of what this rank holds of a parameter; a collective where a DTensor's is not yet reduced."""
+    grad = gradient_of(param)
+    if grad is None or not is_dtensor(grad):
+        return grad
+    # Only gradients of DTensors are DTensors.
+    placed = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    return local_tensor(placed)
+
+
+def _uneven_cut(param: torch.nn.Parameter) -> str | None:
+    """Return which dimension of a DTensor is not divided into equal parts, None when all are."""
+    if not is_dtensor(param):
+        return None
+    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined] # of DTensors
+    for mesh_dim, placement in enumerate(placements):
+        ranks = mesh.size(mesh_dim)
+        if placement.is_shard() and param.shape[placement.dim] % ranks:
+            return f"dimension {placement.dim} of its shape {tuple(param.shape)} is unevenly cut over {ranks} ranks"
+    return None
+
+
+def _stepped_in_place(param: torch.nn.Parameter) -> torch.nn.Parameter:
+    """Return what a rank steps: the parameter, or one that shares the memory of a DTensor's local tensor."""
+    return torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
+
+
+_MODEL_AXES = ("tp", "expert_tp", "ep", "pp")
+
+
+@frozen
+class Replicated(ShardingStrategy):
+    """Every data-parallel rank steps every parameter; gradients are expected to be reduced already."""
+
+    name: str = "replicated"
+    granularities: frozenset[Granularity] = frozenset(Granularity)
+
+    def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
+        """Return why a DTensor cannot be stepped where it is, None when it can; every other parameter can.
+
+        Args:
+            param: the live parameter.
+            spec: the same as pure data.
+        """
+        for placement in spec.dividing:
+            if placement.axis not in _MODEL_AXES:
+                return (
+                    f"it is a DTensor that is cut along dimension {placement.dim} over the {placement.size} ranks of "
+                    f"{placement.axis!r}, which are not tensor parallel. pg_collection says which are: a DeviceMesh "
+                    "with a dimension 'tp'. What fully_shard has cut needs another sharding strategy"
+                )
+        if spec.granularity is Granularity.TENSOR and (cut := _uneven_cut(param)):
+            return f"{spec.optimizer!r} steps whole matrices, but {cut}"
+        return None
+
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
+        """Return one whole piece per parameter.
+
+        Args:
+            specs: the parameters, in model order.
+            world: not looked at.
+            options: the buffers that the model is wrapped in.
+
+        Raises:
+            ShardingError: gradients are scattered, so that no rank has whole ones.
+        """
+        if options.buffers is not None:
+            raise ShardingError(
+                f"sharding={self.name!r} needs whole gradients, but DistributedDataParallel leaves each rank its part: "
+                "wrap the model with use_distributed_optimizer=False, or build with sharding='distributed'"
+            )
+        return ReplicatedLayout(tuple(specs))
+
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ReplicatedParams:
+        """Return the parameters of `groups` as pieces.
+
+        Args:
+            layout: what `layout` returned.
+            model: the live model.
+            pgs: the process groups; norms are added up over those that hold parts of one model.
+            groups: indices of the routing's groups.
+            is_expert: the groups hold expert parameters.
+        """
+        wanted = set(groups)
+        pieces = []
+        for spec in layout.pieces(model.rank):
+            if spec.group in wanted:
+                param = model.params[spec.members[0][1].name]
+                pieces.append(Piece(spec, _stepped_in_place(param), (param,)))
+        return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert), model.chunks)

@@ -1,0 +1,182 @@
+"""What an optimizer is and holds besides tensors, gathered from all ranks for the manifest."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.errors import PluginError
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.state._pieces import Collected
+from megaopt_core.state._ranks import Ranks
+from megaopt_core.state._values.encoding import encode
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = ["configured", "describe_optimizer", "optimizer_names", "plugins_of", "settings_of", "versions"]
+
+
+_NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+
+
+def versions() -> dict[str, str]:
+    """Return who writes, and when."""
+    try:
+        own = version("megaopt-core")
+    except PackageNotFoundError:
+        own = "unknown"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"megaopt-core": own, "torch": torch.__version__, "python": platform.python_version(), "time": now}
+
+
+def optimizer_names(optimizer: MegatronOptimizer) -> dict[str, str]:
+    """Return for every parameter of this rank the name of the optimizer that steps it.
+
+    Args:
+        optimizer: a built optimizer; of one that was wrapped by hand, the class's name.
+    """
+    if optimizer.routing is not None:
+        return {name: entry.spec.optimizer for name, entry in optimizer.routing.params.items()}
+    names = {}
+    for part in optimizer.parts:
+        for piece in part.pieces:
+            names.update({shard.name: type(part.inner).__name__ for _, shard in piece.spec.members})
+    return names
+
+
+def plugins_of(optimizers: Iterable[str]) -> dict[str, str]:
+    """Return the distributions that provide optimizers.
+
+    Args:
+        optimizers: registered names; others are left out.
+    """
+    found = {}
+    for name in sorted(set(optimizers)):
+        try:
+            found[name] = get_registry().owner("optimizer", name).distribution or ""
+        except PluginError:
+            continue
+    return found
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group's settings, without its parameters and without how torch computes in this process.
+
+    Args:
+        group: a public group.
+    """
+    return {key: value for key, value in group.items() if key not in _NOT_SAVED}
+
+
+def configured(optimizer: MegatronOptimizer) -> list[dict[str, Any]]:
+    """Return what the configuration says about each group's settings, as far as it says something.
+
+    Args:
+        optimizer: a built optimizer.
+    """
+    said: list[dict[str, Any]] = []
+    for part in optimizer.parts:
+        defaults = part.inner.defaults
+        said += [
+            {key: defaults[key] for key in settings_of(group) if key in defaults} for group in part.groups
+        ]
+    routing = optimizer.routing
+    if routing is not None:
+        indices = [index for child in routing.children for index in child.groups]
+        for position, (values, group) in enumerate(zip(said, optimizer.param_groups, strict=True)):
+            if group["params"]:
+                values.update(
+                    routing.groups[routing.params[optimizer.names[group["params"][0]]].spec.group].values
+                )
+            elif len(indices) == len(said):
+                values.update(routing.groups[indices[position]].values)
+    return said
+
+
+def describe_optimizer(
+    optimizer: MegatronOptimizer, collected: Collected, tensors: dict[str, torch.Tensor], ranks: Ranks
+) -> dict[str, Any]:
+    """Return the optimizer's part of the manifest: a collective.
+
+    Args:
+        optimizer: a built optimizer.
+        collected: this rank's state.
+        tensors: receives tensors that stand in group settings.
+        ranks: who saves.
+    """
+    steps = optimizer_names(optimizer)
+    group_of = {
+        optimizer.names[param]: index
+        for index, group in enumerate(optimizer.param_groups)
+        for param in group["params"]
+    }
+    strategies = (
+        {} if optimizer.routing is None else {n: e.strategy for n, e in optimizer.routing.params.items()}
+    )
+    mine = {
+        name: {
+            "optimizer": steps.get(name, ""),
+            "strategy": strategies.get(name, "replicated"),
+            "group": group_of.get(name, 0),
+            "shape": list(collected.shapes.get(name, ())),
+            "state": collected.state.get(name, {}),
+            **({"fresh": True} if name in collected.fresh else {}),
+        }
+        for name in {**group_of, **collected.state}
+    }
+    groups = []
+    for index, (group, said) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
+        where = f"optim.groups.{index}"
+        groups.append(
+            {
+                "settings": encode(settings_of(group), tensors, where),
+                "configured": encode(said, {}, f"{where}.configured"),
+            }
+        )
+    scaler = None if optimizer.grad_scaler is None else optimizer.grad_scaler.state_dict()
+    return {
+        "parameters": _merged(ranks.gather_different(mine)),
+        "groups": groups,
+        "scaler": encode(scaler, tensors, "optim.scaler"),
+    }
+
+
+def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join what every rank knows of each parameter; numbers that all agree on are kept once."""
+    parameters: dict[str, Any] = {}
+    for of_rank in of_ranks:
+        for name, described in of_rank.items():
+            present = parameters.setdefault(name, {**described, "state": {}})
+            present["shape"] = present["shape"] or described["shape"]
+            if "fresh" in described:
+                present["fresh"] = True
+            for key, record in described["state"].items():
+                _merge_record(present["state"], key, record)
+    for described in parameters.values():
+        described["state"] = {key: _shortened(record) for key, record in described["state"].items()}
+    return parameters
+
+
+def _merge_record(state: dict[str, Any], key: str, record: Mapping[str, Any]) -> None:
+    present = state.get(key)
+    if present is None:
+        state[key] = {
+            kind: list(value) if isinstance(value, list) else value for kind, value in record.items()
+        }
+        return
+    for kind in ("ranges", "objects", "codes"):
+        if kind in record and kind in present:
+            present[kind] += [entry for entry in record[kind] if entry not in present[kind]]
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    values = [entry[-1] for entry in record.get("ranges", [])]
+    if values and all(value == values[0] for value in values):
+        return {"value": values[0]}
+    return record

@@ -1,0 +1,1 @@
+"""Bringing stored state back: matched by name, planned whole, then written."""

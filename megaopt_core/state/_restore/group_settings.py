@@ -1,0 +1,139 @@
+"""Group settings on loading: what the run changed is kept, what the user changed since then wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+
+from megaopt_core.state._document import configured
+from megaopt_core.state._values.encoding import decode
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = ["GroupMerge", "merge_groups"]
+
+_MISSING = object()
+
+
+@define
+class GroupMerge:
+    """The settings that a load writes.
+
+    Args:
+        changes: per public group the settings to write.
+        kept: `"group 0: lr"` to `(configured, in the checkpoint)` where the configuration's value is kept.
+    """
+
+    changes: list[dict[str, Any]] = field(factory=list)
+    kept: dict[str, tuple[Any, Any]] = field(factory=dict)
+
+    def apply(self, optimizer: MegatronOptimizer) -> Callable[[], None]:
+        """Write the settings into the public groups.
+
+        Args:
+            optimizer: whose groups.
+
+        Returns:
+            What takes it back.
+        """
+        before = [
+            {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+            for group in optimizer.param_groups
+        ]
+        for group, changes in zip(optimizer.param_groups, self.changes, strict=True):
+            for key, value in changes.items():
+                _set(group, key, value)
+
+        def undo() -> None:
+            for group, values in zip(optimizer.param_groups, before, strict=True):
+                for key in [key for key in group if key not in values]:
+                    del group[key]
+                for key, value in values.items():
+                    _set(group, key, value)
+
+        return undo
+
+
+def merge_groups(
+    optimizer: MegatronOptimizer,
+    stored: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+    tensor: Callable[[str], torch.Tensor],
+) -> GroupMerge:
+    """Decide about every setting of every group.
+
+    A setting has three values: what was configured when the checkpoint was saved, what it was by then (a schedule, the
+    optimizer or the user may have changed it), and what is configured now. Where the configuration is what it was, the
+    run goes on with the checkpoint's value; where it differs, somebody has changed it, and it wins.
+
+    Args:
+        optimizer: the optimizer that is loaded.
+        stored: parameter name here to its record in the checkpoint, of those that the same optimizer steps.
+        groups: the checkpoint's groups.
+        tensor: returns tensors of encoded settings.
+    """
+    merge = GroupMerge()
+    for index, (group, now) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
+        records = [stored[optimizer.names[p]] for p in group["params"] if optimizer.names[p] in stored]
+        sources = {record["group"] for record in records if record.get("group") is not None}
+        if not group["params"] and len(groups) == len(optimizer.param_groups):
+            sources = {index}
+        if not sources:
+            merge.changes.append({})
+            continue
+        decoded = [
+            (decode(groups[s]["settings"], tensor), decode(groups[s]["configured"], tensor))
+            for s in sorted(sources)
+        ]
+        merge.changes.append(_merge_one(merge, index, group, now, decoded))
+    return merge
+
+
+def _merge_one(
+    merge: GroupMerge,
+    index: int,
+    group: Mapping[str, Any],
+    now: Mapping[str, Any],
+    sources: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> dict[str, Any]:
+    changes = {}
+    for key, saved in sources[0][0].items():
+        if not all(equal(settings.get(key, _MISSING), saved) for settings, _ in sources[1:]):
+            continue  # parameters of several groups are in one group now, and their values differ
+        was = sources[0][1].get(key, _MISSING)
+        if key in now and was is not _MISSING and not equal(now[key], was):
+            if not equal(now[key], saved):
+                merge.kept[f"group {index}: {key}"] = (now[key], saved)
+            continue
+        if not equal(group.get(key, _MISSING), saved):
+            changes[key] = saved
+    return changes
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Return whether two settings are equal; tensors by value, lists and tuples alike.
+
+    Args:
+        left: one.
+        right: the other.
+    """
+    if left is _MISSING or right is _MISSING:
+        return left is right
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        one, other = torch.as_tensor(left), torch.as_tensor(right)
+        return one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return bool(left == right)
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    present = group.get(key)
+    if isinstance(present, torch.Tensor) and key != "params":
+        present.copy_(torch.as_tensor(value))  # a captured or compiled step holds on to this very tensor
+    else:
+        group[key] = value

@@ -1,0 +1,281 @@
+"""What a load will write into the state of each piece: requests first, values last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from attrs import define, evolve, field, frozen
+
+from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.params._specs import Shard
+from megaopt_core.precision._state_codes import StoredSlice
+from megaopt_core.state._pieces import PieceState, sliced
+from megaopt_core.state._sources import Request, Source
+from megaopt_core.state._values.codes import CodedRun, coded_runs
+from megaopt_core.state._values.encoding import decode, dtype_named
+from megaopt_core.state._values.ranges import distinct_values
+
+__all__ = ["MAIN_PARAM", "Member", "PieceRestore"]
+
+MAIN_PARAM = "main_param"
+
+
+@frozen
+class Member:
+    """A parameter of a piece, and its record in the checkpoint.
+
+    Args:
+        offset: of its elements in the flattened piece.
+        shard: which elements.
+        state: state key to record; empty when its state starts anew.
+        main: key of the tensor that a main parameter is read from, None when there is none.
+        is_fresh: it was saved before its first step.
+    """
+
+    offset: int
+    shard: Shard
+    state: Mapping[str, Mapping[str, Any]]
+    main: str | None = None
+    is_fresh: bool = False
+
+
+@define
+class PieceRestore:
+    """Collects what one piece needs, and writes it.
+
+    Args:
+        piece: whose state.
+        members: its parameters.
+        source: what is loaded.
+        requests: `(key, place)` of what is to be read.
+        missing: `"name: key"` of state that is here but not in the checkpoint.
+        finals: what is to be done, in order, once everything has been read.
+    """
+
+    piece: PieceState
+    members: Sequence[Member]
+    source: Source
+    requests: list[Request] = field(factory=list)
+    missing: list[str] = field(factory=list)
+    finals: list[Callable[[], None]] = field(factory=list)
+    _places: dict[str, torch.Tensor] = field(factory=dict, init=False)
+
+    def plan(self) -> None:
+        """Find out what is to be read, and check that it fits; nothing is changed.
+
+        Raises:
+            CheckpointMismatchError: a state cannot be what it should become here.
+        """
+        live = self.piece.inner
+        stored = [key for member in self.members for key in member.state]
+        for key in dict.fromkeys([*live, *stored]):
+            if key == MAIN_PARAM or (key in live and self.piece.part.precision.is_code(key)):
+                continue
+            holders = [member for member in self.members if key in member.state]
+            if key in live:
+                self.missing += [
+                    f"{member.shard.name}: {key}"
+                    for member in self.members
+                    if member.state and key not in member.state
+                ]
+            if holders:
+                self._plan_key(key, live, holders)
+        if MAIN_PARAM in self.piece.extra:
+            self._plan_main()
+        if stored:
+            self.finals.append(self.piece.adopt)
+        elif all(member.is_fresh for member in self.members):
+            self.finals.append(self.piece.start_anew)
+
+    def _plan_key(self, key: str, live: Mapping[str, Any], holders: Sequence[Member]) -> None:
+        present = live.get(key)
+        if any("objects" in member.state[key] for member in holders):
+            self._plan_object(key, present, holders[0])
+        elif all("tensor" in member.state[key] for member in holders):
+            if self._is_coded(key) or any("codes" in member.state[key] for member in holders):
+                self._plan_coded(key, present, holders)
+            else:
+                self._plan_elements(key, present, holders)
+        elif self.piece.is_elementwise(key, present):
+            self._mismatch(key, holders[0], "is a number there and has its parameter's shape here")
+        else:
+            self._plan_number(key, present, holders)
+
+    def _mismatch(self, key: str, member: Member, what: str) -> NoReturn:
+        name = member.shard.name
+        raise CheckpointMismatchError(f"state {key!r} of {name!r} in {self.source.name} {what}", names=[name])
+
+    def _require_elementwise(self, key: str, present: Any, member: Member) -> None:
+        if isinstance(present, torch.Tensor) and not self.piece.is_elementwise(key, present):
+            self._mismatch(
+                key, member, f"has its parameter's shape, here it has shape {tuple(present.shape)}"
+            )
+
+    def _is_coded(self, key: str) -> bool:
+        return self.piece.part.precision.is_coded(self.piece.index, key)
+
+    def _new_elements(self, dtype: torch.dtype) -> torch.Tensor:
+        stepped = self.piece.stepped
+        return torch.zeros(stepped.shape, dtype=dtype, device=stepped.device)
+
+    def _stored_dtype(self, key: str, holders: Sequence[Member]) -> torch.dtype:
+        return dtype_named(self.source.stored(holders[0].state[key]["tensor"]).dtype)
+
+    def _plan_elements(self, key: str, present: Any, holders: Sequence[Member]) -> None:
+        self._require_elementwise(key, present, holders[0])
+        target = present
+        if not isinstance(present, torch.Tensor):
+            target = self._new_elements(self._stored_dtype(key, holders))
+            self.finals.append(lambda: self._set(key, target))
+        elif not present.is_contiguous():
+            target = present.detach().clone(memory_format=torch.contiguous_format)
+            self.finals.append(lambda: _copy(present, target))
+        self._request(target, [(member, member.state[key]["tensor"]) for member in holders])
+
+    def _set(self, key: str, value: Any) -> None:
+        self.piece.inner[key] = value
+
+    def _request(self, target: torch.Tensor, wanted: Iterable[tuple[Member, str]]) -> None:
+        flat = target.detach().view(-1)
+        for member, key in wanted:
+            shard, offset = member.shard, member.offset
+            elements = flat[offset : offset + shard.numel]
+            if shard.numel:
+                place = sliced(shard, target.dtype, target.device, lambda elements=elements: elements)  # type: ignore[misc]
+                self.requests.append((key, place))
+
+    def _plan_main(self) -> None:
+        wanted = [(member, member.main) for member in self.members if member.main is not None]
+        if not wanted:
+            return
+        present = self.piece.extra[MAIN_PARAM]
+        if present is self.piece.stepped and present.is_contiguous():
+            self._request(present, wanted)
+            return
+        target = present.detach().clone(memory_format=torch.contiguous_format)
+        self._request(target, wanted)
+        self.finals.append(
+            lambda: self.piece.part.precision.set_extra_state(self.piece.index, MAIN_PARAM, target)
+        )
+
+    def _plan_number(self, key: str, present: Any, holders: Sequence[Member]) -> None:
+        found = [distinct_values(member.state[key], member.shard) for member in holders]
+        if any(len(values) != 1 for values in found):
+            self._mismatch(key, holders[0], "differs over the elements of the parameter")
+        value = decode(_latest([values[0] for values in found]), _no_tensor)
+        if isinstance(present, torch.Tensor):
+            if present.numel() != 1:
+                self._mismatch(
+                    key, holders[0], f"is a number there and has shape {tuple(present.shape)} here"
+                )
+            self.finals.append(lambda: _copy(present, torch.as_tensor(value).reshape(present.shape)))
+            return
+        if isinstance(value, torch.Tensor):
+            number = isinstance(present, (bool, int, float))
+            value = type(present)(value.item()) if number else value.to(self.piece.stepped.device)
+        self.finals.append(lambda: self._set(key, value))
+
+    def _plan_object(self, key: str, present: Any, member: Member) -> None:
+        shard = member.shard
+        found = [entry[-1] for entry in member.state[key].get("objects", []) if _same_box(entry, shard)]
+        if not found or not self.piece.is_whole:
+            self._mismatch(
+                key,
+                member,
+                "belongs to the whole parameter or to another part of it, and cannot be cut as this layout asks",
+            )
+        device = self.piece.stepped.device
+
+        def place(name: str) -> torch.Tensor:
+            stored = self.source.stored(name)
+            fits = isinstance(present, torch.Tensor) and tuple(present.shape) == stored.shape
+            dtype = present.dtype if fits else dtype_named(stored.dtype)
+            tensor = torch.empty(stored.shape, dtype=dtype, device=device)
+            self.requests.append((name, tensor))
+            return tensor
+
+        value = decode(found[0], place)
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+            if present.shape != value.shape:
+                self._mismatch(
+                    key, member, f"has shape {tuple(value.shape)}, here it has shape {tuple(present.shape)}"
+                )
+            self.finals.append(lambda: _copy(present, value))
+        else:
+            self.finals.append(lambda: self._set(key, value))
+
+    def _plan_coded(self, key: str, present: Any, holders: Sequence[Member]) -> None:
+        """Plan a state that is or was stored in a code: the precision policy takes the elements and their codes."""
+        if not self._is_coded(key):
+            self._require_elementwise(key, present, holders[0])
+        slices: list[Callable[[], StoredSlice]] = []
+        for member in holders:
+            numel, record = member.shard.numel, member.state[key]
+            raw = torch.empty(
+                numel, dtype=self._stored_dtype(key, [member]), device=self.piece.stepped.device
+            )
+            self._request(raw, [(evolve(member, offset=0), record["tensor"])])
+            if "codes" in record:
+                slices += self._coded_slices(key, member, record["codes"], raw)
+            elif numel:
+                slices.append(partial(StoredSlice, member.offset, raw))
+        precision, index = self.piece.part.precision, self.piece.index
+        self.finals.append(
+            lambda: precision.restore_state(index, key, self.piece.inner, [made() for made in slices])
+        )
+
+    def _coded_slices(
+        self, key: str, member: Member, codes: Sequence[Sequence[Any]], raw: torch.Tensor
+    ) -> list[Callable[[], StoredSlice]]:
+        runs = coded_runs(codes, member.shard)
+        if sum(run.stop - run.start for run in runs) != member.shard.numel:
+            self._mismatch(key, member, "lacks what decodes some of its elements")
+        return [self._coded_slice(key, member, run, raw[run.start : run.stop]) for run in runs]
+
+    def _coded_slice(
+        self, key: str, member: Member, run: CodedRun, elements: torch.Tensor
+    ) -> Callable[[], StoredSlice]:
+        decode_elements = self.piece.part.precision.decoder(run.code)
+        if decode_elements is None:
+            self._mismatch(
+                key,
+                member,
+                f"is stored in the code {run.code!r}, which nothing here reads: a plugin offers it by the hook "
+                "megaopt_state_codes",
+            )
+        values = decode(run.values, self._place)
+        return lambda: StoredSlice(
+            member.offset + run.start, elements, run.code, values, run.first, run.count, decode_elements
+        )
+
+    def _place(self, name: str) -> torch.Tensor:
+        """Return a new tensor into which a stored one will be read, once for all slices that ask for it."""
+        if name not in self._places:
+            stored = self.source.stored(name)
+            device = self.piece.stepped.device
+            self._places[name] = torch.empty(stored.shape, dtype=dtype_named(stored.dtype), device=device)
+            self.requests.append((name, self._places[name]))
+        return self._places[name]
+
+
+def _copy(present: torch.Tensor, value: torch.Tensor) -> None:
+    present.detach().copy_(value)
+
+
+def _same_box(entry: Sequence[Any], shard: Shard) -> bool:
+    return (tuple(entry[0]), tuple(entry[1])) == shard.box
+
+
+def _no_tensor(key: str) -> torch.Tensor:
+    raise CheckpointMismatchError(f"{key!r} stands where a number is expected")
+
+
+def _latest(values: Sequence[Any]) -> Any:
+    """Return the one value, or where parameters that now share a piece have different step counts, the largest."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    numbers = [value for value in values if value is not None and not isinstance(value, str)]
+    return max(numbers, key=lambda value: float(decode(value, _no_tensor))) if numbers else values[0]

@@ -1,0 +1,1 @@
+"""How values are stored: slices of tensors, numbers by range, plain Python as JSON."""

@@ -1,0 +1,146 @@
+"""A logical tensor of which this process holds some boxes, in the terms of torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.state._values.chunks import Chunk
+
+__all__ = ["SlicedTensor"]
+
+
+class SlicedTensor(torch.Tensor):
+    """Stands for a whole logical tensor; holds this process's boxes of it and no memory of its own.
+
+    It knows the protocol by which `torch.distributed.checkpoint` saves and loads sharded tensors, needs neither a
+    process group nor a device mesh, and takes any number of boxes in any number of dimensions. No arithmetic is
+    possible: boxes are reached through :meth:`local`.
+
+    Args:
+        shape: of the logical tensor.
+        dtype: of its elements.
+        device: where the boxes are.
+        chunks: the boxes.
+        fetch: returns the flat elements of the shards that a box was cut from, when they are needed; `chunks` count
+            their elements in it. Writing into the result writes into what it is a view of.
+    """
+
+    _chunks: tuple[Chunk, ...]
+    _fetch: Callable[[int], torch.Tensor]
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        chunks: Sequence[Chunk],
+        fetch: Callable[[int], torch.Tensor],
+    ) -> Self:
+        """Make the wrapper; see the class."""
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
+        made._chunks = tuple(chunks)
+        made._fetch = fetch
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override] # torch annotates it without `cls` and `func`
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Refuse: there is nothing to compute with, except that detaching changes nothing."""
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise UnsupportedOperationError(
+            f"{func} is not possible on a slice of a sharded tensor; save and load it with torch.distributed.checkpoint"
+        )
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The boxes that this process holds."""
+        return self._chunks
+
+    def local(self, index: int) -> torch.Tensor:
+        """Return the elements of one box, as a view where its memory allows it.
+
+        Args:
+            index: position among `chunks`.
+        """
+        chunk = self._chunks[index]
+        return self._fetch(index)[chunk.start : chunk.stop].view(chunk.sizes)
+
+    def copied(self) -> SlicedTensor:
+        """Return the same boxes in CPU memory of their own."""
+        boxes = [
+            self.local(index).detach().to("cpu", copy=True).reshape(-1) for index in range(len(self._chunks))
+        ]
+        chunks = [
+            Chunk(chunk.offsets, chunk.sizes, 0, box.numel())
+            for chunk, box in zip(self._chunks, boxes, strict=True)
+        ]
+        return SlicedTensor(self.shape, self.dtype, torch.device("cpu"), chunks, boxes.__getitem__)
+
+    def read_once(self) -> SlicedTensor:
+        """Return the same boxes, kept once read: what torch writes into them stays, also where they are computed."""
+        once: dict[int, torch.Tensor] = {}
+
+        def fetch(index: int) -> torch.Tensor:
+            if index not in once:
+                once[index] = self._fetch(index)
+            return once[index]
+
+        return SlicedTensor(self.shape, self.dtype, self.device, self._chunks, fetch)
+
+    def flat_local(self) -> torch.Tensor:
+        """Return this process's elements, flat, box after box."""
+        boxes = [self.local(index).reshape(-1) for index in range(len(self._chunks))]
+        return torch.cat(boxes) if boxes else torch.empty(0, dtype=self.dtype, device=self.device)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse: one rank's part, in a file of its own, would be taken for the whole."""
+        raise UnsupportedOperationError(
+            "a slice of a sharded tensor cannot be pickled or copied. Use save_checkpoint() and load_checkpoint(), or "
+            "torch.distributed.checkpoint: each shard is saved once, and loads on any number of ranks"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # torch annotates no result
+        boxes = ", ".join(f"{list(chunk.offsets)}+{list(chunk.sizes)}" for chunk in self._chunks)
+        return f"SlicedTensor({list(self.shape)}, {self.dtype}, boxes: {boxes or 'none'})"
+
+    __hash__ = torch.Tensor.__hash__
+
+    # What torch.distributed.checkpoint calls.
+
+    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
+        """Return one item per box."""
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=box, properties=properties, size=self.size()),
+            )
+            for chunk, box in zip(self._chunks, self.__create_chunk_list__(), strict=True)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Return the boxes."""
+        return [
+            ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
+            for chunk in self._chunks
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the box that begins at the index's offset."""
+        for position, chunk in enumerate(self._chunks):
+            if torch.Size(chunk.offsets) == index.offset:
+                return self.local(position)
+        raise LookupError(f"{index.fqn}: no box begins at {index.offset}")

@@ -1,0 +1,35 @@
+"""`megaopt convert`: a checkpoint as one file, and back."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["add_command", "run"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `megaopt convert`.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+    """
+    about = "turn a checkpoint into one file, or such a file into a checkpoint"
+    parser = commands.add_parser("convert", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("source", help="a checkpoint's folder, or a file that this command wrote")
+    parser.add_argument(
+        "destination", help="NAME.safetensors, NAME.pt (torch), or the folder to make of a file"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert.
+
+    Args:
+        args: `source`, `destination`.
+    """
+    from megaopt_checkpoint import convert_checkpoint
+
+    convert_checkpoint(args.source, args.destination)
+    print(f"wrote {args.destination}")
+    return 0

@@ -1,0 +1,251 @@
+"""Saving: every rank writes what it alone holds, and the new checkpoint takes its place in one move."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+import torch
+from attrs import define
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from megaopt_checkpoint.background import PendingSave, background_group, in_thread
+from megaopt_checkpoint.retention import remove_older, require_numbered
+from megaopt_checkpoint.staging import Staging
+from megaopt_checkpoint.writer import CheckpointWriter
+from megaopt_checkpoint.writing import failed, planner, write_alone
+from megaopt_core.state import (
+    Manifest,
+    Ranks,
+    collect_model,
+    collect_state,
+    describe_optimizer,
+    encode,
+    finish_param_sync,
+    optimizer_names,
+    plugins_of,
+    versions,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.optimizers import MegatronOptimizer
+    from megaopt_core.routing import NameMap
+
+__all__ = ["save_checkpoint"]
+
+
+@overload
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    extra: Any = None,
+    *,
+    keep_last: int | None = None,
+    async_save: Literal[False] = False,
+    process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
+) -> None: ...
+
+
+@overload
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    extra: Any = None,
+    *,
+    keep_last: int | None = None,
+    async_save: Literal[True],
+    process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
+) -> PendingSave: ...
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any = None,
+    extra: Any = None,
+    *,
+    keep_last: int | None = None,
+    async_save: bool = False,
+    process_group: ProcessGroup | None = None,
+    fqn: NameMap | None = None,
+) -> PendingSave | None:
+    """Save everything that a run needs to go on, as a folder that any world size and sharding strategy can load.
+
+    With torch.distributed initialised it is a collective: every rank writes one file with what it alone holds,
+    replicas share the work, nothing is gathered. The checkpoint grows in a hidden folder beside `path` and takes its
+    place in one rename after everything is on the disk: whatever kills the run, `path` is the old checkpoint or the
+    new one.
+
+    Args:
+        path: the folder; its file system is shared by all ranks. An older checkpoint there is replaced.
+        model: the model or its chunks, wrapped or bare; None: no model.
+        optimizer: what `get_megatron_optimizer` or `build_optimizer` returned; None: no optimizer.
+        scheduler: anything with a `state_dict` of plain values.
+        extra: plain values and tensors of your own: step, data position, random states. The first rank's are saved.
+        keep_last: `path` ends with a number; remove the oldest checkpoints of its series until so many are left.
+        async_save: copy the state and return; write while training goes on.
+        process_group: who saves together; None: everybody.
+        fqn: maps `(chunk index, local name)` to a globally unique name, where pipeline ranks number locally; the same
+            as for `get_megatron_optimizer`.
+
+    Returns:
+        None; with `async_save`, a :class:`PendingSave` whose `result()` waits.
+
+    Raises:
+        CheckpointError: it cannot be saved, with the same words on every rank; an older checkpoint is still there.
+        CheckpointBusyError: somebody is saving to this path.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from megaopt_core import build_optimizer
+        >>> from megaopt_checkpoint import load_checkpoint, save_checkpoint
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = build_optimizer(model, "adam", lr=1e-3)
+        >>> save_checkpoint(f"{folder.name}/step-100", model, optimizer, extra={"step": 100}, keep_last=3)
+        >>> load_checkpoint(f"{folder.name}/step-100", model, optimizer).extra
+        {'step': 100}
+        >>> folder.cleanup()
+    """
+    target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that must not be replaced
+    ranks = Ranks(process_group)
+    require_numbered(target, keep_last)
+    finish_param_sync(model)
+    tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks, fqn)
+    held: list[Staging] = []
+    ranks.first(lambda: held.append(Staging.begin(target)))
+    folder = target.with_name(f".{target.name}.saving")
+
+    def finish() -> None:
+        held[0].commit()
+        if keep_last is not None:
+            remove_older(target, keep_last)
+
+    writer = CheckpointWriter(folder, ranks.rank, manifest, finish)
+    save = _Save(target, tensors, writer, ranks, held)
+    if async_save:
+        return save.run_in_background()
+    save.run()
+    return None
+
+
+def _collect(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
+    optimizer: MegatronOptimizer | None,
+    scheduler: Any,
+    extra: Any,
+    ranks: Ranks,
+    fqn: NameMap | None,
+) -> tuple[dict[str, torch.Tensor], Manifest]:
+    tensors: dict[str, torch.Tensor] = {}
+    manifest = Manifest(world_size=ranks.size, written=versions())
+
+    def collect() -> Any:
+        manifest.model = collect_model(model, optimizer, fqn).describe(tensors)
+        manifest.scheduler = (
+            None if scheduler is None else encode(scheduler.state_dict(), tensors, "scheduler")
+        )
+        manifest.extra = None if ranks.rank else encode(extra, tensors, "extra")
+        return None if optimizer is None else collect_state(optimizer)
+
+    collected = ranks.agree(collect)
+    for part in ranks.gather_different(manifest.model):
+        for kind, values in part.items():
+            manifest.model[kind] = {**values, **manifest.model[kind]}
+    if optimizer is not None:
+        tensors.update(collected.tensors)
+        manifest.optimizer = describe_optimizer(optimizer, collected, tensors, ranks)
+        manifest.configuration = optimizer.config.to_dict()
+        manifest.plugins = plugins_of(optimizer_names(optimizer).values())
+    return tensors, manifest
+
+
+@define(eq=False)
+class _Save:
+    """One save, after everything that is saved has been found."""
+
+    target: Path
+    tensors: dict[str, torch.Tensor]
+    writer: CheckpointWriter
+    ranks: Ranks
+    held: list[Staging]
+
+    def run(self) -> None:
+        """Write, put in place, and let go of the lock, whatever happens."""
+        try:
+            if self.ranks.size == 1:
+                write_alone(self.tensors, self.writer)
+            else:
+                dcp_save(
+                    self.tensors,
+                    storage_writer=self.writer,
+                    planner=planner(),
+                    process_group=self.ranks.group,
+                )
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise failed(self.target, error) from error
+        finally:
+            self.end()
+
+    def run_in_background(self) -> PendingSave:
+        """Copy the state and begin to write it."""
+        try:
+            group = background_group(self.ranks)
+            staged = {key: _copy(tensor) for key, tensor in self.tensors.items()}
+            if self.ranks.size == 1:
+                writing: Future[Any] = in_thread(lambda: write_alone(staged, self.writer))
+            else:
+                response: Any = dcp_async_save(
+                    staged,
+                    storage_writer=self.writer,
+                    planner=planner(),
+                    process_group=group,
+                    async_stager=cast("Any", _AlreadyStaged()),
+                )
+                writing = getattr(response, "upload_completion", response)
+        except BaseException:
+            self.end()
+            raise
+        return PendingSave.of(self.target, writing, self.end, lambda error: failed(self.target, error))
+
+    def end(self) -> None:
+        """Remove what is left of the save, unless it was put in place."""
+        for staging in self.held:
+            staging.abandon()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copied = getattr(tensor, "copied", None)
+    if copied is not None:
+        made: torch.Tensor = copied()
+        return made
+    return tensor.detach().to("cpu", copy=True)
+
+
+class _AlreadyStaged:
+    """Tells torch that nothing is left to copy."""
+
+    should_synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None

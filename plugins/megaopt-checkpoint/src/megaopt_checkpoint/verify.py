@@ -1,0 +1,107 @@
+"""Checking that a checkpoint's files are what was written."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+from pathlib import Path
+
+from megaopt_checkpoint.folder import HeldFile, HeldFolder
+from megaopt_checkpoint.manifest import manifest_in
+from megaopt_core.errors import CheckpointCorruptError
+from megaopt_core.state import Manifest, StoredChunk
+
+__all__ = ["check_files", "damaged", "verify_checkpoint"]
+
+_BLOCK = 2**18
+
+
+def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
+    """Check every byte of a checkpoint.
+
+    Args:
+        path: its folder.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        CheckpointError: there is none, it is too new, or it is damaged; the message names the file.
+    """
+    with HeldFolder(path) as folder:
+        manifest = manifest_in(folder)
+        check_files(folder, manifest)
+    return manifest
+
+
+def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts: int = 1) -> None:
+    """Check that every file is there and complete, and the checksums of some of the stored tensors, or of all.
+
+    Args:
+        folder: the checkpoint's folder.
+        manifest: its manifest.
+        part: which part of the checksums to check.
+        parts: into how many parts they are divided.
+
+    Raises:
+        CheckpointCorruptError: a file is missing, a link, of another size, or has other contents.
+    """
+    boxes: dict[str, list[tuple[str, StoredChunk]]] = defaultdict(list)
+    for key, chunk in manifest.chunks():
+        boxes[chunk.file].append((key, chunk))
+    for name, size in manifest.files.items():
+        _check_size(folder, name, size, manifest, boxes[name])
+    share = 0
+    block = memoryview(bytearray(_BLOCK))
+    for name in manifest.files:
+        for key, chunk in sorted(boxes[name], key=lambda box: box[1].position):
+            mine = share % parts == part
+            share += 1
+            if mine and _crc32(folder.open(name), chunk, block) != chunk.crc32:
+                raise CheckpointCorruptError(
+                    damaged(folder.path / name, key, chunk), path=str(folder.path / name)
+                )
+
+
+def damaged(file: Path, key: str, chunk: StoredChunk) -> str:
+    """Return what is said of a box whose checksum is wrong.
+
+    Args:
+        file: where it lies.
+        key: of its tensor.
+        chunk: the box.
+    """
+    return (
+        f"{file} is damaged: {key} (bytes {chunk.position} to {chunk.position + chunk.length}) does not have the "
+        "checksum that it was written with"
+    )
+
+
+def _check_size(
+    folder: HeldFolder, name: str, size: int, manifest: Manifest, boxes: list[tuple[str, StoredChunk]]
+) -> None:
+    file = folder.path / name
+    found = folder.find(name)
+    if found is None:
+        rank = file.stem.rpartition("-")[2].lstrip("0") or "0"
+        raise CheckpointCorruptError(
+            f"{file} is missing: rank {rank} of {manifest.world_size} wrote {size} bytes into it",
+            path=str(file),
+        )
+    covered = sum(chunk.length for _, chunk in boxes)
+    if found.size != size or covered != size:
+        raise CheckpointCorruptError(
+            f"{file} has {found.size} bytes, it was written with {size}", path=str(file)
+        )
+
+
+def _crc32(file: HeldFile, chunk: StoredChunk, block: memoryview) -> int:
+    position, left, crc32 = chunk.position, chunk.length, 0
+    while left:
+        wanted = block[: min(left, len(block))]
+        if file.read_into(position, wanted) < len(wanted):
+            return -1
+        crc32 = zlib.crc32(wanted, crc32)
+        position, left = position + len(wanted), left - len(wanted)
+    return crc32

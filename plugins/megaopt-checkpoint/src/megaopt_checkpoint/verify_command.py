@@ -1,0 +1,85 @@
+"""`megaopt verify-checkpoint`: is every byte what was written, and what is inside."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any
+
+from megaopt_core.cli import print_json, print_table
+from megaopt_core.registry import get_registry
+
+__all__ = ["add_command", "run"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `megaopt verify-checkpoint`.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+    """
+    about = "check every byte of a checkpoint, and show what is inside"
+    parser = commands.add_parser("verify-checkpoint", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("path", help="the checkpoint's folder")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify a checkpoint and print what it holds.
+
+    Args:
+        args: `path`, `tensors`, `json`.
+    """
+    from megaopt_checkpoint import verify_checkpoint
+
+    manifest = verify_checkpoint(args.path)
+    optimizers = Counter(record["optimizer"] for record in manifest.parameters.values())
+    summary: dict[str, Any] = {
+        "format version": manifest.version,
+        "written": ", ".join(f"{what} {value}" for what, value in manifest.written.items()),
+        "world size": manifest.world_size,
+        "bytes": manifest.nbytes,
+        "model tensors": len(manifest.model.get("tensors", {})),
+        "optimizers": {
+            name: f"{count} parameters{_plugin(name, manifest.plugins)}" for name, count in optimizers.items()
+        },
+        "scheduler": manifest.scheduler is not None,
+        "extra": sorted(manifest.extra) if isinstance(manifest.extra, dict) else manifest.extra is not None,
+        "files": manifest.files,
+    }
+    tensors = [
+        [key, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", len(tensor.chunks)]
+        for key, tensor in manifest.tensors.items()
+    ]
+    if args.json:
+        listed = {
+            "tensors": [dict(zip(("name", "dtype", "shape", "boxes"), row, strict=True)) for row in tensors]
+        }
+        print_json({"path": args.path, "ok": True, **summary, **(listed if args.tensors else {})})
+        return 0
+    print(f"{args.path} is complete: every checksum is right\n")
+    print_table(["what", "value"], [[name, _words(value)] for name, value in summary.items()])
+    if args.tensors:
+        print()
+        print_table(["tensor", "dtype", "shape", "boxes"], tensors, right=["boxes"])
+    return 0
+
+
+def _plugin(optimizer: str, plugins: dict[str, str]) -> str:
+    distribution = plugins.get(optimizer)
+    if not distribution:
+        return ""
+    installed = optimizer in get_registry().optimizers()
+    return f", {distribution}" + ("" if installed else f" (not installed here: pip install {distribution})")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {what}" for name, what in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

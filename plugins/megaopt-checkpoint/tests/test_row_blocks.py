@@ -1,0 +1,53 @@
+"""Pieces that are row blocks with memory of their own take their own rows of what is loaded."""
+
+import pytest
+import torch
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from row_blocks import row_blocks
+
+from megaopt_core import build_optimizer
+
+WEIGHT = torch.arange(8.0).view(4, 2)
+
+
+def make(values, optimizer="sgd", sharding="replicated", dtype=torch.float32, **settings):
+    """Return a model of one 4x2 weight, and its optimizer."""
+    model = torch.nn.Linear(2, 4, bias=False, dtype=dtype)
+    with torch.no_grad():
+        model.weight.copy_(values)
+    settings = {"lr": 0.0, "clip_grad": 0.0, **settings}
+    return model, build_optimizer(model, optimizer, sharding=sharding, **settings)
+
+
+def step(model, optimizer):
+    """Step with a gradient of ones."""
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_load_fills_the_rows_of_the_box(tmp_path, rank, dtype):
+    """A step with a learning rate of zero after a load leaves the loaded values."""
+    settings = {} if dtype is torch.float32 else {"bf16": True}
+    save_checkpoint(tmp_path / "last", *make(WEIGHT, dtype=dtype, **settings))
+    with row_blocks(2, rank):
+        model, optimizer = make(-torch.ones(4, 2), sharding="blocks", dtype=dtype, **settings)
+        load_checkpoint(tmp_path / "last", model, optimizer)
+        step(model, optimizer)
+    assert torch.equal(model.weight.detach().float(), WEIGHT)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_plain_state_dict_fills_the_rows_of_the_box(rank):
+    """Main parameters start from the model's own rows, where a state dict has none."""
+    with row_blocks(2, rank):
+        model, optimizer = make(WEIGHT, sharding="blocks", dtype=torch.bfloat16, bf16=True)
+        plain = {
+            "state": {},
+            "param_groups": [{"params": [0], "param_names": ["weight"], "lr": 0.0}],
+        }
+        plain["state"][0] = {"momentum_buffer": None}
+        optimizer.load_state_dict(plain)
+        step(model, optimizer)
+    assert torch.equal(model.weight.detach().float(), WEIGHT)

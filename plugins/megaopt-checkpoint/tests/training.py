@@ -1,0 +1,82 @@
+"""A small model that trains, and what two of them are compared by."""
+
+from contextlib import nullcontext
+
+import torch
+from megaopt_testing import temporary_plugin
+from megaopt_testing.models import TinyGPT
+
+from megaopt_core import OptimizerEntry, build_optimizer, get_registry, hookimpl
+from megaopt_core.state import collect_state
+
+
+class StandIn:
+    """What these tests need of megaopt-adam."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        """Return torch's own optimizers."""
+        kept = frozenset({torch.float32, torch.float16, torch.bfloat16})
+        dtypes = {"exp_avg": kept, "exp_avg_sq": kept}
+        return {
+            "adam": OptimizerEntry(torch.optim.AdamW, supports_fp16=True, state_dtypes=dtypes),
+            "sgd": OptimizerEntry(torch.optim.SGD),
+        }
+
+
+def stand_in():
+    """Register torch's Adam and SGD for the time of a `with` block, unless megaopt-adam is installed."""
+    if "adam" in get_registry().optimizers():
+        return nullcontext()
+    return temporary_plugin(StandIn(), name="stand-in")
+
+
+def make(seed=0, optimizer="adam", *, dtype=torch.float32, width=8, layers=1, **settings):
+    """Return a model and its optimizer."""
+    torch.manual_seed(seed)
+    model = TinyGPT(width=width, layers=layers).to(dtype)
+    if dtype is not torch.float32:
+        settings["bf16" if dtype is torch.bfloat16 else "fp16"] = True
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.0, **settings}
+    return model, build_optimizer(model, optimizer, **settings)
+
+
+def train(model, optimizer, steps, scheduler=None):
+    """Take the steps of these numbers, with gradients that depend on the numbers alone."""
+    for step in steps:
+        chance = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            if param.requires_grad:
+                param.grad = torch.randn(param.shape, generator=chance).to(param.dtype)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step(increment=1)
+
+
+def values(model):
+    """Return every parameter, copied."""
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+def logical_state(optimizer):
+    """Return this rank's state as `{key: whole tensor with NaN where another rank holds it}`."""
+    found = {}
+    for key, tensor in collect_state(optimizer).tensors.items():
+        whole = torch.full(tensor.shape, torch.nan, dtype=torch.float64)
+        for index, chunk in enumerate(tensor.chunks):
+            box = whole
+            for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                box = box.narrow(dim, offset, size)
+            box.copy_(tensor.local(index))
+        found[key] = whole
+    return found
+
+
+def same(left, right):
+    """Return whether two mappings hold the same tensors, bit for bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+__all__ = ["logical_state", "make", "same", "stand_in", "train", "values"]

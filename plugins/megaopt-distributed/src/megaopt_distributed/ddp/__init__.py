@@ -1,0 +1,3 @@
+"""`DistributedDataParallel`: gradients accumulated, reduced and waited for."""
+
+__all__: list[str] = []

@@ -1,0 +1,208 @@
+"""What the forward of one module says about its children and parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from megaopt_core.routing import is_conv1d, is_linear, is_projection
+from megaopt_roles.forward.evaluator import Evaluator
+from megaopt_roles.forward.rows import find_split
+from megaopt_roles.forward.source import forward_of, function_tree, own_methods
+from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Source, Use, deps_of, weights_of
+
+__all__ = ["Analysis", "analyze"]
+
+_CUTTING = frozenset(
+    ["chunk", "split", "split_with_sizes", "tensor_split", "unbind", "glu", "GLU", "rearrange"]
+)
+
+
+@define(eq=False)
+class Analysis:
+    """What the forward of one module says.
+
+    Args:
+        calls: calls of children, in order.
+        returned: what the result depends on.
+        parts: the same for each item, where it is a tuple.
+        uses: how parameters are used, by identity.
+        splits: sizes along the outputs of projections and weights, by identity of the owner; None where they are
+            split in a way that a view cannot describe.
+        cuts: the same for axes of weights that are cut before use, by identity and axis.
+        readable: the forward's source was there, and was read to the end.
+        reads: plain attributes of modules that this depends on.
+    """
+
+    calls: list[Call] = field(factory=list)
+    returned: frozenset[Any] = frozenset()
+    parts: tuple[frozenset[Any], ...] = ()
+    uses: dict[int, set[Use]] = field(factory=dict)
+    splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
+    cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
+    readable: bool = True
+    reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
+
+
+def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
+    """Read the forward of a module.
+
+    Args:
+        module: the module.
+        flows_only: the splits are not asked for.
+
+    Returns:
+        What it says; empty and not `readable` where there is no source.
+    """
+    result = Analysis()
+    forward = forward_of(module)
+    ranks = (3,) if flows_only else (3, 2, 4)
+    for rank in ranks:
+        trace = Trace(rank=rank)
+        complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
+        _collect(trace, result)
+        result.reads += trace.reads
+        if rank == ranks[0]:
+            result.calls, result.readable = trace.calls, complete
+        if not _may_split(module, forward) or (result.splits and all(result.splits.values())):
+            break
+    return result
+
+
+def _evaluate(
+    module: nn.Module, forward: Callable[..., Any] | None, trace: Trace, result: Analysis | None
+) -> bool:
+    """Evaluate a forward, and the other methods where it is missing or leaves children out."""
+    evaluator = Evaluator(trace)
+    methods = own_methods(module)
+    complete = any(
+        function_tree(function) is not None for function in (methods if forward is None else [forward])
+    )
+    returned, parts = frozenset[Any](), tuple[frozenset[Any], ...]()
+    try:
+        if forward is not None:
+            value = _run(evaluator, module, forward)
+            returned |= deps_of(value)
+            trace.use_all(weights_of(value), "returned")
+            parts = tuple(deps_of(item) for item in value) if isinstance(value, list | tuple) else ()
+    except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
+        complete = False
+    with suppress(Exception):  # the same, in methods that nobody may call
+        if not trace.calls or _unused(module, trace):
+            for method in methods:
+                value = _run(evaluator, module, method)
+                if forward is None or not any(_came_from(call, returned) for call in trace.calls):
+                    returned |= deps_of(value)
+    if result is not None:
+        result.returned, result.parts = returned, parts
+    return complete
+
+
+def _came_from(call: Call, deps: frozenset[Any]) -> bool:
+    return any(dep is call or (isinstance(dep, Part) and dep.call is call) for dep in deps)
+
+
+def _unused(module: nn.Module, trace: Trace) -> bool:
+    return any(param is not None and id(param) not in trace.uses for param in module._parameters.values())
+
+
+def _run(
+    evaluator: Evaluator, module: nn.Module, function: Callable[..., Any], *, shaped: bool = True
+) -> Any:
+    tree = function_tree(function)
+    if tree is None:
+        return None
+    names: dict[str, Any] = {}
+    parameters = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
+    for parameter in parameters:
+        names[parameter.arg] = Flow(frozenset({ARGUMENT}))
+    if parameters:
+        names[parameters[0].arg] = module
+    if len(parameters) > 1 and shaped:
+        shape = _input_shape(module, evaluator.trace.rank)
+        names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
+    if tree.args.vararg is not None:
+        names[tree.args.vararg.arg] = [Flow(frozenset({ARGUMENT}))]
+    if tree.args.kwarg is not None:
+        names[tree.args.kwarg.arg] = {}
+    return evaluator.run(function, names)
+
+
+def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
+    """Return the shape that the first argument probably has: what the child that takes it expects."""
+    for child in _first_takers(module):
+        if isinstance(child, _ConvNd):
+            return (BATCH[0], child.in_channels, *(4, 6, 7)[: len(child.kernel_size)])
+        weight = child._parameters.get("weight")
+        if weight is not None and (is_linear(child) or is_conv1d(child)):
+            return (*BATCH[: rank - 1], weight.shape[1 if is_linear(child) else 0])
+    width = next((p.shape[-1] for p in module._parameters.values() if p is not None and p.dim()), 8)
+    return (*BATCH[: rank - 1], width)
+
+
+def _first_takers(module: nn.Module) -> list[nn.Module]:
+    """Return the children that may be the first to take the input, the likeliest first."""
+    children = [module, *(child for child in module._modules.values() if child is not None)]
+    if len({isinstance(child, _ConvNd) for child in children if is_projection(child)}) < 2:
+        return children
+    forward, trace = forward_of(module), Trace()
+    evaluator = Evaluator(trace)
+    if forward is not None:
+        with suppress(Exception):  # it is a hint about a shape, no more
+            _run(evaluator, module, forward, shaped=False)
+    called = [
+        call.module
+        for call in trace.calls
+        if isinstance(call.module, nn.Module) and is_projection(call.module)
+    ]
+    return [*called[:1], *children]
+
+
+def _collect(trace: Trace, result: Analysis) -> None:
+    for key, uses in trace.uses.items():
+        result.uses.setdefault(key, set()).update(uses)
+    tables: tuple[tuple[dict[Any, Source], dict[Any, Any]], ...] = (
+        (trace.sources, result.splits),
+        (trace.cuts, result.cuts),
+    )
+    for sources, splits in tables:
+        for key, source in sources.items():
+            found = find_split(source)
+            if not splits.get(key):
+                splits[key] = found if found or key not in splits or found is None else splits[key]
+
+
+def _may_split(module: nn.Module, forward: Callable[..., Any] | None) -> bool:
+    return any(
+        _mentions_cut(function) for function in (forward, *own_methods(module)) if function is not None
+    )
+
+
+_mentions: dict[int, bool] = {}
+
+
+def _mentions_cut(function: Callable[..., Any]) -> bool:
+    tree = function_tree(function)
+    if tree is None:
+        return False
+    if id(tree) not in _mentions:
+        _mentions[id(tree)] = any(_is_cut(node) for node in _walk(tree))
+    return _mentions[id(tree)]
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    return ast.walk(tree)
+
+
+def _is_cut(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in _CUTTING
+    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in _CUTTING)

@@ -1,0 +1,69 @@
+"""Python's own functions, on values that may not be known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megaopt_roles.forward.expressions import ExpressionEvaluator
+from megaopt_roles.forward.objects import is_abstract, items_of
+from megaopt_roles.forward.values import Flow
+
+__all__ = ["BuiltinEvaluator"]
+
+
+class BuiltinEvaluator(ExpressionEvaluator):
+    """Evaluates `enumerate`, `zip`, `getattr`... by methods that are called `_builtin_` and their name."""
+
+    def _container(self, kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if kind is dict:
+            return {**(args[0] if args and isinstance(args[0], dict) else {}), **kwargs}
+        if args and isinstance(args[0], Flow):
+            return args[0]
+        return list(items_of(self.trace, args[0])) if args else []
+
+    def _builtin_enumerate(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        items = items_of(self.trace, args[0]) if args else []
+        start = args[1] if len(args) > 1 else kwargs.get("start", 0)
+        numbered = not is_abstract(args[0]) and isinstance(start, int)
+        return [(start + i if numbered else Flow(), item) for i, item in enumerate(items)]
+
+    def _builtin_zip(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        columns = [items_of(self.trace, arg) for arg in args]
+        sure = [len(column) for arg, column in zip(args, columns, strict=True) if not is_abstract(arg)]
+        length = min(sure) if sure else 2
+        return [
+            tuple(column[i] if i < len(column) else self.trace.unknown(column) for column in columns)
+            for i in range(length)
+        ]
+
+    def _builtin_reversed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return list(reversed(items_of(self.trace, args[0]))) if args else []
+
+    def _builtin_map(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        columns = [items_of(self.trace, arg) for arg in args[1:]]
+        if len(args) == 2 and isinstance(args[1], Flow):
+            return self.call(args[0], [args[1]], {})
+        return [self.call(args[0], items, {}) for items in zip(*columns, strict=False)]
+
+    def _builtin_range(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return range(*args) if args and all(isinstance(arg, int) for arg in args) else Flow()
+
+    def _builtin_getattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) < 2 or not isinstance(args[1], str):
+            return Flow()
+        if len(args) > 2 and not is_abstract(args[0]) and not hasattr(args[0], args[1]):
+            return args[2]
+        return self.read(args[0], args[1])
+
+    def _builtin_tuple(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self._container(tuple, args, kwargs)
+
+    def _builtin_list(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self._container(list, args, kwargs)
+
+    def _builtin_sum(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self.trace.unknown(*args)
+
+    def _builtin_hasattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return Flow() if is_abstract(args[0]) or is_abstract(args[1]) else hasattr(args[0], args[1])

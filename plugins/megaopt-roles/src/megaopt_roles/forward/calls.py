@@ -1,0 +1,177 @@
+"""Evaluating calls: of child modules, of functions of torch, of plain Python functions."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from megaopt_roles.forward import ops
+from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
+from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
+from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
+from megaopt_roles.forward.source import forward_of, function_tree
+from megaopt_roles.forward.values import Flow, Weight, flows_of, weights_of
+
+__all__ = ["CallEvaluator"]
+
+_PLAIN = (
+    len, int, float, bool, str, abs, min, max, sum, round, hasattr, isinstance, issubclass, all, any, sorted, tuple,
+    divmod, type, repr, slice, pow,
+)  # fmt: skip
+_LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
+
+
+class CallEvaluator(ModuleCallEvaluator):
+    """Evaluates calls; the bodies of functions are left to the subclass."""
+
+    @abstractmethod
+    def run_closure(self, closure: Closure, names: dict[str, Any]) -> Any:
+        """Return what a lambda or a nested function returns."""
+
+    def call_node(self, node: ast.Call, frame: Frame) -> Any:
+        """Return the value of a call expression."""
+        if is_super(node.func):
+            callee: Any = parent_method(node.func, frame)
+        else:
+            callee = self.evaluate(node.func, frame)
+        self.trace.silent += _is_opaque(callee)
+        try:
+            args, kwargs = self._arguments(node, frame)
+        finally:
+            self.trace.silent -= _is_opaque(callee)
+        result = self.call(callee, args, kwargs)
+        self._in_place(node, result, frame)
+        return result
+
+    def _arguments(self, node: ast.Call, frame: Frame) -> tuple[list[Any], dict[str, Any]]:
+        args = self._elements(node.args, frame)
+        kwargs: dict[str, Any] = {}
+        for keyword in node.keywords:
+            value = self.evaluate(keyword.value, frame)
+            if keyword.arg is not None:
+                kwargs[keyword.arg] = value
+            elif isinstance(value, dict):
+                kwargs.update({str(key): item for key, item in value.items()})
+        return args, kwargs
+
+    def _in_place(self, node: ast.Call, result: Any, frame: Frame) -> None:
+        """Note what a method that ends in an underscore did to its variable."""
+        function = node.func
+        if (
+            isinstance(function, ast.Attribute)
+            and function.attr.endswith("_")
+            and not function.attr.startswith("__")
+            and isinstance(function.value, ast.Name)
+            and isinstance(frame.names.get(function.value.id), Flow)
+            and isinstance(result, Flow)
+        ):
+            frame.names[function.value.id] = Flow(frame.names[function.value.id].deps | result.deps)
+
+    def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call."""
+        self.trace.spend()
+        if isinstance(callee, nn.Module):
+            return self.call_module(callee, args, kwargs)
+        if isinstance(callee, Choice):
+            results = [self.call_module(module, args, kwargs) for module in callee.modules]
+            return functools.reduce(merge_values, results)
+        if isinstance(callee, Closure):
+            return self.run_closure(callee, bind_closure(callee, args, kwargs))
+        if isinstance(callee, functools.partial):
+            return self.call(callee.func, [*map(abstract, callee.args), *args], {**callee.keywords, **kwargs})
+        if isinstance(callee, Bound):
+            return self._call_bound(callee, args, kwargs)
+        if is_abstract(callee):
+            return self._call_unread(callee, args, kwargs)
+        return self._call_function(callee, args, kwargs)
+
+    def _call_bound(self, method: Bound, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        owner = method.owner
+        if isinstance(owner, nn.Module) and method.name in ("forward", "__call__"):
+            own = forward_of(owner)
+            if method.function is own or method.function is None:
+                return self.call_module(owner, args, kwargs)
+        if isinstance(owner, nn.Module) and method.name in _LISTINGS and not args:
+            listed = getattr(owner, method.name)()
+            return [
+                tuple(map(abstract, item)) if isinstance(item, tuple) else abstract(item) for item in listed
+            ]
+        if method.function is not None:
+            return self._call_python(method.function, [owner, *args], kwargs)
+        if is_abstract(owner):
+            if method.name == "size" and isinstance(owner, Flow | Weight):
+                return self._size(owner, args, kwargs)
+            if method.name in ("dim", "ndimension"):
+                return self.read(owner, "ndim")
+            return ops.operation(self.trace, method.name, [owner, *args], kwargs)
+        return self._container_method(owner, method.name, args, kwargs)
+
+    def _size(self, owner: Flow | Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        shape = self.read(owner, "shape")
+        which = args[0] if args else kwargs.get("dim")
+        if which is None or not isinstance(shape, tuple):
+            return shape
+        return shape[which] if isinstance(which, int) and -len(shape) <= which < len(shape) else Flow()
+
+    def _container_method(self, owner: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(owner, list | dict | set | str | tuple):
+            if isinstance(owner, dict) and name == "get" and args and is_abstract(args[0]):
+                return self._either(list(owner.values()))
+            try:
+                return getattr(owner, name)(*args, **kwargs)
+            except Exception:  # noqa: BLE001 - any container, any arguments
+                return self.trace.unknown(owner, args, kwargs)
+        return self.trace.unknown(args, kwargs)
+
+    def _call_function(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        special = getattr(self, f"_builtin_{getattr(callee, '__name__', '')}", None)
+        if special is not None and getattr(callee, "__module__", None) == "builtins":
+            return special(args, kwargs)
+        module = getattr(callee, "__module__", None) or type(getattr(callee, "__self__", None)).__module__
+        name = getattr(callee, "__name__", "")
+        if name == "checkpoint" and args:
+            return self.call(args[0], args[1:], {})
+        plain = not (flows_of((args, kwargs)) or weights_of((args, kwargs)))
+        if plain and (callee in _PLAIN or module in ("math", "_operator")):
+            try:
+                return abstract(callee(*args, **kwargs))
+            except Exception:  # noqa: BLE001 - any function, any arguments
+                return Flow()
+        if callee is len or (callee in (int, float, max, min, math.prod) and args):
+            return self.trace.unknown(*args) if callee is not len else Flow()
+        if module.split(".")[0] in ("torch", "einops", "torch_scatter", "opt_einsum"):
+            return ops.operation(self.trace, name.removesuffix("_default"), args, kwargs)
+        if inspect.isfunction(callee):
+            return self._call_python(callee, args, kwargs)
+        if callee in (dict, list, tuple):
+            return self._container(callee, args, kwargs)
+        return self._call_unread(callee, args, kwargs)
+
+    def _call_unread(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+        """Return the result of a function that cannot be read."""
+        self.trace.use_all(weights_of((args, kwargs)), "passed")
+        return self.trace.unknown(callee, args, kwargs)
+
+    def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        nested = sum(function is other for other in self.running)
+        if nested > 1 or len(self.running) > DEEPEST or function_tree(function) is None:
+            return self._call_unread(None, args, kwargs)
+        self.running.append(function)
+        try:
+            return self.run(inspect.unwrap(function), bind(function, args, kwargs))
+        finally:
+            self.running.pop()
+
+
+def _is_opaque(callee: Any) -> bool:
+    """True for a call whose plain arguments change nothing: a method of something unknown, like a cache."""
+    owner = callee.owner if isinstance(callee, Bound) else callee
+    return isinstance(owner, Flow) and owner.tensor is None and owner.piece is None

@@ -1,0 +1,149 @@
+"""Evaluating the statements of a forward."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from megaopt_roles.forward.calls import CallEvaluator
+from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.objects import items_of, merge_values
+from megaopt_roles.forward.source import function_tree
+from megaopt_roles.forward.values import Flow
+
+__all__ = ["Evaluator"]
+
+_STOPS = ("return", "raise")
+
+
+class Evaluator(CallEvaluator):
+    """Evaluates functions: every branch that may be taken, loops over modules element by element."""
+
+    def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
+        """Return what the body of a plain function returns; of several returns, all together."""
+        tree = function_tree(function)
+        if tree is None:
+            return self.trace.unknown(names)
+        returned: list[Any] = []
+        self._block(tree.body, Frame(function, names), returned)
+        return self._either_return(returned)
+
+    def run_closure(self, closure: Closure, names: dict[str, Any]) -> Any:
+        """Return what a lambda or a nested function returns."""
+        frame = Frame(closure.frame.function, names, closure.frame)
+        if isinstance(closure.node, ast.Lambda):
+            return self.evaluate(closure.node.body, frame)
+        returned: list[Any] = []
+        self._block(closure.node.body, frame, returned)
+        return self._either_return(returned)
+
+    def _either_return(self, returned: list[Any]) -> Any:
+        values = [value for value in returned if value is not None]
+        if not values:
+            return None
+        if len(values) == 1:
+            return values[0]
+        lengths = {len(value) if isinstance(value, list | tuple) else -1 for value in values}
+        return self._either(values) if len(lengths) == 1 else self.trace.unknown(values)
+
+    def _block(self, body: Sequence[ast.stmt], frame: Frame, returned: list[Any]) -> str | None:
+        for statement in body:
+            self.trace.spend()
+            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            signal: str | None = method(statement, frame, returned) if method else None
+            if signal is not None:
+                return signal
+        return None
+
+    def _do_return(self, node: ast.Return, frame: Frame, returned: list[Any]) -> str:
+        returned.append(self.evaluate(node.value, frame))
+        return "return"
+
+    def _do_raise(self, node: ast.Raise, frame: Frame, returned: list[Any]) -> str:
+        return "raise"
+
+    def _do_break(self, node: ast.Break, frame: Frame, returned: list[Any]) -> str:
+        return "break"
+
+    def _do_continue(self, node: ast.Continue, frame: Frame, returned: list[Any]) -> str:
+        return "continue"
+
+    def _do_expr(self, node: ast.Expr, frame: Frame, returned: list[Any]) -> None:
+        value = self.evaluate(node.value, frame)
+        if isinstance(node.value, ast.Yield):
+            returned.append(value)
+
+    def _do_assign(self, node: ast.Assign, frame: Frame, returned: list[Any]) -> None:
+        value = self.evaluate(node.value, frame)
+        for target in node.targets:
+            self.assign(target, value, frame)
+
+    def _do_annassign(self, node: ast.AnnAssign, frame: Frame, returned: list[Any]) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.evaluate(node.value, frame), frame)
+
+    def _do_augassign(self, node: ast.AugAssign, frame: Frame, returned: list[Any]) -> None:
+        before = self.evaluate(node.target, frame)
+        self.assign(node.target, self.binary(type(node.op), before, self.evaluate(node.value, frame)), frame)
+
+    def _do_functiondef(self, node: ast.FunctionDef, frame: Frame, returned: list[Any]) -> None:
+        frame.names[node.name] = Closure(node, frame)
+
+    def _do_if(self, node: ast.If, frame: Frame, returned: list[Any]) -> str | None:
+        known = self.truth(self.evaluate(node.test, frame))
+        if known is not None:
+            taken, other = (node.body, node.orelse) if known else (node.orelse, node.body)
+            signal = self._block(taken, frame, returned)
+            # A check that fails has met a size that stands in for another one: go on as if it had passed.
+            return self._block(other, frame, returned) if signal == "raise" else signal
+        before = dict(frame.names)
+        first = self._block(node.body, frame, returned)
+        after_first = dict(frame.names)
+        frame.names.clear()
+        frame.names.update(before)
+        second = self._block(node.orelse, frame, returned)
+        if first is not None and second is not None:
+            return first if first == second else "return"
+        if second is not None:
+            frame.names.clear()
+            frame.names.update(after_first)
+        elif first is None:
+            self._join(frame, after_first)
+        return None
+
+    def _join(self, frame: Frame, other: dict[str, Any]) -> None:
+        for name, value in other.items():
+            frame.names[name] = merge_values(value, frame.names[name]) if name in frame.names else value
+
+    def _do_for(self, node: ast.For, frame: Frame, returned: list[Any]) -> str | None:
+        for item in items_of(self.trace, self.evaluate(node.iter, frame)):
+            self.assign(node.target, item, frame)
+            signal = self._block(node.body, frame, returned)
+            if signal in _STOPS:
+                return signal
+            if signal == "break":
+                return None
+        return self._block(node.orelse, frame, returned)
+
+    def _do_while(self, node: ast.While, frame: Frame, returned: list[Any]) -> str | None:
+        for _ in range(2):
+            if self.truth(self.evaluate(node.test, frame)) is False:
+                break
+            if self._block(node.body, frame, returned) == "break":
+                break
+        return None
+
+    def _do_with(self, node: ast.With, frame: Frame, returned: list[Any]) -> str | None:
+        for item in node.items:
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, Flow(), frame)
+        return self._block(node.body, frame, returned)
+
+    def _do_try(self, node: ast.Try, frame: Frame, returned: list[Any]) -> str | None:
+        signal = self._block([*node.body, *node.orelse], frame, returned)
+        if signal == "raise":
+            signal = None
+            for handler in node.handlers:
+                signal = self._block(handler.body, frame, returned)
+        return self._block(node.finalbody, frame, returned) or signal

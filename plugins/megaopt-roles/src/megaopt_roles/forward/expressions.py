@@ -1,0 +1,239 @@
+"""Evaluating expressions."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from megaopt_roles.forward import ops, shapes
+from megaopt_roles.forward.objects import (
+    Bound,
+    Choice,
+    Property,
+    abstract,
+    attribute_of,
+    is_abstract,
+    items_of,
+    own_copy,
+)
+from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
+from megaopt_roles.forward.source import global_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of
+
+__all__ = ["Closure", "ExpressionEvaluator", "Frame"]
+
+
+class ExpressionEvaluator(OperatorEvaluator):
+    """Evaluates expressions; calls are left to the subclass.
+
+    Args:
+        trace: where everything that is seen is noted.
+    """
+
+    @abstractmethod
+    def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call."""
+
+    @abstractmethod
+    def call_node(self, node: ast.Call, frame: Frame) -> Any:
+        """Return the value of a call expression."""
+
+    def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:
+        """Return the value of an expression.
+
+        Args:
+            node: the expression.
+            frame: the running function.
+        """
+        self.trace.spend()
+        if node is None:
+            return None
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if method is None:
+            return Flow()
+        return method(node, frame)
+
+    def read(self, owner: Any, name: str) -> Any:
+        """Return an attribute of a value."""
+        if (id(owner), name) in self.assigned:
+            return self.assigned[id(owner), name]
+        if is_abstract(owner):
+            return self._read_abstract(owner, name)
+        self.trace.note_read(owner, name)
+        value = attribute_of(owner, name)
+        if isinstance(value, Property):
+            return self.call(Bound(value.owner, value.function, name), (), {})
+        if isinstance(value, list | dict | set) and not isinstance(owner, list | dict | set):
+            value = self.assigned[id(owner), name] = own_copy(value)
+            self.kept.append(owner)
+        return value
+
+    def _read_abstract(self, owner: Flow | Weight, name: str) -> Any:
+        if name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"):
+            shape = (
+                owner.shape
+                if isinstance(owner, Weight)
+                else (None if owner.tensor is None else owner.tensor.shape)
+            )
+            if shape is None or name not in ("shape", "ndim"):
+                return Flow()
+            return tuple(shape) if name == "shape" else len(shape)
+        if name in ("T", "mT", "H", "mH"):
+            rank = len(owner.shape or ()) if isinstance(owner, Weight) else getattr(owner.tensor, "ndim", 0)
+            if rank < 2:
+                return owner
+            swap = (-2, -1) if rank > 2 else (0, 1)
+            return shapes.move(self.trace, "transpose", (owner, *swap), {})
+        if name in ("data", "weight", "real"):
+            return owner
+        unknown = isinstance(owner, Flow) and owner.deps and not owner.fresh and owner.tensor is None
+        if unknown and not ops.is_known(name):
+            return Flow(deps_of(owner))
+        return Bound(owner, None, name)
+
+    def _constant(self, node: ast.Constant, frame: Frame) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name, frame: Frame) -> Any:
+        scope: Frame | None = frame
+        while scope is not None:
+            if node.id in scope.names:
+                return scope.names[node.id]
+            scope = scope.outer
+        found, value = global_of(frame.function, node.id)
+        return abstract(value) if found else Flow()
+
+    def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
+        return self.read(self.evaluate(node.value, frame), node.attr)
+
+    def _tuple(self, node: ast.Tuple | ast.List, frame: Frame) -> list[Any]:
+        return self._elements(node.elts, frame)
+
+    _list = _tuple
+
+    def _elements(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Any]:
+        values: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                value = self.evaluate(node.value, frame)
+                values.extend(value if isinstance(value, list | tuple) else [self.trace.unknown(value)])
+            else:
+                values.append(self.evaluate(node, frame))
+        return values
+
+    def _dict(self, node: ast.Dict, frame: Frame) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            value = self.evaluate(item, frame)
+            if key is None:
+                result.update(value if isinstance(value, dict) else {"**": value})
+                continue
+            name = self.evaluate(key, frame)
+            result[name if isinstance(name, str | int) else len(result)] = value
+        return result
+
+    def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
+        return self.item(self.evaluate(node.value, frame), self._key(node.slice, frame))
+
+    def _key(self, node: ast.expr, frame: Frame) -> Any:
+        value = self.evaluate(node, frame)
+        return tuple(value) if isinstance(node, ast.Tuple) else value
+
+    def _slice(self, node: ast.Slice, frame: Frame) -> Any:
+        parts = [self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)]
+        return slice(*parts)
+
+    def item(self, value: Any, key: Any) -> Any:
+        """Return `value[key]`."""
+        if is_abstract(value):
+            return shapes.index(self.trace, value, key)
+        if isinstance(value, Choice):
+            value = value.modules[0]
+        if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict) and is_abstract(key):
+            children = list(value.values()) if isinstance(value, nn.ModuleDict) else list(value)
+            return Choice(tuple(children)) if children else Flow()
+        if isinstance(value, nn.ParameterList | nn.ParameterDict) and is_abstract(key):
+            found = [
+                abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)
+            ]
+            return found[0] if found else Flow()
+        try:
+            return abstract(value[key])
+        except Exception:  # noqa: BLE001 - any container, any key
+            items = value.values() if isinstance(value, dict) else value
+            return self._either(list(items)) if isinstance(value, dict | list | tuple) else Flow()
+
+    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
+        parts = [self.evaluate(part, frame) for part in node.values]
+        return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else Flow()
+
+    def _formattedvalue(self, node: ast.FormattedValue, frame: Frame) -> Any:
+        value = self.evaluate(node.value, frame)
+        return str(value) if isinstance(value, str | int) else Flow()
+
+    def _lambda(self, node: ast.Lambda, frame: Frame) -> Closure:
+        return Closure(node, frame)
+
+    def _namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Any:
+        frame.names[node.target.id] = value = self.evaluate(node.value, frame)
+        return value
+
+    def _starred(self, node: ast.Starred, frame: Frame) -> Any:
+        return self.evaluate(node.value, frame)
+
+    def _call(self, node: ast.Call, frame: Frame) -> Any:
+        return self.call_node(node, frame)
+
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, frame: Frame) -> list[Any]:
+        inner = Frame(frame.function, {}, frame)
+        return self._generate(node.elt, node.generators, inner)
+
+    _generatorexp = _listcomp
+    _setcomp = _listcomp
+
+    def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
+        inner = Frame(frame.function, {}, frame)
+        pair = ast.Tuple([node.key, node.value], ast.Load())
+        pairs = self._generate(pair, node.generators, inner)
+        return {key if isinstance(key, str | int) else i: value for i, (key, value) in enumerate(pairs)}
+
+    def _generate(self, element: ast.expr, generators: list[ast.comprehension], frame: Frame) -> list[Any]:
+        if not generators:
+            return [self.evaluate(element, frame)]
+        first, *rest = generators
+        results: list[Any] = []
+        for item in items_of(self.trace, self.evaluate(first.iter, frame)):
+            self.assign(first.target, item, frame)
+            if any(self.truth(self.evaluate(test, frame)) is False for test in first.ifs):
+                continue
+            results.extend(self._generate(element, rest, frame))
+        return results
+
+    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Assign a value to names, attributes and items."""
+        if isinstance(target, ast.Name):
+            frame.names[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            starred = next((i for i, part in enumerate(target.elts) if isinstance(part, ast.Starred)), None)
+            parts = shapes.unpack(self.trace, value, len(target.elts), starred)
+            for part, item in zip(target.elts, parts, strict=True):
+                self.assign(part.value if isinstance(part, ast.Starred) else part, item, frame)
+        elif isinstance(target, ast.Attribute):
+            self.assigned[id(self.evaluate(target.value, frame)), target.attr] = value
+        elif isinstance(target, ast.Subscript):
+            self._assign_item(target, value, frame)
+
+    def _assign_item(self, target: ast.Subscript, value: Any, frame: Frame) -> None:
+        container, key = self.evaluate(target.value, frame), self._key(target.slice, frame)
+        inside = (
+            isinstance(key, int) and isinstance(container, list) and -len(container) <= key < len(container)
+        )
+        if inside or (isinstance(container, dict) and isinstance(key, str | int)):
+            operator.setitem(container, key, value)
+        elif isinstance(target.value, ast.Name) and isinstance(container, Flow | list):
+            frame.names[target.value.id] = Flow(deps_of((container, value)))

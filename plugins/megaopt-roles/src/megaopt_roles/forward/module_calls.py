@@ -1,0 +1,126 @@
+"""Evaluating calls of child modules: projections, small modules that are read on the spot, and all others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from megaopt_core.routing import is_conv1d, is_linear
+from megaopt_roles.forward import ops
+from megaopt_roles.forward.binding import bind
+from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
+from megaopt_roles.forward.objects import is_abstract
+from megaopt_roles.forward.source import forward_of, function_tree
+from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.values import Flow, deps_of, weights_of
+
+__all__ = ["DEEPEST", "ModuleCallEvaluator"]
+
+DEEPEST = 12
+"""How many calls deep functions are read."""
+
+
+class ModuleCallEvaluator(BuiltinEvaluator):
+    """Evaluates calls of child modules.
+
+    Args:
+        trace: where everything that is seen is noted.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
+
+    @abstractmethod
+    def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
+        """Return what the body of a plain function returns."""
+
+    def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the output of a child module."""
+        values = (list(args), kwargs)
+        first = args[0] if args else next(iter(kwargs.values()), Flow())
+        if isinstance(module, nn.Sequential) and forward_of(module) is nn.Sequential.forward:
+            for child in module:
+                first = self.call_module(child, [first], {})
+            return first
+        if is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd):
+            return self._project(module, first, values)
+        if not _has_params(module):
+            return self._call_plain(module, first, args, kwargs)
+        base = module._modules.get("base_layer")
+        if base is not None and is_linear(base):  # an adapter around a layer
+            return self._project(base, first, values, of=module)
+        if self._worth_inlining(module, values):
+            return self.inline(module, args, kwargs)
+        self.trace.use_all(weights_of(values), "elementwise")
+        call = self.trace.call(module, deps_of(values))
+        norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
+        if norm and isinstance(first, Flow) and first.tensor is not None:  # its rows are those of its input
+            return Flow(frozenset({call}), first.tensor, first.piece, mixed=first.mixed, terms=first.terms)
+        return Flow(frozenset({call}), call=call)
+
+    def inline(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the output of a child module by reading its forward."""
+        forward = forward_of(module)
+        if forward is None:
+            return self.trace.unknown(args, kwargs)
+        self.running.append(module)
+        try:
+            return self.run(forward, bind(forward, [module, *args], kwargs))
+        finally:
+            self.running.pop()
+
+    def _worth_inlining(self, module: nn.Module, values: Any) -> bool:
+        forward = forward_of(module)
+        if forward is None or type(module).__module__.startswith("torch.") or len(self.running) > DEEPEST:
+            return False
+        if function_tree(forward) is None or any(module is other for other in self.running):
+            return False
+        small = len(module._modules) <= 4 and not any(
+            child._modules for child in module._modules.values() if child
+        )
+        return bool(weights_of(values)) or small
+
+    def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
+        self.trace.use_all(weights_of(values), "elementwise")
+        call = self.trace.call(of or module, deps_of(values))
+        weight = module._parameters.get("weight")
+        if isinstance(module, _ConvNd):
+            spatial = (4, 6, 7)[: len(module.kernel_size)]
+            return self.trace.rows_of(module, module.out_channels, frozenset({call}), BATCH[:1], spatial)
+        size = getattr(module, "out_features", None) or getattr(module, "nf", None)
+        if size is None and weight is not None:
+            size = weight.shape[0]
+        if not isinstance(size, int):
+            return Flow(frozenset({call}))
+        return self.trace.rows_of(module, size, frozenset({call}), self.trace.leading(first))
+
+    def _call_plain(self, module: nn.Module, first: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the output of a module without parameters."""
+        kind = type(module)
+        if isinstance(module, nn.GLU):
+            return ops.operation(self.trace, "glu", [first, module.dim], {})
+        if isinstance(module, nn.Identity | nn.Dropout) or kind.__module__ == "torch.nn.modules.activation":
+            return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
+        if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
+            return Flow(first.deps)
+        if (
+            forward_of(module) is not None
+            and len(self.running) < DEEPEST
+            and not kind.__module__.startswith("torch.")
+        ):
+            result = self.inline(module, args, kwargs)
+            if deps_of(result) >= deps_of((args, kwargs)) or not deps_of((args, kwargs)):
+                return result
+        self.trace.use_all(weights_of((args, kwargs)), "elementwise")
+        return self.trace.unknown(args, kwargs)
+
+
+def _has_params(module: nn.Module) -> bool:
+    if module._parameters and any(param is not None for param in module._parameters.values()):
+        return True
+    return any(_has_params(child) for child in module._modules.values() if child is not None)

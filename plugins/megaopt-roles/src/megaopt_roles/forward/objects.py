@@ -1,0 +1,191 @@
+"""Attributes and items of the objects that forward sources handle: modules, configurations, containers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from megaopt_roles.forward.source import forward_of
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.weights import whole_weight
+
+__all__ = [
+    "Bound",
+    "Choice",
+    "Property",
+    "abstract",
+    "attribute_of",
+    "is_abstract",
+    "items_of",
+    "merge_values",
+    "own_copy",
+]
+
+_MOST_ITEMS = 8
+
+
+@frozen(eq=False)
+class Bound:
+    """A method of a module, or of another object.
+
+    Args:
+        owner: what it is called on.
+        function: the plain function; None for a method that is known by its name only.
+        name: of the method.
+    """
+
+    owner: Any
+    function: Callable[..., Any] | None
+    name: str
+
+
+@frozen(eq=False)
+class Property:
+    """A property whose getter is still to be read."""
+
+    owner: nn.Module
+    function: Callable[..., Any]
+
+
+@frozen(eq=False)
+class Choice:
+    """One of several modules; which one is not known."""
+
+    modules: tuple[nn.Module, ...]
+
+
+def is_abstract(value: Any) -> bool:
+    """True for values that are not plain Python objects."""
+    return isinstance(value, Flow | Weight)
+
+
+def abstract(value: Any) -> Any:
+    """Return a value in the form that the evaluator computes with."""
+    if isinstance(value, nn.Parameter):
+        return Flow() if torch.nn.parameter.is_lazy(value) else whole_weight(value)
+    if isinstance(value, torch.Tensor):
+        return Flow(tensor=torch.empty(tuple(value.shape), device="meta"))
+    return value
+
+
+def own_copy(value: Any) -> Any:
+    """Return a container that may be changed without changing the model that it came from."""
+    if isinstance(value, dict):
+        return {key: own_copy(item) for key, item in value.items()}
+    if type(value) in (list, set):
+        return type(value)(own_copy(item) if isinstance(item, list | dict) else item for item in value)
+    return value
+
+
+def attribute_of(owner: Any, name: str) -> Any:
+    """Return an attribute of a concrete object, without running any of a module's own code."""
+    if isinstance(owner, nn.Module):
+        return _module_attribute(owner, name)
+    if isinstance(owner, Choice):
+        found = [_module_attribute(module, name) for module in owner.modules]
+        if found and all(isinstance(item, nn.Module) for item in found):
+            return Choice(tuple(found))
+        return found[0] if found else Flow()
+    if isinstance(owner, list | dict | tuple | str | set) and hasattr(owner, name):
+        return Bound(owner, None, name)
+    try:
+        return abstract(getattr(owner, name))
+    except Exception:  # noqa: BLE001 - a configuration may raise anything for a field that it does not have
+        return Flow()
+
+
+def _module_attribute(module: nn.Module, name: str) -> Any:
+    made = _made_weight(module, name)
+    if made is not None:
+        return made
+    for table in (module._parameters, module._modules, module._buffers, module.__dict__):
+        if name in table and name != "training":
+            return abstract(table[name])
+    return Flow() if name == "training" else _class_attribute(module, name)
+
+
+def _made_weight(module: nn.Module, name: str) -> Weight | None:
+    """Return a weight that a parametrization, or a hook before each forward, makes of other parameters."""
+    parametrized = module._modules.get("parametrizations")
+    if isinstance(parametrized, nn.ModuleDict) and name in parametrized._modules:
+        found = [param for param in parametrized[name]._parameters.values() if param is not None]
+    elif name in module._parameters or name not in module.__dict__:
+        return None
+    else:
+        originals = (module._parameters.get(f"{name}_{suffix}") for suffix in ("v", "orig", "g"))
+        found = [param for param in originals if param is not None]
+    return whole_weight(*sorted(found, key=lambda param: -param.numel())) if found else None
+
+
+def _class_attribute(module: nn.Module, name: str) -> Any:
+    value = inspect.getattr_static(type(module), name, None)
+    if isinstance(value, property):
+        return Property(module, value.fget) if value.fget else Flow()
+    if isinstance(value, staticmethod):
+        return value.__func__
+    if isinstance(value, classmethod):
+        return Bound(type(module), value.__func__, name)
+    if name in ("forward", "__call__"):
+        return Bound(module, forward_of(module), "forward")
+    return Bound(module, value, name) if inspect.isfunction(value) else abstract(value)
+
+
+def items_of(trace: Trace, value: Any) -> list[Any]:
+    """Return what a loop over a value sees; of long plain sequences the two ends."""
+    if isinstance(value, nn.ModuleDict):
+        return list(value.keys())
+    if isinstance(value, nn.ParameterList):
+        return [abstract(item) for item in value]
+    if isinstance(value, nn.ModuleList | nn.Sequential):
+        return list(value)
+    if isinstance(value, Weight):
+        return [value]
+    if is_abstract(value) or value is None or isinstance(value, Choice | Bound | nn.Module):
+        return [trace.unknown(value)] * 2
+    if not isinstance(value, Iterable):
+        return [Flow()]
+    if isinstance(value, str):
+        return list(value)
+    items = list(value)
+    plain = len(items) > _MOST_ITEMS and not any(
+        isinstance(item, nn.Module | Weight | tuple) for item in items
+    )
+    return [*items[:3], *items[-2:]] if plain else items
+
+
+def merge_values(first: Any, second: Any) -> Any:
+    """Return a value that may be either of two: what two branches left in one variable."""
+    if first is second or second is None:
+        return first
+    if first is None:
+        return second
+    if isinstance(first, Flow) and isinstance(second, Flow):
+        keep = first if first.piece is not None or second.tensor is None else second
+        return Flow(first.deps | second.deps, keep.tensor, keep.piece)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        if len(first) == len(second):
+            return [merge_values(one, other) for one, other in zip(first, second, strict=True)]
+        return first if len(first) > len(second) else second
+    for one, other in ((first, second), (second, first)):
+        if isinstance(one, Weight):
+            return one
+        if isinstance(one, Flow):
+            return other if _says_more(other, one) else one
+    return first if isinstance(first, nn.Module) or _equal(first, second) else Flow()
+
+
+def _says_more(value: Any, flow: Flow) -> bool:
+    return isinstance(value, nn.Module | dict) or (isinstance(value, list | tuple) and not flow.deps)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        return bool(first == second)
+    except Exception:  # noqa: BLE001 - any object may refuse to be compared
+        return False

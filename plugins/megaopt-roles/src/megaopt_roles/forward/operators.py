@@ -1,0 +1,169 @@
+"""Evaluating operators, comparisons and conditions."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, field
+from torch import nn
+
+from megaopt_roles.forward import ops
+from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Flow, Weight
+
+__all__ = ["Closure", "Frame", "OperatorEvaluator"]
+
+_BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("+", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("*", operator.truediv),
+    ast.FloorDiv: ("*", operator.floordiv),
+    ast.Mod: ("*", operator.mod),
+    ast.Pow: ("*", operator.pow),
+    ast.MatMult: ("@", operator.matmul),
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, container: item in container,
+    ast.NotIn: lambda item, container: item not in container,
+}
+
+
+@define(eq=False)
+class Frame:
+    """One running function.
+
+    Args:
+        function: whose globals names are looked up in.
+        names: the local variables.
+        outer: the frame of the enclosing function, for lambdas and nested functions.
+    """
+
+    function: Callable[..., Any]
+    names: dict[str, Any] = field(factory=dict)
+    outer: Frame | None = None
+
+
+@define(eq=False)
+class Closure:
+    """A lambda or a nested function."""
+
+    node: ast.Lambda | ast.FunctionDef
+    frame: Frame
+
+
+class OperatorEvaluator(ABC):
+    """Evaluates operators; the operands are left to the subclass.
+
+    Args:
+        trace: where everything that is seen is noted.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.assigned: dict[tuple[int, str], Any] = {}
+        self.kept: list[Any] = []  # the owners in `assigned`, so that no identity is used twice
+
+    @abstractmethod
+    def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:
+        """Return the value of an expression."""
+
+    def truth(self, value: Any) -> bool | None:
+        """Return whether a value is true; None when that is not known."""
+        if is_abstract(value):
+            return None
+        if isinstance(value, nn.Module | Bound | Choice | Closure):
+            return True
+        try:
+            return bool(value)
+        except Exception:  # noqa: BLE001 - any object may refuse
+            return None
+
+    def _either(self, values: list[Any]) -> Any:
+        result = values[0] if values else Flow()
+        for value in values[1:]:
+            result = merge_values(result, value)
+        return result
+
+    def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
+        left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
+        return self.binary(type(node.op), left, right)
+
+    def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
+        """Return `left <operator> right`."""
+        symbol, function = _BINARY.get(kind, ("*", operator.or_))
+        if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            return [*left, *right]
+        if isinstance(left, list | tuple) or isinstance(right, list | tuple):
+            if any(is_abstract(value) for value in (left, right)):
+                return self.trace.unknown(left, right)
+        elif is_abstract(left) or is_abstract(right):
+            return ops.arithmetic(self.trace, symbol, left, right)
+        try:
+            return abstract(function(left, right))
+        except Exception:  # noqa: BLE001 - any objects
+            return Flow()
+
+    def _unaryop(self, node: ast.UnaryOp, frame: Frame) -> Any:
+        value = self.evaluate(node.operand, frame)
+        if isinstance(node.op, ast.Not):
+            known = self.truth(value)
+            return Flow() if known is None else not known
+        if is_abstract(value):
+            return value
+        try:
+            return -value if isinstance(node.op, ast.USub) else value
+        except TypeError:
+            return Flow()
+
+    def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
+        stops = isinstance(node.op, ast.Or)
+        unknown: list[Any] = []
+        value: Any = None
+        for part in node.values:
+            value = self.evaluate(part, frame)
+            known = self.truth(value)
+            if known is None:
+                unknown.append(value)
+            elif known is stops:
+                return self._either([*unknown, value]) if unknown and stops else value
+        return self._either(unknown) if unknown else value
+
+    def _compare(self, node: ast.Compare, frame: Frame) -> Any:
+        left = self.evaluate(node.left, frame)
+        result: Any = True
+        for kind, part in zip(node.ops, node.comparators, strict=True):
+            right = self.evaluate(part, frame)
+            identity = isinstance(kind, ast.Is | ast.IsNot) and right is None
+            if isinstance(left, Weight) and identity:
+                result = isinstance(kind, ast.IsNot)
+            elif is_abstract(left) or is_abstract(right):
+                return Flow()
+            else:
+                try:
+                    result = bool(_COMPARE[type(kind)](left, right))
+                except Exception:  # noqa: BLE001 - any objects
+                    return Flow()
+            if not result:
+                return False
+            left = right
+        return result
+
+    def _ifexp(self, node: ast.IfExp, frame: Frame) -> Any:
+        known = self.truth(self.evaluate(node.test, frame))
+        if known is None:
+            return merge_values(self.evaluate(node.body, frame), self.evaluate(node.orelse, frame))
+        return self.evaluate(node.body if known else node.orelse, frame)

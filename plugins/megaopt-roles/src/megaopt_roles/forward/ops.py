@@ -1,0 +1,252 @@
+"""What functions and methods of torch do to activations and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from megaopt_roles.forward import shapes, weights
+from megaopt_roles.forward.op_names import CUTS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
+from megaopt_roles.forward.rows import merge
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
+
+__all__ = ["arithmetic", "is_known", "operation"]
+
+
+def is_known(name: str) -> bool:
+    """True for the names of tensor methods that `operation` says more about than what they depend on."""
+    return name in CUTS or name in _SPECIAL or name in shapes.SHAPE_OPS or name in SUMS or name in PRODUCTS
+
+
+def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a function of torch, or of a method of a tensor (its first argument).
+
+    Args:
+        trace: where uses are noted.
+        name: of the function, without its module.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    if name in CUTS:
+        return _cut(trace, name, args, kwargs)
+    special = _SPECIAL.get(name)
+    if special is not None:
+        return special(trace, args, kwargs)
+    if name in shapes.SHAPE_OPS and args:
+        return shapes.move(trace, name, args, kwargs)
+    if name in JOINS:
+        return _join(trace, args, kwargs)
+    if (name in SUMS or name in PRODUCTS) and len(args) > 1:
+        return arithmetic(trace, "+" if name in SUMS else "*", args[0], args[1])
+    if name in KEEPS_SHAPE and args:
+        return _keep(trace, args, kwargs)
+    return _anything(trace, args, kwargs)
+
+
+def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
+    """Return `left symbol right` for operands of which at least one is an activation or a weight.
+
+    Args:
+        trace: where uses are noted.
+        symbol: `+` stands for every sum and difference, `*` for every product and quotient, `@` for the product
+            of matrices, `?` for comparisons.
+        left: an operand.
+        right: the other.
+    """
+    if symbol == "@":
+        return weights.product(trace, left, right)
+    if isinstance(left, Weight) and isinstance(right, Weight):
+        return weights.scale(trace, left, right) if symbol == "*" else weights.combine(left, right)
+    if isinstance(left, Weight):
+        return _with_weight(trace, symbol, left, right)
+    if isinstance(right, Weight):
+        return _with_weight(trace, symbol, right, left)
+    if isinstance(left, Flow) and isinstance(right, Flow):
+        return _of_two(left, right)
+    flow = left if isinstance(left, Flow) else right
+    return Flow(flow.deps, flow.tensor, flow.piece) if isinstance(flow, Flow) else trace.unknown(left, right)
+
+
+def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
+    if not isinstance(other, Flow) or not other.deps:
+        return weight
+    trace.use(weight, Use("elementwise"))
+    if symbol == "*" and len(weight.shape or ()) > 3:  # a modulated kernel
+        return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
+    return evolve(other, deps=deps_of((weight, other)), fresh=False, call=None)
+
+
+def _of_two(left: Flow, right: Flow) -> Flow:
+    deps = left.deps | right.deps
+    if left.piece is not None and right.piece is not None:
+        same = left.piece is right.piece and left.tensor is not None and right.tensor is not None
+        if same and left.tensor.shape == right.tensor.shape:  # type: ignore[union-attr]
+            return Flow(deps, left.tensor, left.piece)
+        shape = None if left.tensor is None else left.tensor.to("meta")
+        return Flow(deps, shape, mixed=left.pieces + right.pieces, terms=_terms(left, right))
+    terms = _terms(left, right)
+    if terms:
+        return Flow(deps, terms[0].tensor, mixed=left.pieces + right.pieces, terms=terms)
+    if left.piece is not None or right.piece is not None:
+        flow, other = (left, right) if left.piece is not None else (right, left)
+        wider = (
+            other.tensor is not None and flow.tensor is not None and other.tensor.dim() > flow.tensor.dim()
+        )
+        return Flow(deps) if wider else Flow(deps, flow.tensor, flow.piece)
+    return Flow(deps, _broadcast(left.tensor, right.tensor), mixed=left.mixed + right.mixed)
+
+
+def _terms(left: Flow, right: Flow) -> tuple[Flow, ...]:
+    """Return the activations of one shape that a sum or product of two goes on with."""
+    found = tuple(
+        Flow(flow.deps, flow.tensor, flow.piece) for side in (left, right) for flow in (side.terms or (side,))
+    )
+    sizes = {None if flow.tensor is None or flow.piece is None else flow.tensor.shape for flow in found}
+    return found if len(sizes) == 1 and None not in sizes else ()
+
+
+def _broadcast(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
+    if left is None or right is None:
+        return left if right is None else right
+    try:
+        return torch.empty(torch.broadcast_shapes(left.shape, right.shape), device="meta")
+    except RuntimeError:
+        return None
+
+
+def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    value, others = args[0], (*args[1:], *kwargs.values())
+    trace.use_all(weights_of(others), "elementwise")
+    if isinstance(value, Weight):
+        return value
+    if isinstance(value, Flow):
+        return evolve(value, deps=value.deps | deps_of(others), fresh=False, mixed=(), call=None)
+    return trace.unknown(value, *others)
+
+
+def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a value through which no gradient flows: it comes from no call any more."""
+    if name == "detach" and args and isinstance(args[0], Weight):
+        return args[0]
+    deps = deps_of((args, kwargs))
+    tensor = (
+        args[0].tensor
+        if args and isinstance(args[0], Flow) and name.startswith(("detach", "zeros_like"))
+        else None
+    )
+    tensor = None if tensor is None else tensor.to("meta")
+    return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, None, one_hot=name == "one_hot")
+
+
+def _join(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
+    merge(flows)
+    if found and not any(flow.deps for flow in flows):
+        if all(weight.base is found[0].base and weight.axes == found[0].axes for weight in found):
+            return found[0]
+        params = tuple({id(param): param for weight in found for param in weight.params}.values())
+        return Weight(params, found[0].shape, None, found[0].base)
+    trace.use_all(found, "elementwise")
+    return trace.unknown(args, kwargs)
+
+
+def _anything(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of another function of torch: it may do anything, but no product with a weight."""
+    flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
+    if found and not any(flow.deps for flow in flows):
+        first = found[0]
+        return first if len(found) == 1 else Weight(first.params, None, None, first.base)
+    trace.use_all(found, "elementwise")
+    return trace.unknown(args, kwargs)
+
+
+def _argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _linear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    trace.use_all(weights_of(_argument(2, "bias", args, kwargs)), "elementwise")
+    return weights.linear(trace, _argument(0, "input", args, kwargs), _argument(1, "weight", args, kwargs))
+
+
+def _product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    operands = [*args, *kwargs.values()]
+    return weights.product(trace, *operands[:2]) if len(operands) > 1 else trace.unknown(*operands)
+
+
+def _add_product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    added, *factors = [*args, *(value for key, value in kwargs.items() if key not in ("alpha", "beta"))]
+    trace.use_all(weights_of(added), "elementwise")
+    if len(factors) < 2:
+        return trace.unknown(added, *factors)
+    result = weights.product(trace, factors[0], factors[1])
+    if isinstance(result, Weight):
+        return result
+    return Flow(result.deps | deps_of(added), result.tensor, result.piece)
+
+
+def _convolve(*, transposed: bool) -> Callable[[Trace, Sequence[Any], dict[str, Any]], Any]:
+    def convolve(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        groups = _argument(7 if transposed else 6, "groups", args, kwargs)
+        weight = _argument(1, "weight", args, kwargs)
+        trace.use_all(weights_of(_argument(2, "bias", args, kwargs)), "elementwise")
+        groups = 1 if groups is None else groups
+        activation = _argument(0, "input", args, kwargs)
+        return weights.convolve(trace, activation, weight, groups, transposed=transposed)
+
+    return convolve
+
+
+def _einsum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+    if args and not isinstance(args[0], str) and isinstance(args[-1], str):
+        return weights.einsum(trace, None, args[:-1])  # einops gives the pattern last, in another notation
+    return weights.einsum(trace, args[0] if args else None, operands)
+
+
+def _embedding(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    ids, table = _argument(0, "input", args, kwargs), _argument(1, "weight", args, kwargs)
+    if isinstance(table, Weight):
+        trace.use(table, Use("indexed" if deps_of(ids) else "looked_up"))
+    return trace.unknown(ids, table)
+
+
+def _select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    table = args[0] if args else None
+    if isinstance(table, Weight):
+        rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
+        trace.use(table, Use("indexed" if rows else "looked_up"))
+    return trace.unknown(args, kwargs)
+
+
+def _bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    weight = _argument(2, "weight", args, kwargs)
+    if isinstance(weight, Weight):
+        weights.contract(trace, weight, (1, 2), (0,))
+    return trace.unknown(args, kwargs)
+
+
+def _attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    return trace.unknown(args, kwargs)
+
+
+_SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
+    **dict.fromkeys(
+        ("matmul", "mm", "bmm", "mv", "_grouped_mm", "grouped_mm", "dot", "__matmul__"), _product
+    ),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addmm_", "baddbmm_"), _add_product),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_nd"), _convolve(transposed=False)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),
+    **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), _select),
+    "linear": _linear,
+    "einsum": _einsum,
+    "embedding": _embedding,
+    "embedding_bag": _embedding,
+    "bilinear": _bilinear,
+    "scaled_dot_product_attention": _attention,
+}

@@ -1,0 +1,110 @@
+"""Cutting activations into pieces, and the split that the pieces amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+
+from megaopt_roles.forward.values import Flow, Piece, Source
+
+__all__ = ["find_split", "merge", "numbered", "relabel"]
+
+
+def numbered(source: Source, leading: Sequence[int], trailing: Sequence[int] = ()) -> torch.Tensor:
+    """Return a tensor `[*leading, rows, *trailing]` whose elements are row numbers.
+
+    Args:
+        source: whose rows.
+        leading: dimensions before.
+        trailing: dimensions after.
+    """
+    rows = torch.arange(source.size, dtype=torch.int32, device="cpu")
+    rows = rows.view(*[1] * len(leading), -1, *[1] * len(trailing))
+    return rows.expand(*leading, -1, *trailing).contiguous()
+
+
+def relabel(tensor: torch.Tensor, origin: Flow) -> Flow:
+    """Return what a shape operation made of an activation: the same piece, or one cut out of it.
+
+    Args:
+        tensor: the row numbers that are left.
+        origin: the activation before.
+    """
+    piece = origin.piece
+    if piece is None or tensor.numel() == 0:
+        return Flow(origin.deps, tensor, None, one_hot=origin.one_hot, mixed=origin.mixed)
+    if origin.tensor is not None and tensor.numel() == origin.tensor.numel():
+        return Flow(origin.deps, tensor, piece)
+    present = torch.zeros(piece.source.size, dtype=torch.bool, device="cpu")
+    present[tensor.reshape(-1).long()] = True
+    return Flow(origin.deps, tensor, piece.cut(tuple(present.nonzero().view(-1).tolist())))
+
+
+def merge(flows: Iterable[Flow]) -> None:
+    """Note that pieces, or mixes of them, are put side by side: what cut them apart did not separate matrices.
+
+    That holds when all pieces of a cut come together again (the halves of a rotary embedding), not when some do
+    (q, k and v on their way through one convolution, without the gate).
+
+    Args:
+        flows: the activations that meet.
+    """
+    below: dict[int, dict[int, Piece]] = {}
+    parents: dict[int, Piece] = {}
+    for flow in flows:
+        for piece in (ancestor for part in flow.pieces for ancestor in _ancestors(part)):
+            if piece.parent is not None:
+                parents[id(piece.parent)] = piece.parent
+                below.setdefault(id(piece.parent), {})[id(piece)] = piece
+    for key, pieces in below.items():
+        covered = set[int]().union(*(piece.rows for piece in pieces.values()))
+        if len(pieces) > 1 and len(covered) == len(parents[key].rows):
+            parents[key].merged = True
+
+
+def find_split(source: Source) -> tuple[int, ...] | None:
+    """Return the split sizes that the pieces of a source amount to.
+
+    Args:
+        source: the rows of a projection, after an evaluation.
+
+    Returns:
+        The sizes; an empty tuple when it is not split; None when it is, in a way that a view cannot describe.
+    """
+    leaves = list(_leaves(source.root))
+    if len(leaves) < 2:
+        return ()
+    labels = [-1] * source.size
+    for label, leaf in enumerate(leaves):
+        for row in leaf.rows:
+            if labels[row] >= 0:
+                return None
+            labels[row] = label
+    return None if -1 in labels else _sizes(labels, len(leaves))
+
+
+def _ancestors(piece: Piece) -> list[Piece]:
+    found = [piece]
+    while found[-1].parent is not None:
+        found.append(found[-1].parent)
+    return found
+
+
+def _leaves(piece: Piece) -> Iterator[Piece]:
+    children = [] if piece.merged else list(piece.children.values())
+    covered = set[int]().union(*(child.rows for child in children))
+    if len(children) < 2 or (piece.parent is not None and len(covered) != len(piece.rows)):
+        yield piece
+        return
+    for child in children:
+        yield from _leaves(child)
+
+
+def _sizes(labels: list[int], count: int) -> tuple[int, ...] | None:
+    runs = [(label, sum(1 for _ in run)) for label, run in groupby(labels)]
+    period = runs[:count]
+    if len({label for label, _ in period}) != count or period * (len(runs) // count) != runs:
+        return None
+    return tuple(size for _, size in period)

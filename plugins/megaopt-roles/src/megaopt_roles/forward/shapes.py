@@ -1,0 +1,229 @@
+"""Operations that move or cut elements: on activations they run on row numbers, on weights they move axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from megaopt_roles.forward.rows import relabel
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
+from megaopt_roles.forward.weights import reorder, reshape
+
+__all__ = ["SHAPE_OPS", "index", "move", "unpack"]
+
+SHAPE_OPS = frozenset(
+    [
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "narrow",
+        "select",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "repeat",
+        "tile",
+        "t",
+        "repeat_interleave",
+        "view_as",
+        "reshape_as",
+        "ravel",
+        "adjoint",
+        "rearrange",
+        "glu",
+    ]
+)
+_PIECEWISE = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
+
+
+def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a shape operation makes of its first argument."""
+    value = args[0]
+    if isinstance(value, Weight):
+        return _move_weight(trace, name, value, args[1:], kwargs)
+    if isinstance(value, Flow) and value.terms:
+        return _together(value, [move(trace, name, [term, *args[1:]], kwargs) for term in value.terms])
+    if not isinstance(value, Flow) or value.tensor is None:
+        return _many(name, trace.unknown(*args, *kwargs.values()), args, kwargs)
+    arguments = [_size(arg, value) for arg in _plain(args[1:])]
+    if name.endswith("_as") and len(args) > 1 and isinstance(args[1], Flow) and args[1].tensor is not None:
+        arguments = [args[1].tensor]
+    keywords = {key: _size(item, value) for key, item in kwargs.items()}
+    try:
+        if name == "glu":
+            return _glu(value, *arguments, **keywords)
+        result = _run(name, value.tensor, arguments, keywords)
+    except Exception:  # noqa: BLE001 - whatever the operation says, the shape is not what was assumed
+        return _many(name, trace.unknown(value), args, kwargs)
+    if isinstance(result, torch.Tensor):
+        return relabel(result, value)
+    return [relabel(part, value) for part in result]
+
+
+def _together(value: Flow, results: list[Any]) -> Any:
+    """Return what an operation makes of a sum, from what it makes of each term."""
+    first = results[0]
+    if isinstance(first, list):
+        return [_together(value, list(parts)) for parts in zip(*results, strict=False)]
+    flows = [result for result in results if isinstance(result, Flow)]
+    shape = next((flow.tensor.to("meta") for flow in flows if flow.tensor is not None), None)
+    pieces = tuple(piece for flow in flows for piece in flow.pieces)
+    return Flow(value.deps, shape, mixed=pieces, terms=tuple(flows))
+
+
+def _run(name: str, tensor: torch.Tensor, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if name == "rearrange":
+        from einops import rearrange  # type: ignore[import-not-found,unused-ignore]
+
+        return rearrange(tensor, *args, **kwargs)
+    if name in ("view", "reshape") and len(args) == 1 and isinstance(args[0], list):
+        args = [tuple(args[0])]
+    if name == "view":
+        name = "reshape"
+    return getattr(tensor, name)(*args, **kwargs)
+
+
+def _glu(value: Flow, dim: int = -1) -> Flow:
+    if value.tensor is None:
+        return Flow(value.deps)
+    first, _ = (relabel(part, value) for part in value.tensor.chunk(2, dim))
+    return Flow(value.deps, None if first.tensor is None else first.tensor.to("meta"))
+
+
+def _plain(args: Sequence[Any]) -> list[Any]:
+    return [list(arg) if isinstance(arg, torch.Size | tuple | list) else arg for arg in args]
+
+
+def _size(arg: Any, value: Flow) -> Any:
+    """Return an argument with the sizes that are not known taken from the activation, in order."""
+    if isinstance(arg, Flow):
+        return -1
+    if isinstance(arg, list):
+        shape = () if value.tensor is None else value.tensor.shape
+        return [
+            (shape[i] if i < len(shape) - 1 else -1) if isinstance(item, Flow) else item
+            for i, item in enumerate(arg)
+        ]
+    return arg
+
+
+def _many(name: str, flow: Flow, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation that could not be run: as many values as it says that it returns."""
+    if name not in _PIECEWISE:
+        return flow
+    count = args[1] if len(args) > 1 else kwargs.get("chunks", kwargs.get("split_size"))
+    if isinstance(count, list | tuple):
+        return [flow] * len(count)
+    return [flow] * count if name in ("chunk", "tensor_split") and isinstance(count, int) else flow
+
+
+def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    shape, axes = weight.shape, weight.axes
+    lost = Weight(weight.params, None, None, weight.base, weight.deps)
+    if shape is None or axes is None:
+        return [lost, lost, lost] if name in _PIECEWISE else lost
+    rank = len(shape)
+    try:
+        if name in ("view", "reshape"):
+            return reshape(weight, args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
+        if name in ("unsqueeze", "squeeze", "flatten", "ravel", "unflatten"):
+            sizes = _run(name, torch.empty(shape, device="meta"), _plain(args), kwargs).shape
+            return reshape(weight, sizes)
+        if name in ("transpose", "swapaxes", "swapdims", "permute", "t", "movedim", "moveaxis", "adjoint"):
+            stand_in = torch.empty(tuple(range(2, rank + 2)), device="meta")
+            return reorder(weight, [size - 2 for size in _run(name, stand_in, _plain(args), kwargs).shape])
+        if name in ("expand", "repeat", "broadcast_to", "tile"):
+            sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+            return widened(weight, len(sizes))
+        if name in _PIECEWISE:
+            return cut_weight(trace, name, weight, args, kwargs)
+    except Exception:  # noqa: BLE001 - sizes that are not known; the axes are lost
+        return lost
+    return lost if name == "rearrange" else weight
+
+
+def index(trace: Trace, value: Any, key: Any) -> Any:
+    """Return `value[key]`."""
+    if isinstance(value, Weight):
+        return index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
+    if not isinstance(value, Flow):
+        return trace.unknown(value, key)
+    if value.terms:
+        return _together(value, [index(trace, term, key) for term in value.terms])
+    if value.call is not None and value.tensor is None and isinstance(key, int) and key >= 0:
+        return value.part(key)
+    if value.tensor is None or isinstance(key, str):
+        return Flow(value.deps)
+    keys = tuple(
+        slice(None) if isinstance(item, Flow) else item
+        for item in (key if isinstance(key, tuple) else (key,))
+    )
+    keys = tuple(_closed(item) for item in keys)
+    if value.fresh and len(keys) == 1 and isinstance(keys[0], int):
+        return value  # a projection that returns a tuple, or one item of the batch
+    try:
+        return relabel(value.tensor[keys], value)
+    except Exception:  # noqa: BLE001 - the shape is not what was assumed
+        return Flow(value.deps)
+
+
+def _closed(item: Any) -> Any:
+    if isinstance(item, slice):
+        parts = [None if isinstance(part, Flow) else part for part in (item.start, item.stop, item.step)]
+        return slice(*parts)
+    return item
+
+
+def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> list[Any]:
+    """Return the parts of a value that is assigned to several names.
+
+    Args:
+        trace: where cuts are noted.
+        value: what is unpacked.
+        count: number of targets.
+        starred: position of the starred target, if any.
+    """
+    if isinstance(value, torch.Size):
+        value = list(value)
+    if isinstance(value, list | tuple):
+        items = list(value)
+        if starred is not None and len(items) >= count - 1:
+            tail = count - 1 - starred
+            stop = len(items) - tail
+            return [*items[:starred], items[starred:stop], *items[stop:]]
+        if len(items) == count:
+            return items
+        return [trace.unknown(value)] * count
+    if isinstance(value, Flow) and value.call is not None and value.tensor is None and starred is None:
+        return [value.part(i) for i in range(count)]
+    if isinstance(value, Flow) and value.fresh:
+        return [value, *[Flow(value.deps)] * (count - 1)]  # a projection that returns its bias apart
+    if (
+        isinstance(value, Flow)
+        and value.tensor is not None
+        and value.tensor.dim()
+        and value.tensor.shape[0] == count
+    ):
+        parts: Callable[..., Any] = value.tensor.unbind
+        return [relabel(part, value) for part in parts(0)]
+    if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:
+        return [taken(value, 0, None) for _ in range(count)]
+    return [trace.unknown(value)] * count

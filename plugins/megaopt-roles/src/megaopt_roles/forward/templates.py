@@ -1,0 +1,135 @@
+"""Layers that repeat are read once: what one says, its twins say too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from megaopt_roles.forward.analysis import Analysis, analyze
+from megaopt_roles.forward.values import Call, Part
+
+__all__ = ["Templates"]
+
+type Read = tuple[str, str, Any]
+"""Path of a module inside a layer, an attribute, its value."""
+
+
+class Templates:
+    """Analyses by the structure of modules.
+
+    Two modules are twins when their trees have the same classes and shapes, and the plain attributes that the
+    analysis of one has read have the same values in the other.
+    """
+
+    def __init__(self) -> None:
+        self._structures: dict[int, int] = {}
+        self._numbers: dict[object, int] = {}
+        self._known: dict[int, list[tuple[nn.Module, Analysis, list[Read]]]] = {}
+
+    def analysis(self, module: nn.Module) -> Analysis:
+        """Return what the forward of a module says.
+
+        Args:
+            module: any module.
+        """
+        known = self._known.setdefault(self.structure(module), [])
+        for template, analysis, reads in known:
+            if _agree(module, reads):
+                return _transfer(analysis, template, module)
+        analysis = analyze(module)
+        paths = {id(part): path for path, part in module.named_modules()} if analysis.reads else {}
+        reads = [
+            (paths[id(owner)], name, value) for owner, name, value in analysis.reads if id(owner) in paths
+        ]
+        known.append((module, analysis, reads))
+        return analysis
+
+    def structure(self, module: nn.Module) -> int:
+        """Return a number that modules of the same classes and shapes share.
+
+        Args:
+            module: any module.
+        """
+        if id(module) not in self._structures:
+            self._structures[id(module)] = -1  # what a child that holds its parent sees
+            own = tuple([(name, _shape(param)) for name, param in module._parameters.items()])
+            children = tuple(
+                [
+                    (name, 0 if child is None else self.structure(child))
+                    for name, child in module._modules.items()
+                ]
+            )
+            key = (type(module), own, children)
+            self._structures[id(module)] = self._numbers.setdefault(key, len(self._numbers))
+        return self._structures[id(module)]
+
+
+def _shape(param: nn.Parameter | None) -> tuple[int, ...] | None:
+    return None if param is None or nn.parameter.is_lazy(param) else tuple(param.shape)
+
+
+def _agree(module: nn.Module, reads: list[Read]) -> bool:
+    missing = object()
+    for path, name, value in reads:
+        other = module.get_submodule(path).__dict__.get(name, missing)
+        if other is value:
+            continue
+        plain = isinstance(value, int | float | str | tuple | list) and type(other) is type(value)
+        if not plain or not _equal(other, value):
+            return False
+    return True
+
+
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        return bool(first == second)
+    except Exception:  # noqa: BLE001 - a container may hold anything, tensors that cannot be compared too
+        return False
+
+
+def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Analysis:
+    """Return an analysis of one module as that of its twin."""
+    twin = _twins(template, module)
+    if not (analysis.calls or analysis.uses or analysis.splits or analysis.cuts or analysis.returned):
+        return analysis
+    calls = {
+        call: Call(twin.get(id(call.module), call.module), frozenset(), call.order) for call in analysis.calls
+    }
+
+    def moved(deps: frozenset[Any]) -> frozenset[Any]:
+        return frozenset(
+            Part(calls[dep.call], dep.index) if isinstance(dep, Part) else calls.get(dep, dep) for dep in deps
+        )
+
+    for call, copy in calls.items():
+        copy.deps = moved(call.deps)
+    return Analysis(
+        list(calls.values()),
+        moved(analysis.returned),
+        tuple(moved(part) for part in analysis.parts),
+        {id(twin[key]): uses for key, uses in analysis.uses.items() if key in twin},
+        {id(twin[key]): split for key, split in analysis.splits.items() if key in twin},
+        {(id(twin[key]), axis): split for (key, axis), split in analysis.cuts.items() if key in twin},
+        analysis.readable,
+    )
+
+
+def _twins(template: nn.Module, module: nn.Module) -> dict[int, Any]:
+    """Return the counterpart of every module and parameter of a tree, by identity."""
+    found: dict[int, Any] = {}
+    stack = [(template, module)]
+    while stack:
+        first, second = stack.pop()
+        if id(first) in found:
+            continue
+        found[id(first)] = second
+        for param, twin in zip(first._parameters.values(), second._parameters.values(), strict=True):
+            if param is not None:
+                found[id(param)] = twin
+        if first._modules:
+            children = zip(first._modules.values(), second._modules.values(), strict=True)
+            stack.extend(
+                (child, other) for child, other in children if child is not None and other is not None
+            )
+    return found

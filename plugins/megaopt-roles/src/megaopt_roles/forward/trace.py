@@ -1,0 +1,120 @@
+"""What one evaluation has seen: calls, uses of parameters, pieces of projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import nn
+
+from megaopt_roles.forward.rows import numbered
+from megaopt_roles.forward.values import Call, Flow, Source, Use, Weight, deps_of
+
+__all__ = ["BATCH", "BudgetExceededError", "Trace"]
+
+BATCH = (2, 3, 4)
+"""Sizes that stand in for batch, sequence and one more leading dimension."""
+_MOST_ROWS = 100_000
+
+
+class BudgetExceededError(Exception):
+    """An evaluation took more steps than it is worth."""
+
+
+@define(eq=False)
+class Trace:
+    """What one evaluation has seen.
+
+    Args:
+        rank: number of dimensions that activations of unknown shape are taken to have.
+        budget: steps that are left.
+        calls: calls of child modules, in order.
+        uses: how each parameter, by identity, is used.
+        sources: rows of projections and weights, by identity of the owner and axis.
+        cuts: axes of weights that were cut before use, by identity of the parameter and axis.
+        reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
+        silent: greater than zero while reads do not matter.
+    """
+
+    rank: int = 3
+    budget: int = 20_000
+    calls: list[Call] = field(factory=list)
+    uses: dict[int, set[Use]] = field(factory=dict)
+    sources: dict[int, Source] = field(factory=dict)
+    cuts: dict[tuple[int, int], Source] = field(factory=dict)
+    reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
+    silent: int = 0
+
+    def note_read(self, owner: Any, name: str) -> None:
+        """Note that a plain attribute of a module was read."""
+        if not self.silent and isinstance(owner, nn.Module) and name in owner.__dict__ and name != "training":
+            self.reads.append((owner, name, owner.__dict__[name]))
+
+    def spend(self) -> None:
+        """Count a step.
+
+        Raises:
+            BudgetExceededError: there were too many.
+        """
+        self.budget -= 1
+        if self.budget < 0:
+            raise BudgetExceededError
+
+    def call(self, module: nn.Module | nn.Parameter, deps: frozenset[Any]) -> Call:
+        """Note the call of a child module."""
+        call = Call(module, deps, len(self.calls))
+        self.calls.append(call)
+        return call
+
+    def use(self, weight: Weight, use: Use) -> None:
+        """Note how the parameters behind a weight are used."""
+        for param in weight.params:
+            self.uses.setdefault(id(param), set()).add(use)
+
+    def weigh(self, weight: Weight, *values: Any) -> frozenset[Any]:
+        """Note a product with a weight as the call that it amounts to, and return what its result depends on."""
+        return frozenset({self.call(weight.base, deps_of((values, weight)))})
+
+    def use_all(self, weights: Iterable[Weight], kind: str) -> None:
+        """Note one kind of use of several weights."""
+        for weight in weights:
+            self.use(weight, Use(kind))
+
+    def leading(self, value: Any, rank: int | None = None) -> tuple[int, ...]:
+        """Return the leading dimensions of what a projection makes of an activation."""
+        tensor = value.tensor if isinstance(value, Flow) else None
+        if tensor is not None and tensor.dim() > 0:
+            return tuple(tensor.shape[:-1])
+        return BATCH[: (rank or self.rank) - 1]
+
+    def rows_of(
+        self,
+        owner: nn.Module | nn.Parameter,
+        size: int,
+        deps: frozenset[Any],
+        leading: tuple[int, ...],
+        trailing: tuple[int, ...] = (),
+    ) -> Flow:
+        """Return the output of a projection, with numbered rows."""
+        total = size
+        for extent in (*leading, *trailing):
+            total *= max(extent, 1)
+        if size > _MOST_ROWS or total > 40 * _MOST_ROWS:
+            return Flow(deps, torch.empty((*leading, size, *trailing), device="meta"))
+        source = self.sources.get(id(owner))
+        if source is None or source.size != size:
+            source = self.sources[id(owner)] = Source(owner, size)
+        return Flow(deps, numbered(source, leading, trailing), source.root, fresh=True)
+
+    def cut(self, param: nn.Parameter, axis: int, rows: tuple[int, ...]) -> None:
+        """Note that an axis of a weight was cut."""
+        source = self.cuts.get((id(param), axis))
+        if source is None:
+            source = self.cuts[id(param), axis] = Source(param, param.shape[axis])
+        source.root.cut(rows)
+
+    def unknown(self, *values: Any) -> Flow:
+        """Return what is left to say about a mix of values: what it depends on."""
+        return Flow(deps_of(values))

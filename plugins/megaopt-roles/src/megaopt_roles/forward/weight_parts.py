@@ -1,0 +1,125 @@
+"""Parts of weights that are used by hand: what indexing and cutting leave of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
+
+__all__ = ["cut_weight", "index_weight", "taken", "widened"]
+
+
+def widened(weight: Weight, rank: int) -> Weight:
+    """Return a weight expanded to more dimensions."""
+    if weight.shape is None or weight.axes is None:
+        return weight
+    added = max(rank - len(weight.shape), 0)
+    return Weight(
+        weight.params,
+        (1,) * added + weight.shape,
+        (Axis(-1),) * added + weight.axes,
+        weight.base,
+        weight.deps,
+    )
+
+
+def cut_weight(
+    trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Return the parts that `chunk`, `split` or `unbind` cut a weight into."""
+    keywords = {**kwargs}
+    dim = keywords.pop("dim", args[1] if name != "unbind" and len(args) > 1 else (args[0] if args else 0))
+    shape: tuple[int, ...] = weight.shape or ()
+    dim %= len(shape)
+    if name == "unbind":
+        return [taken(weight, dim, None) for _ in range(shape[dim])]
+    positions = torch.arange(shape[dim], device="cpu")
+    first = args[0] if args else next(iter(keywords.values()))
+    return [taken(weight, dim, tuple(part.tolist()), trace) for part in getattr(positions, name)(first)]
+
+
+def taken(weight: Weight, dim: int, rows: tuple[int, ...] | None, trace: Trace | None = None) -> Weight:
+    """Return a weight without one axis (`rows` None), or with part of it."""
+    shape, axes = list(weight.shape or ()), list(weight.axes or ())
+    if rows is None:
+        del shape[dim], axes[dim]
+    else:
+        stored = axes[dim]
+        shape[dim] = len(rows)
+        whole = stored.index >= 0 and stored.rows is None and stored.block is None
+        if whole and trace is not None and weight.base.shape[stored.index] == (weight.shape or ())[dim]:
+            trace.cut(weight.base, stored.index, rows)
+        axes[dim] = Axis(stored.index, rows, stored.block)
+    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
+
+
+def _index_lost(trace: Trace, weight: Weight, keys: list[Any]) -> Weight:
+    """Return a part of a weight whose axes are not known any more."""
+    if any(isinstance(key, Flow) for key in keys):
+        trace.use(weight, Use("indexed" if deps_of(keys) else "looked_up"))
+    return weight
+
+
+def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
+    """Return `weight[keys]`."""
+    if weight.shape is None or weight.axes is None:
+        return _index_lost(trace, weight, keys)
+    keys = _spelled_out(keys, len(weight.shape))
+    if len(keys) == len(weight.shape) > 1 and all(isinstance(key, Flow) for key in keys):
+        trace.use(weight, Use("elementwise"))  # single elements, not rows
+        return Flow(deps_of(keys) | weight.deps)
+    result, dim = weight, 0
+    for key in keys:
+        shape = result.shape or ()
+        if key is None:
+            result = _inserted(result, dim)
+            dim += 1
+        elif dim >= len(shape):
+            break
+        elif isinstance(key, slice):
+            result, dim = _slice(trace, result, dim, key), dim + 1
+        elif isinstance(key, int):
+            trace.use(weight, Use("looked_up"))
+            result = taken(result, dim, None)
+        else:
+            trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 else "looked_up"))
+            result = taken(result, dim, None)
+    if any(isinstance(key, Flow | Weight) for key in keys):
+        left = {axis.index for axis in result.axes or ()} - {-1}
+        if len(left) < 2 and deps_of(keys):
+            return Flow(deps_of(keys) | result.deps)  # rows of a table: an activation from here on
+        result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))
+    return result
+
+
+def _spelled_out(keys: list[Any], rank: int) -> list[Any]:
+    """Return the keys with a slice for every axis that an ellipsis stands for."""
+    position = next((i for i, key in enumerate(keys) if key is Ellipsis), None)
+    if position is None:
+        return keys
+    named = sum(1 for key in keys if key is not None and key is not Ellipsis)
+    return [*keys[:position], *[slice(None)] * (rank - named), *keys[position + 1 :]]
+
+
+def _slice(trace: Trace, weight: Weight, dim: int, key: slice) -> Weight:
+    if key == slice(None):
+        return weight
+    if any(isinstance(part, Flow) for part in (key.start, key.stop, key.step)):
+        trace.use(weight, Use("sliced"))
+        return weight
+    try:
+        rows = tuple(range((weight.shape or ())[dim])[key])
+    except TypeError:
+        return weight
+    return weight if len(rows) == (weight.shape or ())[dim] else taken(weight, dim, rows, trace)
+
+
+def _inserted(weight: Weight, dim: int) -> Weight:
+    shape, axes = list(weight.shape or ()), list(weight.axes or ())
+    shape.insert(dim, 1)
+    axes.insert(dim, Axis(-1))
+    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)

@@ -1,0 +1,281 @@
+"""Weights that are used by hand: which of their axes a product sums over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
+
+__all__ = ["combine", "contract", "einsum", "product", "reorder", "reshape", "scale", "whole_weight"]
+
+
+def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
+    """Return a parameter as it is stored."""
+    base = params[0]
+    sizes = tuple(base.shape if shape is None else shape)
+    return Weight(params, sizes, tuple(Axis(index) for index in range(len(sizes))), base)
+
+
+def reorder(weight: Weight, order: Sequence[int]) -> Weight:
+    """Return a weight with its axes in another order."""
+    if weight.shape is None or weight.axes is None:
+        return weight
+    shape, axes = (tuple(items[i] for i in order) for items in (weight.shape, weight.axes))
+    return Weight(weight.params, shape, axes, weight.base, weight.deps)  # type: ignore[arg-type]
+
+
+def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
+    """Return a weight in another shape, following each axis as far as it stays recognizable."""
+    lost = Weight(weight.params, None, None, weight.base, weight.deps)
+    if weight.shape is None or weight.axes is None or not all(isinstance(size, int) for size in sizes):
+        return lost
+    known = math.prod(size for size in sizes if size != -1)
+    shape = tuple(math.prod(weight.shape) // max(known, 1) if size == -1 else size for size in sizes)
+    if math.prod(shape) != math.prod(weight.shape):
+        return lost
+    old = [(size, axis) for size, axis in zip(weight.shape, weight.axes, strict=True) if size != 1]
+    axes: list[Axis] = []
+    while len(axes) < len(shape):
+        made = [Axis(-1)] if shape[len(axes)] == 1 else _next_axes(old, shape[len(axes) :])
+        if not made:
+            return lost
+        axes.extend(made)
+    return Weight(weight.params, shape, tuple(axes), weight.base, weight.deps)
+
+
+def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
+    """Take axes from the front of `old` for one or more new ones; nothing when they do not line up."""
+    if not old:
+        return []
+    size, axis = old.pop(0)
+    extent, count = 1, 0
+    while extent < size and count < len(new):
+        extent *= new[count]
+        count += 1
+    if extent == size:  # one axis, kept or cut into several; of two, the inner one is a block
+        parts = [Axis(axis.index) for _ in range(count)]
+        return (
+            [axis]
+            if count == 1
+            else [*parts[:-1], Axis(axis.index, None, new[1]) if count == 2 else parts[-1]]
+        )
+    merged: list[int] = []
+    while size < new[0] and old:  # several axes become one
+        more, other = old.pop(0)
+        size *= more
+        merged.append(other.index)
+    return [evolve(axis, merged=tuple(merged))] if size == new[0] else []
+
+
+def combine(first: Weight, second: Weight) -> Weight:
+    """Return what an element-wise operation makes of two weights: the axes are those of the larger one."""
+    sizes = [0 if weight.shape is None else math.prod(weight.shape) for weight in (first, second)]
+    large = first if sizes[0] >= sizes[1] else second
+    params = tuple({id(param): param for param in (*first.params, *second.params)}.values())
+    return Weight(params, large.shape, large.axes, large.base, first.deps | second.deps)
+
+
+def scale(trace: Trace, first: Weight, second: Weight) -> Weight:
+    """Return the product of two weights, element by element: the smaller one scales the larger one."""
+    sizes = [None if weight.shape is None else math.prod(weight.shape) for weight in (first, second)]
+    if None in sizes or sizes[0] == sizes[1]:
+        return combine(first, second)
+    large, small = (first, second) if sizes[0] > sizes[1] else (second, first)  # type: ignore[operator]
+    own = tuple(param for param in small.params if not any(param is other for other in large.params))
+    trace.use(evolve(small, params=own), Use("elementwise"))
+    return evolve(large, deps=first.deps | second.deps)
+
+
+def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Sequence[int]) -> bool:
+    """Note that a product sums over some axes of a weight.
+
+    Args:
+        trace: where it is noted.
+        weight: the operand.
+        inputs: positions of the axes that the product sums over.
+        outputs: positions of the axes that become features.
+
+    Returns:
+        Whether it is the product with a matrix: not with a vector, or with one row of a table.
+    """
+    if weight.axes is None:
+        trace.use(weight, Use("contracted"))
+        return weight.base.dim() > 1
+    into, out = (
+        tuple(sorted(set[int]().union(*(weight.axes[i].indices for i in positions))))
+        for positions in (inputs, outputs)
+    )
+    if not into or not out:
+        return False
+    blocks = [weight.axes[i].block for i in (*inputs, *outputs) if weight.axes[i].block is not None]
+    rest = set(range(weight.base.dim())) - set(into) - set(out)
+    trace.use(weight, Use("contracted", into, out, tuple(sorted(rest)), blocks[0] if blocks else None))
+    return True
+
+
+def product(trace: Trace, left: Any, right: Any) -> Any:
+    """Return `left @ right`."""
+    if isinstance(left, Weight) and isinstance(right, Weight):
+        return _of_parameters(trace, left, right)
+    if isinstance(left, Flow) and left.one_hot and isinstance(right, Weight):
+        trace.use(right, Use("indexed" if left.deps else "looked_up"))
+        return Flow(left.deps)
+    if isinstance(right, Weight):
+        rank = len(right.shape or ())
+        if rank < 2:
+            trace.use(right, Use("elementwise"))
+            return trace.unknown(left, right)
+        if not contract(trace, right, (rank - 2,), (rank - 1,)):
+            return trace.unknown(left, right)
+        return _rows(trace, left, right, rank - 1)
+    if isinstance(left, Weight):
+        rank = len(left.shape or ())
+        if rank < 2:
+            trace.use(left, Use("elementwise"))
+        elif contract(trace, left, (rank - 1,), (rank - 2,)):
+            return Flow(trace.weigh(left, right))
+    return trace.unknown(left, right)
+
+
+def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
+    """Return the product of two parameters."""
+    ranks = len(left.shape or ()), len(right.shape or ())
+    if ranks == (1, 2):  # a learned code, and the matrix that makes something of it
+        trace.use(left, Use("elementwise"))
+        contract(trace, right, (0,), (1,))
+        return Weight(right.params, None if right.shape is None else right.shape[1:], None, right.base)
+    trace.use_all((left, right), "factor")
+    if left.shape is None or right.shape is None or ranks != (2, 2):
+        return combine(left, right)
+    params = tuple({id(param): param for param in (*left.params, *right.params)}.values())
+    return Weight(params, (left.shape[0], right.shape[1]), (Axis(0), Axis(1)), left.base)
+
+
+def _rows(trace: Trace, activation: Any, weight: Weight, axis: int) -> Flow:
+    """Return the product of an activation with a weight, its rows numbered where they can be."""
+    deps = trace.weigh(weight, activation)
+    if weight.shape is None or weight.axes is None:
+        return Flow(deps)
+    stored = weight.axes[axis]
+    if stored.index < 0 or stored.rows is not None or weight.shape[axis] != weight.base.shape[stored.index]:
+        return Flow(deps)
+    leading = trace.leading(activation, len(weight.shape) if len(weight.shape) > 2 else None)
+    return trace.rows_of(weight.base, weight.shape[axis], deps, leading)
+
+
+def linear(trace: Trace, activation: Any, weight: Any) -> Flow:
+    """Return `F.linear(activation, weight)`."""
+    if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
+        trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
+        return Flow(activation.deps)
+    if isinstance(activation, Weight):
+        rank = len(activation.shape or ())
+        if isinstance(weight, Weight) and rank == 2:
+            trace.use_all((activation, weight), "factor")
+            return Flow(activation.deps | weight.deps)
+        trace.use(activation, Use("elementwise"))
+    if not isinstance(weight, Weight):
+        return trace.unknown(activation, weight)
+    rank = len(weight.shape or ())
+    if rank < 2:
+        trace.use(weight, Use("elementwise"))
+        return trace.unknown(activation, weight)
+    if not contract(trace, weight, (rank - 1,), (rank - 2,)):
+        return trace.unknown(activation, weight)
+    return _rows(trace, activation, weight, rank - 2)
+
+
+def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transposed: bool) -> Flow:
+    """Return a convolution with a weight that is used by hand."""
+    if isinstance(activation, Weight):
+        trace.use(activation, Use("elementwise"))
+    if isinstance(weight, Weight):
+        rank = len(weight.shape or ())
+        depthwise = weight.shape is not None and rank > 2 and weight.shape[1] == 1 and groups != 1
+        if depthwise or rank < 3:
+            trace.use(weight, Use("depthwise"))
+        elif transposed:
+            contract(trace, weight, (0,), range(1, rank))
+            return Flow(trace.weigh(weight, activation))
+        else:
+            contract(trace, weight, range(1, rank), (0,))
+            return Flow(trace.weigh(weight, activation))
+    return trace.unknown(activation, weight)
+
+
+def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
+    """Return `torch.einsum(equation, *operands)`."""
+    found = [operand for operand in operands if isinstance(operand, Weight)]
+    if len(found) == len(operands) > 1:  # a product of parameters alone
+        trace.use_all(found, "factor")
+        return Flow(trace.weigh(found[0], *found[1:]))
+    deps = deps_of(operands)
+    terms, result = _subscripts(equation, len(operands))
+    rows: Flow | None = None
+    for position, operand in enumerate(operands):
+        if not isinstance(operand, Weight):
+            continue
+        if terms is None:
+            trace.use(operand, Use("contracted"))
+            continue
+        others = set("".join(terms[:position] + terms[position + 1 :]))
+        made = _einsum_operand(trace, operand, terms[position], others, result, deps)
+        if made is not None:
+            rows = made
+            deps |= made.deps
+    return rows if rows is not None and rows.piece is not None else Flow(deps)
+
+
+def _einsum_operand(
+    trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
+) -> Flow | None:
+    """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
+    if operand.shape is not None and operand.deps and len(term) == len(operand.shape) + 1:
+        operand = Weight(
+            operand.params, (1, *operand.shape), (Axis(-1), *(operand.axes or ())), operand.base, operand.deps
+        )
+    if operand.shape is None or len(term) != len(operand.shape):
+        several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
+        contracted = several and set(term) - set(result)
+        trace.use(operand, Use("contracted" if contracted else "elementwise"))
+        return None
+    into = [i for i, letter in enumerate(term) if letter in others and letter not in result]
+    out = [i for i, letter in enumerate(term) if letter not in others and letter in result]
+    if not into:
+        trace.use(operand, Use("elementwise"))
+        return None
+    if len(into) > 1 and not out:  # a form in two vectors
+        out, into = into[:-1], into[-1:]
+        contract(trace, operand, into, out)
+        return Flow(trace.weigh(operand, Flow(deps)))
+    if not contract(trace, operand, into, out):
+        return None
+    deps = trace.weigh(operand, Flow(deps))
+    stored = operand.axes[out[0]] if len(out) == 1 and operand.axes is not None else None
+    known = dict(zip(term, operand.shape, strict=True))
+    letters = result.replace(term[out[0]], "")
+    sizes = [known.get(letter, size) for letter, size in zip(letters, (*BATCH, 4, 6, 7), strict=False)]
+    if stored is None or stored.rows is not None or stored.index < 0 or len(sizes) != len(result) - 1:
+        return Flow(deps)
+    index = result.index(term[out[0]])
+    return trace.rows_of(
+        operand.base, operand.shape[out[0]], deps, tuple(sizes[:index]), tuple(sizes[index:])
+    )
+
+
+def _subscripts(equation: Any, count: int) -> tuple[list[str] | None, str]:
+    if not isinstance(equation, str):
+        return None, ""
+    equation = equation.replace(" ", "").replace("...", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        letters = "".join(terms)
+        result = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    return (terms if len(terms) == count else None), result

@@ -1,0 +1,96 @@
+"""Output heads: what the model names as such, and the projections that its output comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from megaopt_core.params import RoleDecision
+from megaopt_core.routing import is_projection, output
+from megaopt_roles.reading import ModelReading
+from megaopt_roles.widths import Widths
+
+__all__ = ["find_heads"]
+
+
+def find_heads(
+    model: nn.Module, modules: dict[str, nn.Module], reading: ModelReading
+) -> dict[int, RoleDecision]:
+    """Return the decisions for output heads, by identity of the projection (or of a weight used by hand).
+
+    Args:
+        model: the model, unwrapped.
+        modules: its modules by canonical name.
+        reading: what its sources say.
+    """
+    found: dict[int, RoleDecision] = {}
+    for module, getter in _declared(modules):
+        for projection in _projections(module, reading):
+            found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
+    ends, passes = reading.ends(model)
+    tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
+    outside = _outside_base(modules)
+    candidates = (set(ends - tables) | outside) - set(found)
+    if not candidates:
+        return found
+    kept = candidates - reading.consumed(model, candidates)
+    widths = Widths(model, modules, reading, kept | set(found))
+    residual = passes or bool(ends & tables)
+    for projection in kept:
+        if projection in outside:
+            found[projection] = output("stands outside the base model, and no other layer takes its output")
+        elif projection in reading.guessed:
+            if not widths.is_hidden(projection):
+                found[projection] = output("probably the last projection: no forward says so", uncertain=True)
+        elif not widths.is_hidden(projection, residual=residual):
+            found[projection] = output("the last projection before the model's output")
+    return found
+
+
+def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    for name, module in modules.items():
+        for getter in ("get_output_embeddings", "get_classifier"):
+            if not hasattr(type(module), getter) or (getter == "get_classifier" and not _is_root(name)):
+                continue
+            try:
+                head = getattr(module, getter)()
+            except (AttributeError, NotImplementedError, TypeError, KeyError):
+                continue
+            for part in head if isinstance(head, list | tuple) else (head,):
+                if isinstance(part, nn.Module):
+                    yield part, f"{getter}()"
+
+
+def _is_root(name: str) -> bool:
+    return name in ("", "base_model", "base_model.model", "model")
+
+
+def _projections(module: nn.Module, reading: ModelReading) -> set[int]:
+    """Return the projections that a head consists of, seen through adapters and copies of it."""
+    if is_projection(module):
+        return {id(module)}
+    copies = module._modules.get("modules_to_save")
+    if isinstance(copies, nn.ModuleDict):
+        copied = [*copies.values(), module.get_submodule("original_module")]
+        return set[int]().union(*(_projections(part, reading) for part in copied))
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return set[int]().union(*(_projections(part, reading) for part in module.children()))
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return set()
+    return set(reading.ends(module)[0])
+
+
+def _outside_base(modules: dict[str, nn.Module]) -> set[int]:
+    """Return the projections of transformers models that stand outside their base model."""
+    found: set[int] = set()
+    for name, module in modules.items():
+        prefix = getattr(type(module), "base_model_prefix", None)
+        if not isinstance(prefix, str) or not prefix or not _is_root(name):
+            continue
+        base = module._modules.get(prefix)
+        if base is None:
+            continue
+        inside = {id(part) for part in base.modules()}
+        found |= {id(part) for part in module.modules() if is_projection(part) and id(part) not in inside}
+    return found

@@ -1,0 +1,74 @@
+"""Fused matrices: what the forward that takes a projection's output apart says about its view."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from torch import nn
+
+from megaopt_core.errors import ViewError
+from megaopt_core.params import MatrixView, Role, RoleDecision
+from megaopt_roles.reading import ModelReading
+
+__all__ = ["with_split"]
+
+
+def with_split(
+    decision: RoleDecision, owner: nn.Module | nn.Parameter, shape: tuple[int, ...], reading: ModelReading
+) -> RoleDecision:
+    """Return a decision with the split that the source of its users shows.
+
+    Args:
+        decision: what the parameter is; anything but a matrix is returned as it is.
+        owner: the projection, or the bare parameter.
+        shape: of the weight.
+        reading: what the sources say.
+    """
+    if decision.role is not Role.MATRIX or decision.view is None or decision.view.split_sizes:
+        return decision
+    view = decision.view
+    found: list[tuple[int, tuple[int, ...]]] = []
+    unclear = False
+    for split_dim, split in _axes(view, owner, reading):
+        if split is None:
+            unclear = True
+        elif split:
+            found.append((split_dim, split))
+    if unclear or len(found) > 1:
+        return evolve(
+            decision,
+            uncertain=True,
+            reason=f"{decision.reason}; its parts are used in a way that no view describes",
+        )
+    if not found:
+        return decision
+    split_dim, sizes = found[0]
+    fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, f"fused {len(sizes)}")
+    try:
+        fused.matrix_shapes(shape)
+    except ViewError:
+        return evolve(decision, uncertain=True, reason=f"{decision.reason}; its split does not fit its shape")
+    how = "side by side" if sum(sizes) == _extent(fused, shape) else "repeated in groups"
+    return evolve(
+        decision, view=fused, reason=f"{decision.reason}; forward takes {len(sizes)} parts apart, {how}"
+    )
+
+
+def _axes(
+    view: MatrixView, owner: nn.Module | nn.Parameter, reading: ModelReading
+) -> list[tuple[int, tuple[int, ...] | None]]:
+    """Return what is known about the outputs and the inputs of a matrix: `(split_dim, split)`."""
+    split = reading.splits.get(id(owner), ())
+    if isinstance(owner, nn.Module) and not split:  # its weight may be used by hand, too
+        split = reading.splits.get(id(owner._parameters.get("weight")), split)
+    found = [(0, split)]
+    if isinstance(owner, nn.Parameter):
+        for axis in range(view.batch_dims, owner.dim()):
+            split = reading.cuts.get((id(owner), axis), ())
+            is_output = (axis == view.batch_dims) is not view.transposed
+            found.append((0 if is_output else 1, split))
+    return found
+
+
+def _extent(view: MatrixView, shape: tuple[int, ...]) -> int:
+    _, rows, columns = view.logical_shape(shape)
+    return (rows, columns)[view.split_dim]

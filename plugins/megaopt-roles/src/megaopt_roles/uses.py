@@ -1,0 +1,128 @@
+"""Bare parameters: what their uses in forward say that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from megaopt_core.params import MATRIX, MatrixView, RoleDecision
+from megaopt_core.routing import elementwise, embedding, matrix
+from megaopt_roles.forward.values import Use
+
+__all__ = ["by_uses", "is_stack_bias", "oriented"]
+
+
+def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = False) -> RoleDecision:
+    """Decide what a bare parameter of two or more dimensions is.
+
+    Args:
+        shape: of the parameter.
+        uses: how forward uses it.
+        readable: the source of its module could be read to the end.
+    """
+    kinds = {use.kind for use in uses}
+    if sum(size > 1 for size in shape) < 2:
+        return elementwise(f"a gain of shape {list(shape)}")
+    if kinds & {"contracted", "factor"}:
+        return _contracted(shape, uses, kinds)
+    if "depthwise" in kinds:
+        return elementwise("kernel of a depthwise convolution")
+    if "indexed" in kinds:
+        return embedding("a table that its module indexes with what it is given")
+    if "elementwise" in kinds:
+        return elementwise("no matrix product contracts it")
+    if kinds & {"looked_up", "sliced"}:
+        return elementwise("a table that is looked up by position: no matrix product contracts it")
+    if "passed" in kinds:
+        return _unread(shape, "is passed to a function whose source cannot be read")
+    if "returned" in kinds:
+        return elementwise("its module returns it as it is: no matrix product contracts it")
+    if readable:
+        return elementwise("a bare parameter that forward does not use", uncertain=True)
+    return _unread(shape, "is not used in any source that can be read")
+
+
+def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, Collection[Use]]) -> bool:
+    """True for a bias `[experts, n]` of a module that holds a stack `[experts, ...]` with one axis of n.
+
+    Args:
+        module: the owner of the parameter.
+        shape: of the parameter.
+        uses: how every parameter is used, by identity.
+    """
+    if len(shape) != 2:
+        return False
+    for param in module._parameters.values():
+        if (
+            param is not None
+            and param.dim() == 3
+            and param.shape[0] == shape[0]
+            and shape[1] in param.shape[1:]
+        ):
+            kinds = {use.kind for use in uses.get(id(param), ())}
+            if "contracted" in kinds:
+                return True
+    return False
+
+
+def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) -> RoleDecision:
+    exact = sorted(
+        (use for use in uses if use.kind == "contracted" and use.inputs),
+        key=lambda use: (-max(use.inputs), use.outputs, use.batch, use.block or 0),
+    )
+    if "indexed" in kinds and len(shape) == 2 and not exact:
+        return embedding("a table that its module indexes with what it is given")
+    if "sliced" in kinds and (len(shape) == 2 or shape[0] == 1):
+        return elementwise("a table that is sliced by position", uncertain=True)
+    if "looked_up" in kinds and len(shape) == 2 and (not exact or "elementwise" in kinds):
+        return elementwise("a table that is looked up by position")
+    if not exact:
+        view = MATRIX if len(shape) == 2 else MatrixView(batch_dims=len(shape) - 2)
+        if "factor" in kinds and len(shape) == 2:
+            return matrix("a factor of a matrix product", view)
+        return matrix("a matrix product contracts it, over axes that were not found", view, uncertain=True)
+    view, sure = oriented(shape, exact[0])
+    if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other
+        return elementwise("a matrix product contracts it, but its axes fit no view", uncertain=True)
+    what = (
+        "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
+    )
+    if view.transposed:
+        what += ", stored [in, out]"
+    return matrix(what if sure else f"{what}; its axes fit no view", view, uncertain=not sure)
+
+
+def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
+    """Return the view that a product implies, and whether it says all of it.
+
+    Args:
+        shape: of the parameter.
+        use: which of its axes the product sums over.
+    """
+    rank = len(shape)
+    if rank == 2:
+        transposed = use.inputs == (0,)
+        if use.block and use.block != shape[0] and shape[0] % use.block == 0:
+            sizes = (use.block,) * (shape[0] // use.block)
+            return MatrixView(0, transposed, int(transposed), sizes, "blocks"), True
+        return MatrixView(transposed=transposed), True
+    into, out, batch = set(use.inputs), set(use.outputs), set(use.batch)
+    if not batch and 0 in out and into == set(range(1, rank)):
+        return MATRIX, True  # [out, in...]
+    if not batch and into == {0}:
+        return MatrixView(transposed=True), True  # [in, out...]
+    if batch and batch != set(range(len(batch))):
+        return MatrixView(), False
+    leading = max(len(batch), 1)  # without a batch axis the first one counts heads or experts
+    rest = list(range(leading, rank))
+    first_in, later_in = rest[0] in into, all(axis in into for axis in rest[1:])
+    if first_in and not any(axis in into for axis in rest[1:]):
+        return MatrixView(batch_dims=leading, transposed=True), True
+    return MatrixView(batch_dims=leading), not first_in and later_in
+
+
+def _unread(shape: tuple[int, ...], why: str) -> RoleDecision:
+    if len(shape) == 2:
+        return matrix(f"two dimensions; it {why}", uncertain=True)
+    return elementwise(f"a bare parameter that {why}", uncertain=True)

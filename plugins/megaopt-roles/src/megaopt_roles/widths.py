@@ -1,0 +1,94 @@
+"""Hidden widths: the sizes of the features that pass from one layer of a model to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from megaopt_core.routing import inputs_of, is_projection, outputs_of
+from megaopt_roles.forward.values import ARGUMENT
+from megaopt_roles.reading import ModelReading
+
+__all__ = ["Widths"]
+
+
+class Widths:
+    """The hidden widths of a model: what norms normalize and tables return; else what one layer hands to another.
+
+    A width of one is a score, never hidden. Where the model is one layer alone, what it takes is what it returns.
+
+    Args:
+        model: the model, unwrapped.
+        modules: its modules by canonical name.
+        reading: what its sources say.
+        heads: the projections that may be heads, by identity.
+    """
+
+    def __init__(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading, heads: set[int]
+    ) -> None:
+        self._by_identity: dict[int, int] = {}
+        self._rows: set[int] = set()
+        norms, made, taken = set[int](), set[int](), set[int]()
+        for module in modules.values():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                self._rows.add(module.num_embeddings)
+                norms.add(module.embedding_dim)
+            elif is_projection(module) or isinstance(module, nn.Bilinear):
+                self._by_identity[id(module)] = outputs_of(module)
+                taken.add(inputs_of(module))
+                if id(module) not in heads:
+                    made.add(outputs_of(module))
+            elif "norm" in type(module).__name__.lower():
+                norms |= _normalized(module)
+            for param in module._parameters.values():
+                if param is not None and id(param) in heads and param.dim():
+                    self._by_identity[id(param)] = param.shape[-1]
+        self._hidden = (norms - {1}) or ((made & taken) - {1})
+        self._hidden |= _lone_width(model, reading, heads)
+
+    def is_hidden(self, projection: int, *, residual: bool = False) -> bool:
+        """True for a projection that hands a hidden width on; not when it is as wide as a table is long.
+
+        Args:
+            projection: its identity.
+            residual: the model's output is a sum that began with a table or with the input.
+        """
+        width = self._by_identity.get(projection)
+        return width in self._hidden and (residual or width not in self._rows)
+
+
+def _normalized(norm: nn.Module) -> set[int]:
+    weight = norm._parameters.get("weight")
+    if weight is None or nn.parameter.is_lazy(weight) or not weight.dim():
+        return set()
+    return {weight.shape[-1]}
+
+
+def _lone_width(model: nn.Module, reading: ModelReading, heads: set[int]) -> set[int]:
+    """Return the width of a model that is one layer: no deeper than its own projections, no narrower inside."""
+    own = [_only(child) for child in model._modules.values() if child is not None]
+    projections = [child for child in own if is_projection(child)]
+    if len(projections) < 2 or any(any(True for _ in child._modules) for child in own):
+        return set()
+    first = {
+        inputs_of(call.module)
+        for call in reading.analysis(model).calls
+        if isinstance(call.module, nn.Module) and is_projection(call.module) and call.deps <= {ARGUMENT}
+    }
+    if len(first) != 1:
+        return set()
+    width = first.pop()
+    squares = {outputs_of(part) for part in projections if inputs_of(part) == outputs_of(part)} - {width}
+    ends = [part for part in projections if id(part) in heads]
+    returns = all(inputs_of(part) >= width == outputs_of(part) for part in ends)
+    return {width} if returns and not squares else set()
+
+
+def _only(module: nn.Module) -> nn.Module:
+    """Return the one child of a sequence that has parameters."""
+    parts = [
+        part for part in module._modules.values() if part is not None and any(True for _ in part.parameters())
+    ]
+    return parts[0] if isinstance(module, nn.Sequential) and len(parts) == 1 else module

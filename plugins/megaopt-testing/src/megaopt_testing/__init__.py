@@ -1,0 +1,55 @@
+"""The conformance kit: what holds for every optimizer, as checks that a plugin's author runs.
+
+In a test file::
+
+    from megaopt_testing import parametrize_with_checks
+
+    @parametrize_with_checks("mine", lr=0.01, mine_beta=0.5)
+    def test_conformance(check):
+        check()
+
+On the command line: `megaopt check-plugin mine`.
+"""
+
+from megaopt_testing.check import BoundCheck, Check, CheckResult, CheckStatus
+from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
+from megaopt_testing.checks.identity import check_no_silent_fallback, check_report
+from megaopt_testing.checks.ownership import check_frozen_parameters, check_tied_parameters
+from megaopt_testing.checks.reproducible import check_bit_exact_resume, check_deterministic
+from megaopt_testing.checks.schedule import check_one_schedule
+from megaopt_testing.checks.settings import (
+    check_settings_documented,
+    check_settings_used,
+    check_settings_validated,
+)
+from megaopt_testing.checks.state import check_state_before_first_step
+from megaopt_testing.models import SharedBlocks, TinyGPT
+from megaopt_testing.parametrize import parametrize_with_checks
+from megaopt_testing.plugins import temporary_plugin
+from megaopt_testing.suite import CHECKS, run_checks
+
+__all__ = [
+    "CHECKS",
+    "BoundCheck",
+    "Check",
+    "CheckResult",
+    "CheckStatus",
+    "SharedBlocks",
+    "TinyGPT",
+    "check_bit_exact_resume",
+    "check_deterministic",
+    "check_frozen_parameters",
+    "check_gradient_accumulation",
+    "check_no_silent_fallback",
+    "check_non_finite_gradients",
+    "check_one_schedule",
+    "check_report",
+    "check_settings_documented",
+    "check_settings_used",
+    "check_settings_validated",
+    "check_state_before_first_step",
+    "check_tied_parameters",
+    "parametrize_with_checks",
+    "run_checks",
+    "temporary_plugin",
+]

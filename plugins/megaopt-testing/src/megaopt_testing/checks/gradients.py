@@ -1,0 +1,143 @@
+"""What a step makes of gradients: accumulated ones, and ones that are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megaopt_core.errors import MegaoptError
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.params import Granularity
+from megaopt_core.registry import get_registry
+from megaopt_testing.snapshot import differences, params_of, snapshot
+from megaopt_testing.trial import MICRO_BATCHES, Trial, some
+
+__all__ = ["check_gradient_accumulation", "check_non_finite_gradients"]
+
+type _Params = dict[str, torch.Tensor]
+
+_POISONED = "blocks.0.up.weight"
+
+
+def check_gradient_accumulation(optimizer: str, **settings: Any) -> None:
+    """Gradients accumulated over micro-batches step as those of the whole batch do, bit for bit.
+
+    The gradients have the same bits either way, so whatever differs looks at the backward passes themselves.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: parameters, state or group settings differ after three steps.
+    """
+    trial = Trial(optimizer, settings)
+    results = []
+    for micro_batches in (1, MICRO_BATCHES):
+        model = trial.model()
+        torch.manual_seed(0)
+        built = trial.build(model)
+        for step in range(3):
+            trial.step_given(model, built, step, micro_batches=micro_batches)
+        results.append(snapshot(built))
+    different = differences(*results)
+    if different:
+        trial.fail(
+            f"a gradient accumulated over {MICRO_BATCHES} micro-batches steps otherwise than the same "
+            "gradient of one "
+            f"batch: {some(different)} differ. Does it count backward passes, or hook into them? Only `step` "
+            "may look at "
+            "gradients"
+        )
+
+
+def check_non_finite_gradients(optimizer: str, **settings: Any) -> None:
+    """An infinite gradient: in fp32 the step is made, as torch does; in bf16 it is skipped and leaves nothing behind.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: an fp32 step is skipped, refused, or leaves out parameters whose gradients are finite; a bf16
+            step is made, changes parameters, state or settings, or changes a step that follows.
+    """
+    trial = Trial(optimizer, settings)
+    _steps_in_fp32(trial)
+    _skips_in_bf16(trial)
+
+
+def _steps_in_fp32(trial: Trial) -> None:
+    before, clean = _second_step(trial, None, clip_grad=0.0)
+    _, poisoned = _second_step(trial, _POISONED, clip_grad=0.0)
+    _second_step(trial, _POISONED, clip_grad=1.0)
+    if get_registry().optimizer(trial.optimizer).granularity is Granularity.GROUP:
+        return  # one gradient may reach every parameter of its group
+    left_out = [
+        name
+        for name in clean
+        if name != _POISONED
+        and not torch.equal(clean[name], before[name])
+        and not torch.equal(clean[name], poisoned[name])
+    ]
+    if left_out:
+        trial.fail(
+            f"an infinite gradient of {_POISONED!r} changes the step of {some(left_out)}, whose gradients are "
+            "finite. In fp32 the step is made as torch.optim makes it; do not skip it yourself"
+        )
+
+
+def _second_step(trial: Trial, poison: str | None, *, clip_grad: float) -> tuple[_Params, _Params]:
+    """Return the parameters before and after a second step in fp32."""
+    model = trial.model()
+    torch.manual_seed(0)
+    built = trial.build(model, clip_grad=clip_grad)
+    trial.step_given(model, built, 0)
+    before = params_of(built)
+    try:
+        result = trial.step_given(model, built, 1, poison=poison)
+    except (ArithmeticError, ValueError, RuntimeError) as error:
+        if isinstance(error, MegaoptError) or poison is None:
+            raise
+        trial.fail(
+            f"an infinite gradient in fp32 raises {type(error).__name__}: {error}. Step, as torch.optim does: "
+            "whether such a step is skipped is decided before the optimizer is asked"
+        )
+    if not result.update_successful:
+        trial.fail("an infinite gradient in fp32: update_successful is False, where torch.optim steps")
+    return before, params_of(built)
+
+
+def _skips_in_bf16(trial: Trial) -> None:
+    results = []
+    for poisoned in (False, True):
+        model = trial.model(dtype=torch.bfloat16)
+        torch.manual_seed(0)
+        built = trial.build(model, bf16=True)
+        trial.step_given(model, built, 0)
+        trial.step_given(model, built, 1)
+        if poisoned:
+            _skip(trial, model, built)
+        trial.step_given(model, built, 2)
+        results.append(snapshot(built))
+    different = differences(*results)
+    if different:
+        trial.fail(
+            f"a step that was skipped for an infinite gradient changes the one after it: {some(different)} "
+            "differ. "
+            "Something outside `optimizer.state` remembers the gradient"
+        )
+
+
+def _skip(trial: Trial, model: torch.nn.Module, built: MegatronOptimizer) -> None:
+    before = snapshot(built)
+    result = trial.step_given(model, built, 7, poison=_POISONED)
+    if tuple(result) != (False, None, None):
+        trial.fail(
+            f"an infinite gradient in bf16 returns {tuple(result)}; (False, None, None) says that the step "
+            "was skipped"
+        )
+    different = differences(before, snapshot(built))
+    if different:
+        trial.fail(f"a step that was skipped for an infinite gradient in bf16 changes {some(different)}")

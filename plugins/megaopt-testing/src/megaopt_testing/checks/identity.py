@@ -1,0 +1,151 @@
+"""Who steps: the optimizer that was asked for and no stand-in, on every parameter that it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.plugin_api import OptimizerEntry
+from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_testing.snapshot import params_of, same_bits
+from megaopt_testing.trial import Trial, some
+
+__all__ = ["check_no_silent_fallback", "check_report"]
+
+_STEPS = 3
+_STAND_INS: tuple[tuple[str, type[torch.optim.Optimizer], dict[str, Any]], ...] = (
+    ("plain SGD", torch.optim.SGD, {}),
+    ("SGD with momentum 0.9", torch.optim.SGD, {"momentum": 0.9}),
+    ("AdamW", torch.optim.AdamW, {"weight_decay": 0.0}),
+)
+
+
+def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
+    """It steps every parameter that it takes in its own way: not as plain SGD, SGD with momentum, or AdamW would.
+
+    Parameters that it refuses (`accepts`) go to its `fallback` and are not looked at. An entry whose `optimizer_cls` is
+    one of torch.optim's own classes says by that what it is: it has to equal that class bit for bit.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration; weight decay is switched off.
+
+    Raises:
+        ConformanceError: a parameter moves as a stand-in would move it, or torch's class otherwise than by itself.
+    """
+    trial = Trial(optimizer, settings)
+    torch.manual_seed(0)
+    model = trial.model()
+    built = trial.build(model, weight_decay=0.0)
+    names = trial.own_names(built)
+    before = params_of(built)
+    for step in range(_STEPS):
+        trial.step_given(model, built, step)
+    after = params_of(built)
+    entry = get_registry().optimizer(optimizer)
+    if entry.load_class().__module__.partition(".")[0] == "torch":
+        _require_equal(trial, entry, built, after)
+        return
+    for what, optimizer_cls, arguments in _STAND_INS:
+        other = _stepped_by(trial, optimizer_cls, {"lr": _lr(built), **arguments})
+        same = [name for name in names if _same_step(before[name], after[name], other[name])]
+        if same:
+            trial.fail(
+                f"it moves {some(same)} as {what} with its learning rate does. If it cannot step such "
+                "parameters, let `accepts` "
+                "refuse them and name a `fallback`, so that reports say who steps them"
+            )
+
+
+def _lr(built: MegatronOptimizer) -> float:
+    return float(built.param_groups[0]["lr"])
+
+
+def _stepped_by(
+    trial: Trial, optimizer_cls: type[torch.optim.Optimizer], arguments: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Return a model's parameters after the same gradients and another optimizer."""
+    model = trial.model()
+    other = optimizer_cls(model.parameters(), **arguments)
+    for step in range(_STEPS):
+        other.zero_grad()
+        trial.backward(model, step)
+        other.step()
+    return _named(model)
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+def _same_step(before: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Compare the ways that two optimizers went; a difference below a thousandth is rounding."""
+    moved = (theirs - before).norm()
+    return bool(moved > 0) and bool((ours - theirs).norm() <= 1e-3 * moved)
+
+
+def _require_equal(
+    trial: Trial, entry: OptimizerEntry, built: MegatronOptimizer, after: dict[str, torch.Tensor]
+) -> None:
+    model = trial.model()
+    params = dict(model.named_parameters())
+    kwargs = constructor_kwargs(entry, built.config, [model])
+    own = [group for part in built.parts if type(part.inner) is entry.load_class() for group in part.groups]
+    groups = [
+        {
+            **{key: value for key, value in group.items() if key in ("lr", "weight_decay")},
+            "params": [params[built.names[param]] for param in group["params"]],
+        }
+        for group in own
+    ]
+    by_itself = entry.load_class()(groups, **kwargs)
+    for step in range(_STEPS):
+        by_itself.zero_grad()
+        trial.backward(model, step)
+        by_itself.step()
+    alone = _named(model)
+    names = trial.own_names(built)
+    different = [name for name in names if not same_bits(alone[name], after[name])]
+    if different:
+        trial.fail(
+            f"it is torch's {entry.load_class().__name__} by its entry, and moves {some(different)} otherwise"
+        )
+
+
+def check_report(optimizer: str, **settings: Any) -> None:
+    """`report()` names every parameter once, and `report(after_step=True)` proves that a step changed all of them.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a parameter is not in the report, or a step leaves a parameter with a gradient as it was.
+    """
+    trial = Trial(optimizer, settings)
+    torch.manual_seed(0)
+    model = trial.model()
+    built = trial.build(model)
+    trial.own_names(built)
+    listed = [row.name for row in built.report().params]
+    missing = [name for name, _ in model.named_parameters() if listed.count(name) != 1]
+    if missing:
+        trial.fail(f"its report does not list once: {some(missing)}")
+    for part in built.parts:
+        part.changes.exact = True
+    for step in range(_STEPS - 1):
+        trial.step_given(model, built, step)
+    before = params_of(built)
+    trial.step_given(model, built, _STEPS)
+    unmoved = [name for name, value in params_of(built).items() if same_bits(value, before[name])]
+    if unmoved:
+        trial.fail(f"a step with non-zero gradients leaves {some(unmoved)} as they were")
+    for row in built.report(after_step=True).parts:
+        if row.changed != row.stepped:
+            trial.fail(
+                f"report(after_step=True) counts {row.changed} of {row.stepped} tensors of {row.optimizer!r} "
+                "as changed"
+            )

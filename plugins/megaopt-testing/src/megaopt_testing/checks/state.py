@@ -1,0 +1,92 @@
+"""State before the first step: complete, and where the optimizer's own first step would have begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_testing.snapshot import layout, params_of, settings_of, state_of
+from megaopt_testing.trial import Trial, some
+
+__all__ = ["check_state_before_first_step"]
+
+
+def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
+    """State is there as soon as an optimizer is built: a checkpoint loads without a training step first.
+
+    It has the keys, shapes and dtypes that it has after steps; making it moves no parameter, needs no gradient, and
+    does not change the steps that follow.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a step adds, drops or reshapes state or group settings, building moves a parameter or leaves a
+            gradient, or the first steps differ from those of the class without `init_state_fn`.
+    """
+    trial = Trial(optimizer, settings)
+    torch.manual_seed(0)
+    model = trial.model()
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    built = trial.build(model)
+    moved = [
+        name for name, param in model.named_parameters() if not torch.equal(param.detach(), before[name])
+    ]
+    if moved:
+        trial.fail(f"building it moves {some(moved)}; init_state_fn must leave parameters alone")
+    with_gradient = [name for name, param in model.named_parameters() if param.grad is not None]
+    if with_gradient:
+        trial.fail(
+            f"building it leaves gradients on {some(with_gradient)}; init_state_fn must take them away again"
+        )
+    at_first = {**layout(state_of(built)), **layout(settings_of(built))}
+    for step in range(2):
+        trial.step_given(model, built, step)
+        _require_same_layout(
+            trial, at_first, {**layout(state_of(built)), **layout(settings_of(built))}, step + 1
+        )
+    _require_same_start(trial, built)
+
+
+def _require_same_layout(trial: Trial, first: dict[str, str], later: dict[str, str], steps: int) -> None:
+    added, dropped = [key for key in later if key not in first], [key for key in first if key not in later]
+    changed = [
+        f"{key} ({first[key]} → {later[key]})" for key in first if key in later and first[key] != later[key]
+    ]
+    told = [
+        f"{what} {some(keys)}"
+        for what, keys in (("adds", added), ("drops", dropped), ("changes", changed))
+        if keys
+    ]
+    if told:
+        trial.fail(
+            f"step {steps} {'; '.join(told)}. Everything that a checkpoint needs has to be there before the "
+            "first step: make "
+            "it in init_state_fn"
+        )
+
+
+def _require_same_start(trial: Trial, stepped: MegatronOptimizer) -> None:
+    """Take the state of a second optimizer away, so that its class makes its own, and compare two steps."""
+    torch.manual_seed(0)
+    model = trial.model()
+    lazy = trial.build(model)
+    for part in lazy.parts:
+        part.inner.state.clear()
+    try:
+        for step in range(2):
+            trial.step_given(model, lazy, step)
+    except (KeyError, AttributeError, IndexError):
+        return  # the class needs init_state_fn: there is no other beginning to compare with
+    own, made = params_of(lazy), params_of(stepped)
+    different = [name for name in own if not torch.allclose(own[name], made[name], rtol=1e-5, atol=1e-7)]
+    if different:
+        trial.fail(
+            f"with the state that is made before the first step, the first steps differ from those of "
+            f"{type(stepped.parts[0].inner).__name__} by itself: {some(different)}. Give the entry an "
+            "init_state_fn that makes "
+            "the state from which the first step arrives at the same place"
+        )

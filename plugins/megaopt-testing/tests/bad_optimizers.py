@@ -1,0 +1,335 @@
+"""Signed momentum, done well, and done wrong in one way per check of the conformance kit."""
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from megaopt_core import OptimizerEntry, hookimpl
+from megaopt_core.config import between
+
+_TICKS = itertools.count(1)
+
+
+class Good(torch.optim.Optimizer):
+    """Moves every weight by the learning rate, against the sign of the momentum, after decoupled weight decay."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, beta: float = 0.9, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.update(param, group)
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        state = self.state[param]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(param)
+        return state["momentum"]
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        momentum = self.momentum(param).lerp_(param.grad, 1 - group["beta"])
+        param.sub_(momentum.sign(), alpha=group["lr"])
+
+
+class CountsBackwards(Good):
+    """Divides by the number of backward passes, which it counts in a hook."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float, chunks: Any) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.passes = 0
+        trained = [param for chunk in chunks for param in chunk.parameters() if param.requires_grad]
+        if trained:
+            self.watched = trained[-1]
+            self.watched.register_hook(self._count)
+
+    def _count(self, grad: torch.Tensor) -> None:
+        self.passes = 1 if self.watched.grad is None else self.passes + 1
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": group["lr"] / max(self.passes, 1)})
+
+
+class ForgetsOnResume(Good):
+    """Keeps its momentum where no state dict sees it."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.hidden: dict[torch.Tensor, torch.Tensor] = {}
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        return self.hidden.setdefault(param, torch.zeros_like(param))
+
+
+class KeepsObjectsInState(Good):
+    """Its state holds an object that only an unrestricted unpickler reads."""
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        self.state[param].setdefault("who", ForgetsOnResume)
+        return super().momentum(param)
+
+
+class SkipsNonFinite(Good):
+    """Decides by itself that a step with an infinite gradient is not made."""
+
+    def step(self, closure: Any = None) -> None:
+        grads = [
+            param.grad for group in self.param_groups for param in group["params"] if param.grad is not None
+        ]
+        if all(bool(grad.isfinite().all()) for grad in grads):
+            super().step(closure)
+
+
+class RefusesNonFinite(Good):
+    """Raises on an infinite gradient."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if not bool(param.grad.isfinite().all()):
+            raise FloatingPointError("infinite gradient")
+        super().update(param, group)
+
+
+class RemembersNonFinite(Good):
+    """Watches bf16 gradients in a hook, and goes half as fast for ever after it saw an infinite one."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float, chunks: Any) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.slow = False
+        for param in [
+            param for chunk in chunks for param in chunk.parameters() if param.dtype == torch.bfloat16
+        ]:
+            param.register_hook(self._watch)
+
+    def _watch(self, grad: torch.Tensor) -> None:
+        self.slow |= not bool(grad.isfinite().all())
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": group["lr"] / (2 if self.slow else 1)})
+
+
+class StepsTiedTwice(Good):
+    """Looks the model's parameters up by all of their names, and steps once for each."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float, chunks: Any) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.times: Counter[str] = Counter()
+        for chunk in chunks:
+            first: dict[torch.Tensor, str] = {}
+            for name, param in chunk.named_parameters(remove_duplicate=False):
+                self.times[first.setdefault(param, name)] += 1
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        for _ in range(self.times[param.param_info.name]):
+            super().update(param, group)
+
+
+class DecaysWithoutGradient(Good):
+    """Decays every weight before it looks whether there is a gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    param.mul_(1 - group["lr"] * group["weight_decay"])
+        super().step(closure)
+
+
+class IgnoresSchedule(Good):
+    """Uses the learning rate that its constructor was given."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": self.defaults["lr"]})
+
+
+class SchedulesItself(Good):
+    """Lowers its learning rate by itself after every step."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] *= 0.9
+
+
+class FallsBackToSGD(Good):
+    """Steps vectors with plain SGD, and says so nowhere."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if param.ndim > 1:
+            super().update(param, group)
+            return
+        self.momentum(param).add_(param.grad)
+        param.sub_(param.grad + group["weight_decay"] * param, alpha=group["lr"])
+
+
+class FallsBackToAdamW(Good):
+    """Steps vectors with AdamW, and says so nowhere."""
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        if param.ndim < 2:
+            self.state[param].setdefault("second", torch.zeros_like(param))
+            self.state[param].setdefault("step", torch.zeros(()))
+        return super().momentum(param)
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if param.ndim > 1:
+            super().update(param, group)
+            return
+        first, state = self.momentum(param), self.state[param]
+        step = int(state["step"].add_(1))
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        first.lerp_(param.grad, 0.1)
+        state["second"].mul_(0.999).addcmul_(param.grad, param.grad, value=0.001)
+        size = state["second"].sqrt() / math.sqrt(1 - 0.999**step) + 1e-8
+        param.addcdiv_(first, size, value=-group["lr"] / (1 - 0.9**step))
+
+
+class StartsElsewhere(Good):
+    """Begins its momentum with the first gradient, while its entry makes zeros."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if "momentum" not in self.state[param]:
+            self.state[param]["momentum"] = param.grad.clone()
+        super().update(param, group)
+
+
+class JittersOnPlateaus(Good):
+    """Adds noise that no seed controls, once the learning rate has stood still for four steps."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.last, self.still = 0.0, 0
+
+    def step(self, closure: Any = None) -> None:
+        lr = self.param_groups[0]["lr"]
+        self.still = self.still + 1 if lr == self.last else 1
+        self.last = lr
+        super().step(closure)
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        jitter = 1e-3 * next(_TICKS) if self.still > 3 else 0.0
+        super().update(param, {**group, "lr": group["lr"] * (1 + jitter)})
+
+
+class MovesParametersAtBuild(Good):
+    """See its entry: making its state moves parameters."""
+
+
+class DoesNothing(Good):
+    """Keeps momentum, and leaves parameters as they are."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        self.momentum(param).lerp_(param.grad, 1 - group["beta"])
+
+
+@frozen
+class Settings:
+    """Settings as they should be."""
+
+    beta: float = field(
+        default=0.9, validator=between(0.0, 1.0), metadata={"help": "decay rate of the momentum"}
+    )
+
+
+@frozen
+class UncheckedSettings:
+    """A setting that takes anything."""
+
+    beta: float = field(default=0.9, metadata={"help": "decay rate of the momentum"})
+
+
+@frozen
+class UnboundedSettings:
+    """A setting that takes any finite number."""
+
+    beta: float = field(default=0.9, validator=between(-math.inf, math.inf), metadata={"help": "decay rate"})
+
+
+@frozen
+class SilentSettings:
+    """A setting that nobody explains."""
+
+    beta: float = field(default=0.9, validator=between(0.0, 1.0))
+
+
+def _with_model(config: Any, model_chunks: Any, pg_collection: Any) -> dict[str, Any]:
+    kwargs = {"lr": config.lr, "beta": config.signum_beta, "weight_decay": config.weight_decay}
+    return {**kwargs, "chunks": model_chunks}
+
+
+def _without_beta(config: Any, model_chunks: Any, pg_collection: Any) -> dict[str, Any]:
+    return {"lr": config.lr, "weight_decay": config.weight_decay}
+
+
+def _move(optimizer: torch.optim.Optimizer, config: Any = None) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param]["momentum"] = torch.zeros_like(param)
+            param.data.mul_(0.999)
+
+
+def _no_state(optimizer: torch.optim.Optimizer, config: Any = None) -> None:
+    """Leave the state to the first step."""
+
+
+def _zeros(optimizer: torch.optim.Optimizer, config: Any = None) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param]["momentum"] = torch.zeros_like(param)
+
+
+def _entry(optimizer_cls: type[torch.optim.Optimizer], **fields: Any) -> OptimizerEntry:
+    return OptimizerEntry(optimizer_cls, **{"settings": Settings, "setting_prefixes": ("signum",), **fields})
+
+
+def _with(settings: type, prefix: str) -> OptimizerEntry:
+    return _entry(Good, settings=settings, setting_prefixes=(prefix,))
+
+
+ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
+    "counts_backwards": ("gradient_accumulation", _entry(CountsBackwards, config_to_kwargs=_with_model)),
+    "forgets_on_resume": ("bit_exact_resume", _entry(ForgetsOnResume)),
+    "keeps_objects_in_state": ("bit_exact_resume", _entry(KeepsObjectsInState)),
+    "skips_non_finite": ("non_finite_gradients", _entry(SkipsNonFinite)),
+    "refuses_non_finite": ("non_finite_gradients", _entry(RefusesNonFinite)),
+    "remembers_non_finite": (
+        "non_finite_gradients",
+        _entry(RemembersNonFinite, config_to_kwargs=_with_model),
+    ),
+    "steps_tied_twice": ("tied_parameters", _entry(StepsTiedTwice, config_to_kwargs=_with_model)),
+    "decays_without_gradient": ("frozen_parameters", _entry(DecaysWithoutGradient)),
+    "ignores_schedule": ("one_schedule", _entry(IgnoresSchedule)),
+    "schedules_itself": ("one_schedule", _entry(SchedulesItself)),
+    "unchecked_settings": ("settings_validated", _with(UncheckedSettings, "unchecked")),
+    "unbounded_settings": ("settings_validated", _with(UnboundedSettings, "unbounded")),
+    "silent_settings": ("settings_documented", _with(SilentSettings, "silent")),
+    "ignored_settings": ("settings_used", _entry(Good, config_to_kwargs=_without_beta)),
+    "falls_back_to_sgd": ("no_silent_fallback", _entry(FallsBackToSGD)),
+    "falls_back_to_adamw": ("no_silent_fallback", _entry(FallsBackToAdamW)),
+    "makes_state_late": ("state_before_first_step", _entry(Good, init_state_fn=_no_state)),
+    "starts_elsewhere": ("state_before_first_step", _entry(StartsElsewhere, init_state_fn=_zeros)),
+    "moves_parameters_at_build": (
+        "state_before_first_step",
+        _entry(MovesParametersAtBuild, init_state_fn=_move),
+    ),
+    "jitters_on_plateaus": ("deterministic", _entry(JittersOnPlateaus)),
+    "does_nothing": ("report", _entry(DoesNothing)),
+}
+"""Optimizer name to the one check that it fails, and its entry."""
+
+
+class Plugin:
+    """The good optimizer and all bad ones."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+        return {"signum": _entry(Good), **{name: entry for name, (_, entry) in ENTRIES.items()}}

@@ -1,0 +1,75 @@
+"""Every check catches the optimizers that it is for, and lets a good one pass."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from megaopt_testing import CHECKS, CheckStatus, run_checks, temporary_plugin
+
+
+def _bad_optimizers() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "bad_optimizers", Path(__file__).with_name("bad_optimizers.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BAD = _bad_optimizers()
+
+# What the message tells the author, beside the optimizer's name.
+HELP = {
+    "counts_backwards": "accumulated over 4 micro-batches steps otherwise",
+    "forgets_on_resume": "belongs in `optimizer.state`",
+    "keeps_objects_in_state": "torch.load(weights_only=True)",
+    "skips_non_finite": "do not skip it yourself",
+    "refuses_non_finite": "raises FloatingPointError: infinite gradient",
+    "remembers_non_finite": "changes the one after it",
+    "steps_tied_twice": "Step the parameters of the groups and no others",
+    "decays_without_gradient": "weight decay included",
+    "ignores_schedule": "Read `group['lr']` in every step",
+    "schedules_itself": "a step changes lr of group 0 from 0.005 to 0.0045",
+    "unchecked_settings": "OptimizerConfig accepts unchecked_beta='much'",
+    "unbounded_settings": "accepts unbounded_beta=-1e+30 and 1e+30",
+    "silent_settings": "settings without help: silent_beta",
+    "ignored_settings": "nothing reads the settings signum_beta",
+    "falls_back_to_sgd": "as plain SGD with its learning rate does",
+    "falls_back_to_adamw": "as AdamW with its learning rate does",
+    "makes_state_late": "make it in init_state_fn",
+    "starts_elsewhere": "differ from those of StartsElsewhere by itself",
+    "moves_parameters_at_build": "building it moves",
+    "jitters_on_plateaus": "Draw random numbers from torch's default generator",
+    "does_nothing": "a step with non-zero gradients leaves",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plugin() -> Iterator[None]:
+    with temporary_plugin(BAD.Plugin(), name="bad-optimizers"):
+        yield
+
+
+def test_a_good_optimizer_passes_everything() -> None:
+    """No check fails, or skips, an optimizer that does all as it should."""
+    assert {result.id: result.status for result in run_checks("signum")} == {
+        check.id: CheckStatus.PASSED for check in CHECKS
+    }
+
+
+@pytest.mark.parametrize("name", BAD.ENTRIES)
+def test_a_bad_optimizer_fails_the_check_that_it_is_for_and_no_other(name: str) -> None:
+    """The message names the optimizer and says what to mend; nothing else is raised on the way."""
+    intended = BAD.ENTRIES[name][0]
+    failed = [result for result in run_checks(name) if not result.ok]
+    assert [result.id for result in failed] == [intended]
+    assert failed[0].message.startswith(f"{name!r}: ")
+    assert HELP[name] in failed[0].message
+    assert failed[0].traceback == ""
+
+
+def test_every_check_has_an_optimizer_that_it_catches() -> None:
+    """A check that nothing can fail proves nothing."""
+    assert {intended for intended, _ in BAD.ENTRIES.values()} == {check.id for check in CHECKS}

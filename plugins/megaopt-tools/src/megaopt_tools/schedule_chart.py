@@ -1,0 +1,246 @@
+"""The command `megaopt schedule`: learning rate and weight decay over the steps, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from attrs import frozen
+
+from megaopt_core.errors import MegaoptError
+from megaopt_core.reporting import format_table
+from megaopt_core.schedules import OptimizerParamScheduler
+from megaopt_tools.text_plot import draw_curve, sample_steps
+
+__all__ = ["ScheduleSamples", "add_schedule_arguments", "run_schedule", "sample_schedule", "scheduler_from"]
+
+_WIDTH, _HEIGHT, _FLAT_HEIGHT = 65, 9, 3
+
+
+class _OneGroup:
+    """Stands in for an optimizer: one parameter group and nothing else."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = [{}]
+
+
+@frozen
+class ScheduleSamples:
+    """A schedule's values at some steps.
+
+    Args:
+        settings: the scheduler's settings, by name.
+        steps: the steps, ascending.
+        learning_rates: the learning rate at each step.
+        weight_decays: weight decay at each step.
+    """
+
+    settings: Mapping[str, Any]
+    steps: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    weight_decays: tuple[float, ...]
+
+
+type DrawPng = Callable[[ScheduleSamples, str], None]
+
+
+def _whole_from(least: int) -> Any:
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is no whole number") from None
+        if number < least:
+            raise ArgumentTypeError(f"{number} is below {least}")
+        return number
+
+    return convert
+
+
+def add_schedule_arguments(parser: ArgumentParser) -> None:
+    """Add the options of a schedule and of its drawing.
+
+    Args:
+        parser: the parser of the command; `run_schedule` takes what it parses.
+    """
+    steps = _whole_from(0)
+    lr = parser.add_argument_group("learning rate")
+    lr.add_argument("--lr", type=float, default=1e-3, metavar="LR", help="maximum (default: %(default)s)")
+    lr.add_argument(
+        "--min-lr", type=float, default=0.0, metavar="LR", help="at the end of the decay (default: 0)"
+    )
+    lr.add_argument(
+        "--init-lr", type=float, default=0.0, metavar="LR", help="where warm-up begins (default: 0)"
+    )
+    lr.add_argument(
+        "--warmup-steps", type=steps, default=0, metavar="N", help="length of warm-up (default: 0)"
+    )
+    lr.add_argument(
+        "--decay-steps",
+        type=steps,
+        default=1000,
+        metavar="N",
+        help="step at which the decay ends, counted from step 0 (default: %(default)s)",
+    )
+    lr.add_argument(
+        "--style",
+        default="cosine",
+        help="constant, linear, cosine, inverse-square-root, WSD or a plugin's style (default: %(default)s)",
+    )
+    lr.add_argument("--wsd-decay-steps", type=steps, metavar="N", help="WSD: length of the final decay")
+    lr.add_argument(
+        "--wsd-style",
+        default="exponential",
+        help="WSD: linear, cosine, exponential or minus_sqrt (default: %(default)s)",
+    )
+    wd = parser.add_argument_group("weight decay")
+    wd.add_argument("--wd", type=float, default=0.0, metavar="WD", help="at step 0 (default: 0)")
+    wd.add_argument("--end-wd", type=float, metavar="WD", help="at the end (default: as --wd)")
+    wd.add_argument(
+        "--wd-steps", type=steps, metavar="N", help="length of the way between (default: as --decay-steps)"
+    )
+    wd.add_argument(
+        "--wd-style",
+        help="constant, linear, cosine or a plugin's style (default: constant, or linear if --end-wd is given)",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--points",
+        type=_whole_from(2),
+        default=11,
+        metavar="N",
+        help="rows of numbers (default: %(default)s)",
+    )
+    output.add_argument("--json", action="store_true", help="print settings and numbers as JSON")
+    output.add_argument("--png", metavar="FILE", help="also draw a picture (needs megaopt-tools)")
+
+
+def scheduler_from(args: Namespace) -> OptimizerParamScheduler:
+    """Return the scheduler that the options describe, for one parameter group without values of its own.
+
+    Args:
+        args: what a parser with :func:`add_schedule_arguments` parsed.
+
+    Raises:
+        ScheduleError: the options contradict each other.
+    """
+    end_wd = args.wd if args.end_wd is None else args.end_wd
+    return OptimizerParamScheduler(
+        _OneGroup(),
+        init_lr=args.init_lr,
+        max_lr=args.lr,
+        min_lr=args.min_lr,
+        lr_warmup_steps=args.warmup_steps,
+        lr_decay_steps=args.decay_steps,
+        lr_decay_style=args.style,
+        start_wd=args.wd,
+        end_wd=end_wd,
+        wd_incr_steps=args.decay_steps if args.wd_steps is None else args.wd_steps,
+        wd_incr_style=args.wd_style or ("constant" if args.end_wd is None else "linear"),
+        wsd_decay_steps=args.wsd_decay_steps,
+        lr_wsd_decay_style=args.wsd_style,
+    )
+
+
+def sample_schedule(scheduler: OptimizerParamScheduler, count: int) -> ScheduleSamples:
+    """Return a schedule's values at evenly spaced steps, from 0 to the end of decay and increments.
+
+    Args:
+        scheduler: the scheduler; it is left as it was.
+        count: how many steps; at least 2. Short schedules repeat some, for a step is a whole number.
+    """
+    settings = scheduler.state_dict()
+    before = settings.pop("num_steps")
+    steps = sample_steps(int(max(scheduler.lr_decay_steps, scheduler.wd_incr_steps)), count)
+    learning_rates, weight_decays = [], []
+    try:
+        for step in steps:
+            scheduler.num_steps = step
+            learning_rates.append(scheduler.get_lr({}))
+            weight_decays.append(scheduler.get_wd())
+    finally:
+        scheduler.num_steps = before
+    return ScheduleSamples(settings, tuple(steps), tuple(learning_rates), tuple(weight_decays))
+
+
+def run_schedule(args: Namespace) -> int:
+    """Print the schedule that the options describe; return the command's exit status.
+
+    A plugin that can draw pictures sets the default `draw_png` on the command's parser, a function of
+    :class:`ScheduleSamples` and the file name: `commands.choices["schedule"].set_defaults(draw_png=...)`.
+
+    Args:
+        args: what a parser with :func:`add_schedule_arguments` parsed.
+    """
+    draw_png: DrawPng | None = getattr(args, "draw_png", None)
+    if args.png and draw_png is None:
+        sys.stderr.write("megaopt schedule: --png needs megaopt-tools: pip install megaopt-tools\n")
+        return 2
+    try:
+        scheduler = scheduler_from(args)
+        points = sample_schedule(scheduler, args.points)
+        curve = sample_schedule(scheduler, 2 * _WIDTH)
+    except MegaoptError as error:
+        sys.stderr.write(f"megaopt schedule: {error}\n")
+        return 2
+    if args.json:
+        sys.stdout.write(json.dumps(_as_json(points), indent=2) + "\n")
+    else:
+        sys.stdout.write(_as_text(points, curve, ascii_only=not _shows_braille(sys.stdout)) + "\n")
+    return _write_png(scheduler, draw_png, args) if args.png and draw_png is not None else 0
+
+
+def _write_png(scheduler: OptimizerParamScheduler, draw_png: DrawPng, args: Namespace) -> int:
+    try:
+        draw_png(sample_schedule(scheduler, 1001), args.png)
+    except OSError as error:
+        sys.stderr.write(f"megaopt schedule: cannot write {args.png}: {error.strerror or error}\n")
+        return 1
+    if not args.json:
+        sys.stdout.write(f"\nwrote {args.png}\n")
+    return 0
+
+
+def _shows_braille(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("-", "") == "utf8"
+
+
+def _rows(points: ScheduleSamples) -> list[tuple[int, float, float]]:
+    rows = zip(points.steps, points.learning_rates, points.weight_decays, strict=True)
+    return list(dict.fromkeys(rows))
+
+
+def _as_json(points: ScheduleSamples) -> dict[str, Any]:
+    names = ("step", "learning_rate", "weight_decay")
+    return {
+        "settings": dict(points.settings),
+        "points": [dict(zip(names, row, strict=True)) for row in _rows(points)],
+    }
+
+
+def _as_text(points: ScheduleSamples, curve: ScheduleSamples, *, ascii_only: bool) -> str:
+    settings = points.settings
+    wsd = f" ({settings['lr_wsd_decay_style']})" if settings["lr_decay_style"] == "WSD" else ""
+    table = format_table(
+        ["step", "learning rate", "weight decay"],
+        [(step, f"{lr:.6g}", f"{wd:.6g}") for step, lr, wd in _rows(points)],
+        right=["step", "learning rate", "weight decay"],
+    )
+    sections = [
+        f"learning rate: {settings['lr_decay_style']}{wsd}",
+        *_curve(curve.learning_rates, curve.steps[-1], ascii_only=ascii_only),
+        "",
+        f"weight decay: {settings['wd_incr_style']}",
+        *_curve(curve.weight_decays, curve.steps[-1], ascii_only=ascii_only),
+        "",
+        table,
+    ]
+    return "\n".join(sections)
+
+
+def _curve(values: tuple[float, ...], last_step: int, *, ascii_only: bool) -> list[str]:
+    height = _HEIGHT if min(values) < max(values) else _FLAT_HEIGHT
+    return draw_curve(values, last_step, _WIDTH, height, ascii_only=ascii_only)

@@ -1,0 +1,103 @@
+"""`megaopt explain --html` writes one page that needs nothing else; big models are told in few rows."""
+
+import json
+import re
+
+import pytest
+import torch
+from megaopt_tools.explain_page import write_page
+
+from megaopt_core.cli import main
+from megaopt_core.cli._explain import MANY, _alike
+
+PLUGIN = """
+@hookimpl
+def megaopt_optimizer_entries():
+    return {"plain": OptimizerEntry(torch.optim.SGD)}
+"""
+MODELS = f"""
+import torch
+
+def deep():
+    return torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range({MANY})])
+"""
+
+
+@pytest.fixture
+def deep(plugins, monkeypatch):
+    """A factory of a model with many layers that are alike."""
+    monkeypatch.chdir(plugins.folder)
+    monkeypatch.setenv("COLUMNS", "200")
+    plugins.install("one", PLUGIN)
+    plugins.registry()
+    (plugins.folder / "deep_models.py").write_text(MODELS)
+    return "deep_models:deep"
+
+
+def _embedded(page: str) -> dict:
+    return json.loads(
+        re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    )
+
+
+def test_the_page_holds_every_parameter_and_loads_nothing(deep, tmp_path, capsys):
+    """All data is in the file; it names no other address."""
+    page = tmp_path / "page.html"
+    assert main(["explain", deep, "--optimizer", "plain", "--html", str(page)]) == 0
+    text = page.read_text()
+    assert [row["name"] for row in _embedded(text)["parameters"]][:2] == ["0.weight", "0.bias"]
+    assert len(_embedded(text)["parameters"]) == 2 * MANY
+    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", text)
+    assert "wrote " in capsys.readouterr().err
+
+
+def test_nothing_in_a_name_can_end_the_data_early(tmp_path):
+    """A script end tag inside a reason stays data."""
+    explained = {"model": "m", "config": {}, "frozen": [], "parameters": [{"name": "</script><b>"}]}
+    write_page(str(tmp_path / "page.html"), explained)
+    assert _embedded((tmp_path / "page.html").read_text()) == explained
+
+
+def test_a_page_that_cannot_be_written_is_one_clean_error(deep, tmp_path, capsys):
+    """The error names the option and the path."""
+    path = tmp_path / "missing" / "page.html"
+    assert main(["explain", deep, "--optimizer", "plain", "--html", str(path)]) == 2
+    assert f"--html {path}: cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_layers_that_are_alike_share_a_row_unless_all_are_asked_for(deep, capsys):
+    """120 parameters stand in two rows with a count; --all shows each."""
+    main(["explain", deep, "--optimizer", "plain"])
+    short = capsys.readouterr().out
+    assert re.search(rf"^\*\.weight +{MANY} +4x4 ", short, re.MULTILINE)
+    assert f"{2 * MANY} parameters in " in short
+    main(["explain", deep, "--optimizer", "plain", "--all"])
+    assert (
+        len([line for line in capsys.readouterr().out.splitlines() if re.match(r"\d+\.(weight|bias) ", line)])
+        == 2 * MANY
+    )
+
+
+def test_rows_share_a_pattern_only_when_nothing_else_differs():
+    """Another learning rate is another row; only numbers between dots are patterns."""
+    rows = [{"name": f"layers.{i}.w1", "lr": 0.1 if i < 2 else 0.2} for i in range(3)]
+    assert [(name, len(members)) for name, members in _alike(rows)] == [
+        ("layers.*.w1", 2),
+        ("layers.2.w1", 1),
+    ]
+
+
+def test_a_model_of_400_billion_parameters_is_explained_without_weights(deep):
+    """A mixture of experts with 60 layers of 128 experts is routed on the meta device."""
+    from megaopt_core import OptimizerConfig, route
+
+    with torch.device("meta"):
+        experts = torch.nn.Linear(4096, 4096 * 3, bias=False)
+        model = torch.nn.ModuleList(
+            [
+                torch.nn.ModuleList([torch.nn.Linear(4096, 4096 * 3, bias=False) for _ in range(128)])
+                for _ in range(60)
+            ]
+        )
+    routing = route(OptimizerConfig(optimizer="plain", lr=0.1), model)
+    assert sum(entry.spec.numel for entry in routing.params.values()) == 60 * 128 * experts.weight.numel()

@@ -1,0 +1,66 @@
+"""A plugin with one optimizer of every kind, so that routing is tested without any that is installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import field, frozen
+from megaopt_testing.plugins import temporary_plugin
+
+from megaopt_core import Granularity, OptimizerEntry, hookimpl
+from megaopt_core.config import between
+
+
+@frozen
+class WholeSettings:
+    """Settings of `whole`."""
+
+    rate: float = field(default=0.5, validator=between(0.0, 1.0), metadata={"help": "not used"})
+    scalar: str = field(default="plain", metadata={"help": "who takes the rest"})
+
+
+class Whole(torch.optim.SGD):
+    """Takes whole matrices; `rate` is a constructor setting that groups do not keep."""
+
+    def __init__(self, params, lr, momentum=0.0, rate=0.5):
+        super().__init__(params, lr=lr, momentum=momentum)
+        self.rate = rate
+
+
+def _whole_kwargs(config, model_chunks, pg_collection):
+    return {"lr": config.lr, "rate": config.whole_rate}
+
+
+def only_matrices(spec, view):
+    """Refuse what has no matrix view."""
+    return None if view is not None else "not a matrix"
+
+
+class StandIn:
+    """Optimizers `plain` (element-wise), `whole` (matrices, the rest to `plain`), `picky` (matrices, no fallback)."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        """Return the three."""
+        return {
+            "plain": OptimizerEntry(torch.optim.SGD, supports_fp16=True),
+            "whole": OptimizerEntry(
+                Whole,
+                config_to_kwargs=_whole_kwargs,
+                settings=WholeSettings,
+                setting_prefixes=("whole",),
+                granularity=Granularity.TENSOR,
+                accepts=only_matrices,
+                fallback=lambda config: config.whole_scalar,
+            ),
+            "picky": OptimizerEntry(torch.optim.SGD, granularity=Granularity.TENSOR, accepts=only_matrices),
+        }
+
+
+@pytest.fixture(autouse=True)
+def stand_in():
+    """Register the stand-in plugin for one test."""
+    with temporary_plugin(StandIn(), name="stand_in") as registry:
+        yield registry

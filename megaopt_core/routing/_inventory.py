@@ -9,13 +9,11 @@ from attrs import define, evolve, frozen
 
 from megaopt_core.errors import RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
-from megaopt_core.params._names import NamedParam, named_params, unwrap
+from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._parts import LogicalPart, logical_part
-from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import ParamSpec
-from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._roles.infer import infer_roles
 
 __all__ = ["Inventory", "InventoryItem", "take_inventory"]
@@ -106,22 +104,6 @@ class Inventory:
         return [name for item in (*self.trainable, *self.frozen) for name in (item.name, *item.aliases)]
 
 
-def _annotations(chunk: torch.nn.Module) -> dict[str, Role | MatrixView]:
-    found: dict[str, Role | MatrixView] = {}
-    owner: dict[str, str] = {}
-    results = get_registry().call_each("megaopt_annotate_params", model_chunk=unwrap(chunk))
-    for plugin, result in results:
-        for name, what in (result or {}).items():
-            if name in found and found[name] != what:
-                raise RoutingError(
-                    f"parameter {name!r} is annotated as {found[name]} by plugin {owner[name]!r} and as {what} by "
-                    f"plugin {plugin.name!r}; an attribute on the parameter decides (matrix_view=...)",
-                    names=[name],
-                )
-            found[name], owner[name] = what, plugin.name
-    return found
-
-
 def take_inventory(
     chunks: Sequence[torch.nn.Module],
     pgs: ProcessGroupCollection,
@@ -140,7 +122,7 @@ def take_inventory(
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
     for index, chunk in enumerate(chunks):
-        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, _annotations(chunk))
+        decisions: Mapping[str, RoleDecision] = infer_roles(chunk)
         for named in named_params(chunk):
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
             if name in seen:

@@ -1,15 +1,11 @@
-"""The one entry: a decision for every parameter of a model."""
+"""The one entry: a decision for every parameter of a model, read from it."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from attrs import evolve
 from torch import nn
 
-from megaopt_core.errors import RoutingError
 from megaopt_core.params import (
-    MatrixView,
     NamedParam,
     Role,
     RoleDecision,
@@ -18,7 +14,6 @@ from megaopt_core.params import (
     unwrap,
 )
 from megaopt_core.routing import by_module_type, by_shape, elementwise, target_of, tied_role
-from megaopt_core.routing._roles.explicit import apply_explicit
 from megaopt_roles.adapters import adapted_role
 from megaopt_roles.heads import find_heads
 from megaopt_roles.reading import ModelReading
@@ -26,48 +21,29 @@ from megaopt_roles.scripted import stand_ins
 from megaopt_roles.splits import with_split
 from megaopt_roles.uses import by_uses, is_stack_bias
 
-__all__ = ["infer_roles"]
+__all__ = ["read_roles"]
 
 
-def infer_roles(
-    model: nn.Module, annotations: Mapping[str, Role | MatrixView] | None = None
-) -> dict[str, RoleDecision]:
-    """Find what every parameter of a model is.
+def read_roles(model: nn.Module) -> dict[str, RoleDecision]:
+    """Find what every parameter of a model is, as far as its modules and their forwards tell.
 
-    What is said of a parameter explicitly comes first: attributes on it, then `annotations`, then views that users
-    registered. Otherwise the module that owns it decides, by its type, and by what its forward does with the
-    parameter. Nothing is run, and names decide nothing.
+    The module that owns a parameter decides, by its type, and by what its forward does with it. Nothing is run, and
+    names decide nothing. What is said explicitly, by attributes or registered views, is the core's business.
 
     Args:
         model: any module, on any device (meta too), wrapped or not.
-        annotations: what plugins know: canonical name to role or view.
 
     Returns:
         A decision for every parameter, frozen ones included, by canonical name, in registration order.
 
-    Raises:
-        ViewError: two descriptions of one parameter contradict each other, or a view does not fit.
-        RoutingError: an annotation names no parameter, or a lazy module was not initialized.
-
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 100))
-        >>> {name: str(decision.role) for name, decision in infer_roles(model).items() if "weight" in name}
+        >>> {name: str(decision.role) for name, decision in read_roles(model).items() if "weight" in name}
         {'0.weight': 'embedding', '1.weight': 'matrix', '2.weight': 'output'}
     """
-    annotations = annotations or {}
-    entries = named_params(model)
-    known = {name for entry in entries for name in (entry.name, *entry.aliases)}
-    unknown = sorted(set(annotations) - known)
-    if unknown:
-        raise RoutingError(
-            f"infer_roles: annotations name parameters that the model does not have: {unknown}"
-        )
-    for entry in entries:
-        if nn.parameter.is_lazy(entry.param):
-            raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
     rules = _Rules(unwrap(model))
-    return {entry.name: apply_explicit(entry, rules.decide(entry), annotations) for entry in entries}
+    return {entry.name: rules.decide(entry) for entry in named_params(model)}
 
 
 class _Rules:

@@ -15,8 +15,6 @@ from megaopt_core.errors import ConfigFileError, MegaoptError, OverrideError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import OVERRIDE_FIELDS, ParamGroupOverride, validate_override
 from megaopt_core.params._roles import Role
-from megaopt_core.routing._matching import STANDARD
-from megaopt_core.routing._standard import get_standard_config_overrides
 
 __all__ = ["OverridesFromFile", "RunFile"]
 
@@ -28,11 +26,13 @@ class OverridesFromFile(dict[ParamKey, ParamGroupOverride]):
 
     Attributes:
         sources: key to `"file:line"`.
+        with_standard: the standard overrides apply as well, but for keys that stand here too.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sources: dict[ParamKey, str] = {}
+        self.with_standard = False
 
 
 @frozen
@@ -69,8 +69,7 @@ class RunFile:
         if self.overrides is None or not self.standard_overrides:
             return self.overrides
         combined = OverridesFromFile()
-        for key, override in get_standard_config_overrides(self.config).items():
-            combined[key], combined.sources[key] = override, STANDARD
+        combined.with_standard = True
         for key, override in self.overrides.items():
             combined[key] = override
             combined.sources[key] = getattr(self.overrides, "sources", {}).get(key, "config_overrides")

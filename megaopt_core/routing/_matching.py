@@ -90,8 +90,7 @@ class OverrideSet:
             if not isinstance(key, ParamKey):
                 raise OverrideError(f"{source}: the key of an override is a ParamKey, got {key!r}", value=key)
             who = getattr(overrides, "sources", {}).get(key, source)
-            needs_match = must_match and who != STANDARD
-            self.entries.append(SourcedOverride(key, validate_override(override), who, needs_match))
+            self.entries.append(SourcedOverride(key, validate_override(override), who, must_match))
 
     def match(self, param: NamedParam, role: Role) -> Match:
         """Return what the overrides say about a parameter; every name that it is tied under may match.

@@ -246,9 +246,11 @@ def _route_this_rank(
     registry = get_registry()
     primary = registry.optimizer(config.optimizer)
     inventory = take_inventory(chunks, pgs, fqn)
-    if config_overrides is None:
-        overrides.add(get_standard_config_overrides(config), STANDARD)
-    else:
+    if config_overrides is None or getattr(config_overrides, "with_standard", False):
+        standard = get_standard_config_overrides(config)
+        given = config_overrides or {}
+        overrides.add({key: standard[key] for key in standard if key not in given}, STANDARD)
+    if config_overrides is not None:
         overrides.add(config_overrides, "config_overrides", must_match=True)
     overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
     for plugin, result in registry.call_each("megaopt_param_overrides", config=config, model_chunks=chunks):

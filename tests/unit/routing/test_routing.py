@@ -14,6 +14,7 @@ from megaopt_core import (
     ParamKey,
     ParamPredicate,
     Role,
+    RunFile,
     get_mup_config_overrides,
     get_standard_config_overrides,
     hookimpl,
@@ -80,6 +81,24 @@ def test_standard_overrides_apply_unless_others_are_given():
         "hidden.bias",
     }
     assert all(not entry.override for entry in none.params.values())
+
+
+def test_a_run_file_adds_to_the_standard_overrides_and_replaces_those_of_its_keys():
+    """A key that the file names is the file's alone."""
+    config = OptimizerConfig(optimizer="plain", lr=0.1, weight_decay=0.1)
+    (no_decay,) = get_standard_config_overrides(config)
+    extended = RunFile(config, {ParamKey(name="head.*"): {"wd_mult": 0.5}}).config_overrides()
+    replaced = RunFile(config, {no_decay: {"wd_mult": 0.25}}).config_overrides()
+    routings = [route(config, Model(), overrides) for overrides in (None, extended, replaced)]
+    decays = [
+        {
+            name: routing.groups[entry.spec.group].values["weight_decay"]
+            for name, entry in routing.params.items()
+        }
+        for routing in routings
+    ]
+    assert [decay["hidden.bias"] for decay in decays] == [0.0, 0.0, 0.025]
+    assert [decay["head.weight"] for decay in decays] == [0.1, 0.05, 0.1]
 
 
 def test_qk_layernorm_decays_when_asked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.plugin_api._hookspecs import hookimpl
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
 from megaopt_core.precision._state_codes import SCALED, Decoder, decode_scaled
@@ -11,9 +12,18 @@ from megaopt_core.schedules._styles import BUILTIN_STYLES
 from megaopt_core.sharding._protocol import ShardingStrategy
 from megaopt_core.sharding._replicated import Replicated
 
-__all__ = ["megaopt_api", "megaopt_schedules", "megaopt_sharding_strategies", "megaopt_state_codes"]
+__all__ = [
+    "core_fields",
+    "megaopt_api",
+    "megaopt_schedules",
+    "megaopt_sharding_strategies",
+    "megaopt_state_codes",
+]
 
 megaopt_api = "1"
+
+core_fields = CORE_FIELD_NAMES
+"""Names that no plugin's setting may have."""
 
 
 @hookimpl

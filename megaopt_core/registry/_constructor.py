@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, PluginError, UnknownSettingError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 
 if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.parallel._groups import ProcessGroupCollection
 
 __all__ = ["constructor_defaults", "constructor_kwargs", "constructor_parameters"]

@@ -56,7 +56,8 @@ def collect(plugins: tuple[LoadedPlugin, ...]) -> Contents:
         _add("optimizer", optimizers, plugin.optimizers, plugin.info)
         _add("sharding strategy", strategies, plugin.strategies, plugin.info)
         _add("schedule", schedules, plugin.schedules, plugin.info)
-    return Contents(plugins, optimizers, strategies, schedules, find_owners(optimizers))
+    core_fields = {name for plugin in plugins for name in plugin.core_fields}
+    return Contents(plugins, optimizers, strategies, schedules, find_owners(optimizers, core_fields))
 
 
 def _add[T](

@@ -115,6 +115,7 @@ class LoadedPlugin:
         optimizers: optimizer name to entry.
         strategies: strategy name to strategy.
         schedules: style name to style.
+        core_fields: names of the core's configuration fields; only the core's own plugin has any.
     """
 
     info: PluginInfo
@@ -122,6 +123,7 @@ class LoadedPlugin:
     optimizers: Mapping[str, OptimizerEntry]
     strategies: Mapping[str, ShardingStrategy]
     schedules: Mapping[str, ScheduleStyle]
+    core_fields: frozenset[str] = frozenset()
 
     def has(self, hook: str) -> bool:
         """Return whether the plugin implements a hook.
@@ -159,7 +161,9 @@ def load_plugin(point: EntryPoint, info: PluginInfo) -> LoadedPlugin | PluginInf
             error=f"{type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
         )
-    return LoadedPlugin(loaded, manager.hook, optimizers, strategies, schedules)
+    # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
+    core_fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
+    return LoadedPlugin(loaded, manager.hook, optimizers, strategies, schedules, core_fields)
 
 
 def _check_api(plugin: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
 from attrs import Attribute, frozen
 
-from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.errors import DuplicateNameError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._loading import PluginInfo
@@ -55,11 +54,14 @@ class SettingInfo:
         return str(self.field.metadata.get("help", ""))
 
 
-def find_owners(optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]]) -> dict[str, SettingInfo]:
+def find_owners(
+    optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]], core_fields: Collection[str] = ()
+) -> dict[str, SettingInfo]:
     """Return the owner of every setting by full name.
 
     Args:
         optimizers: optimizer name to entry and plugin. Entries of one plugin may share a settings class.
+        core_fields: names that the core's configuration has taken.
 
     Raises:
         DuplicateNameError: two owners give one full name, or one gives the name of a core field.
@@ -73,19 +75,23 @@ def find_owners(optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]]) -> 
             info = SettingInfo(
                 f"{prefix}_{setting.name}", prefix, setting, entry.settings, plugin, entry_name
             )
+            if info.name in core_fields:
+                raise _taken_by_the_core(info)
             _refuse_second(owners.get(info.name), info)
             owners.setdefault(info.name, info)
     return owners
 
 
+def _taken_by_the_core(info: SettingInfo) -> DuplicateNameError:
+    return DuplicateNameError(
+        f"setting {info.name!r} of {info.plugin} is a field of the core's configuration; "
+        "give its optimizer another setting prefix",
+        name=info.name,
+        owners=("megaopt-core", info.plugin.source),
+    )
+
+
 def _refuse_second(first: SettingInfo | None, second: SettingInfo) -> None:
-    if second.name in CORE_FIELD_NAMES:
-        raise DuplicateNameError(
-            f"setting {second.name!r} of {second.plugin} is a field of the core's configuration; "
-            "give its optimizer another setting prefix",
-            name=second.name,
-            owners=("megaopt-core", second.plugin.source),
-        )
     if first is None or (first.settings is second.settings and first.plugin == second.plugin):
         return
     raise DuplicateNameError(

@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from megaopt_tools.explain_page import write_page
 
 from megaopt_core.cli._assignments import add_set_option, parse_assignments
 from megaopt_core.cli._factories import build_model
 from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
+from megaopt_core.errors import PluginNotInstalledError
+from megaopt_core.registry._catalogue import EXPLAIN_PAGE
+from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import ParamRoute, Routing, route
 
 __all__ = ["MANY", "add_command", "run"]
+
+type WritePage = Callable[[str, Mapping[str, Any]], None]
 
 MANY = 60
 """With more parameters than this, those that are alike share a row."""
@@ -58,11 +63,12 @@ def run(args: Namespace) -> int:
     Returns:
         0.
     """
+    write_page = _page_writer(args)
     given = _run_file(args)
     routing = route(given.config, build_model(args.factory, args.device), given.config_overrides())
     rows = [_row(entry, routing) for entry in routing.params.values()]
     explained = {"config": given.config.to_dict(), "parameters": rows, "frozen": list(routing.frozen)}
-    if args.html:
+    if write_page is not None:
         write_page(args.html, {"model": args.factory, **explained})
         print(f"wrote {args.html}", file=sys.stderr)
     if args.json:
@@ -75,6 +81,22 @@ def run(args: Namespace) -> int:
     print()
     _print_summary(rows, routing)
     return 0
+
+
+def _page_writer(args: Namespace) -> WritePage | None:
+    """Return what writes the page of `--html`, None where none is asked for.
+
+    A plugin that can write it sets the default `write_page` on this command's parser.
+    """
+    write_page: WritePage | None = getattr(args, "write_page", None)
+    if args.html and write_page is None:
+        absent = absent_plugin("option --html", "html", EXPLAIN_PAGE, get_registry().plugins())
+        raise absent or PluginNotInstalledError(
+            f"option --html: {EXPLAIN_PAGE} is of another version: pip install --upgrade {EXPLAIN_PAGE}",
+            name="html",
+            distribution=EXPLAIN_PAGE,
+        )
+    return write_page if args.html else None
 
 
 def _run_file(args: Namespace) -> RunFile:

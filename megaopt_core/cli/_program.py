@@ -12,32 +12,20 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from megaopt_checkpoint import convert_command as convert
-from megaopt_checkpoint import verify_command as verify_checkpoint
-from megaopt_testing import check_plugin_command as check_plugin
-from megaopt_tools import schedule_command as schedule
-
 from megaopt_core.cli import _describe as describe
 from megaopt_core.cli import _explain as explain
 from megaopt_core.cli import _optimizers as optimizers
 from megaopt_core.cli import _plugins as plugins
-from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, MegaoptError
+from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, MegaoptError, PluginError
+from megaopt_core.registry._catalogue import COMMANDS
+from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["CORE_COMMANDS", "build_parser", "main"]
 
-_MODULES = (plugins, optimizers, describe, explain, schedule, check_plugin, verify_checkpoint, convert)
+_MODULES = (plugins, optimizers, describe, explain)
 
-CORE_COMMANDS = (
-    "plugins",
-    "optimizers",
-    "describe",
-    "explain",
-    "schedule",
-    "check-plugin",
-    "verify-checkpoint",
-    "convert",
-)
+CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain")
 """Commands that the core brings."""
 
 
@@ -57,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     with _plain_warnings():
         parser = build_parser(with_plugins=command != "plugins")
+        absent = None if command is None else _absent(parser, command)
+        if absent is not None:
+            print(f"megaopt: error: {absent}", file=sys.stderr)
+            return 2
         parsed = parser.parse_args(arguments)
         if parsed.command is None:
             parser.print_help()
@@ -92,6 +84,15 @@ def build_parser(*, with_plugins: bool = True) -> ArgumentParser:
     if with_plugins:
         _add_plugin_commands(commands)
     return parser
+
+
+def _absent(parser: ArgumentParser, command: str) -> PluginError | None:
+    """Return the error for a command of ours whose distribution is missing, None for every other."""
+    (commands,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+    distribution = COMMANDS.get(command)
+    if distribution is None or command in commands.choices:
+        return None
+    return absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
 
 
 def _add_plugin_commands(commands: _SubParsersAction[ArgumentParser]) -> None:

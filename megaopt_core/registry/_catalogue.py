@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 __all__ = [
+    "COMMANDS",
     "DEFAULT_OPTIMIZER",
     "DISTRIBUTED_STRATEGIES",
+    "EXPLAIN_PAGE",
     "LAYER_WISE_STRATEGIES",
     "OPTIMIZERS",
     "REFERENCE_ALIASES",
@@ -29,6 +31,21 @@ DEFAULT_OPTIMIZER = "adam"
 
 ROLE_READER = "megaopt-roles"
 """The distribution that reads what the parameters of a model are."""
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "check-plugin": "megaopt-testing",
+        "compare": "megaopt-tools",
+        "convert": "megaopt-checkpoint",
+        "schedule": "megaopt-tools",
+        "train": "megaopt-tools",
+        "verify-checkpoint": "megaopt-checkpoint",
+    }
+)
+"""Command to the distribution that brings it."""
+
+EXPLAIN_PAGE = "megaopt-tools"
+"""The distribution that draws the page of `megaopt explain --html`."""
 
 OPTIMIZERS: Mapping[str, str] = MappingProxyType(
     {

@@ -162,3 +162,14 @@ def test_assignments_are_read_as_what_they_look_like(capsys, plugins) -> None:
     plugins.registry()
     assert main(["explain", "torch.nn:Identity", "--set", "lr"]) == 2
     assert capsys.readouterr().err == "megaopt: error: --set lr: write it as NAME=VALUE\n"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_page_needs_who_draws_it(capsys) -> None:
+    """It is said before anything is explained."""
+    assert main(["explain", "explained_models:Model", "--optimizer", "matrix", "--html", "page.html"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "megaopt: error: option --html comes with megaopt-tools, which is not installed: pip install megaopt-tools\n"
+    )

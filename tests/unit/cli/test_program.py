@@ -5,6 +5,7 @@ import pytest
 from megaopt_core.cli import main
 from megaopt_core.cli._program import CORE_COMMANDS, build_parser
 from megaopt_core.registry import reset_registry
+from megaopt_core.registry._catalogue import COMMANDS
 
 ADDS_COMMAND = """
 @hookimpl
@@ -42,6 +43,17 @@ def test_plugins_add_commands(plugins, capsys) -> None:
     assert main(["greet", "you"]) == 0
     assert capsys.readouterr().out == "hello you\n"
     assert commands_of(build_parser()) == [*CORE_COMMANDS, "greet"]
+
+
+@pytest.mark.parametrize(("command", "distribution"), COMMANDS.items())
+def test_a_command_that_is_not_installed_says_what_brings_it(plugins, capsys, command, distribution) -> None:
+    """One line, with what to install."""
+    plugins.registry()
+    assert main([command, "anything"]) == 2
+    assert capsys.readouterr().err == (
+        f"megaopt: error: command {command!r} comes with {distribution}, which is not installed: "
+        f"pip install {distribution}\n"
+    )
 
 
 def test_a_plugin_that_fails_to_add_its_command_takes_no_other_down(plugins, capsys) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from megaopt_core.errors import ConfigurationError
 
-__all__ = ["write_page"]
+__all__ = ["offer_page", "write_page"]
 
 
 def write_page(path: str, explained: Mapping[str, Any]) -> None:
@@ -32,3 +33,14 @@ def write_page(path: str, explained: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"--html {path}: cannot be written: {error.strerror}", setting="html"
         ) from error
+
+
+def offer_page(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Give the core's command `explain` the function that writes its page.
+
+    Args:
+        commands: what the hook `megaopt_commands` is given.
+    """
+    explain = commands.choices.get("explain")
+    if explain is not None:
+        explain.set_defaults(write_page=write_page)

@@ -165,6 +165,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME or name.startswith("_"):
         return _resolve(name)
     catalogue = importlib.import_module(f"{__name__}.registry._catalogue")
+    catalogue.require_here(name)
     return _resolve(catalogue.deprecated_alias(name) or name)
 
 

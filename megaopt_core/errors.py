@@ -24,6 +24,7 @@ __all__ = [
     "DuplicateNameError",
     "GradientError",
     "MegaoptError",
+    "MovedNameError",
     "OverrideConflictError",
     "OverrideError",
     "OwnershipError",
@@ -119,6 +120,22 @@ class PluginNotInstalledError(PluginError, LookupError, AttributeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class MovedNameError(MegaoptError, ImportError):
+    """A public name was asked of the core, and another distribution has it.
+
+    It is an `ImportError`, so that `from megaopt_core import NAME` shows the message.
+
+    Attributes:
+        name: the name.
+        distribution: the distribution that has it.
+    """
+
+    def __init__(self, message: str, *, name: str, distribution: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.distribution = distribution
 
 
 class BrokenPluginError(PluginError):

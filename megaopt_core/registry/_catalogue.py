@@ -10,12 +10,15 @@ import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from megaopt_core.errors import MovedNameError
+
 __all__ = [
     "COMMANDS",
     "DEFAULT_OPTIMIZER",
     "DISTRIBUTED_STRATEGIES",
     "EXPLAIN_PAGE",
     "LAYER_WISE_STRATEGIES",
+    "LEFT_NAMES",
     "OPTIMIZERS",
     "REFERENCE_ALIASES",
     "REFERENCE_SETTINGS",
@@ -24,6 +27,7 @@ __all__ = [
     "STRATEGIES",
     "deprecated_alias",
     "distribution_of_setting",
+    "require_here",
 ]
 
 DEFAULT_OPTIMIZER = "adam"
@@ -133,6 +137,37 @@ def distribution_of_setting(name: str) -> str | None:
     """
     owners = [prefix for prefix in SETTING_PREFIXES if name.startswith(f"{prefix}_")]
     return SETTING_PREFIXES[max(owners, key=len)] if owners else None
+
+
+LEFT_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "DistributedDataParallel": "megaopt-distributed",
+        "DistributedDataParallelConfig": "megaopt-distributed",
+        "load_checkpoint": "megaopt-checkpoint",
+        "plan_full_param_layout": "megaopt-distributed",
+        "save_checkpoint": "megaopt-checkpoint",
+    }
+)
+"""Public name that `megaopt_core` does not have to the distribution that has it."""
+
+
+def require_here(name: str) -> None:
+    """Raise for a public name that another distribution brings.
+
+    Args:
+        name: a name that was asked of `megaopt_core`.
+
+    Raises:
+        MovedNameError: it has a home elsewhere; the message says where, and what to install.
+    """
+    distribution = LEFT_NAMES.get(name)
+    if distribution is not None:
+        package = distribution.replace("-", "_")
+        raise MovedNameError(
+            f"{name} comes with {distribution}: from {package} import {name} (pip install {distribution})",
+            name=name,
+            distribution=distribution,
+        )
 
 
 def deprecated_alias(name: str) -> str | None:

@@ -1,11 +1,14 @@
 """`import megaopt_core` is light, and every public name resolves on first use."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
 
 import megaopt_core
+from megaopt_core.errors import MovedNameError
+from megaopt_core.registry._catalogue import LEFT_NAMES
 
 SOURCE = Path(megaopt_core.__file__)
 
@@ -75,3 +78,23 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"^module 'megaopt_core' has no attribute 'nonsense'$"):
         megaopt_core.nonsense  # noqa: B018 - reading is the test
     assert not hasattr(megaopt_core, "__wrapped__")
+
+
+@pytest.mark.parametrize(("name", "distribution"), LEFT_NAMES.items())
+def test_a_name_that_another_distribution_has_says_where_it_is(name, distribution) -> None:
+    """`from megaopt_core import NAME` shows it as well."""
+    package = distribution.replace("-", "_")
+    message = f"{name} comes with {distribution}: from {package} import {name} (pip install {distribution})"
+    with pytest.raises(MovedNameError) as caught:
+        exec(f"from megaopt_core import {name}")  # noqa: S102 - importing is the test
+    assert (str(caught.value), caught.value.name, caught.value.distribution) == (message, name, distribution)
+
+
+def test_a_name_that_has_left_is_where_it_is_said_to_be() -> None:
+    """As far as its distribution is installed."""
+    for name, distribution in LEFT_NAMES.items():
+        try:
+            package = importlib.import_module(distribution.replace("-", "_"))
+        except ModuleNotFoundError:
+            continue
+        assert name in package.__all__

@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-EVERY = {folder.name.removeprefix("megaopt-") for folder in PLUGINS.glob("megaopt-*")}
+EVERY = {path.parents[2].name.removeprefix("megaopt-") for path in PLUGINS.glob("megaopt-*/src/*/plugin.py")}
 
-# The plugins of an environment, named and needed. adam steps what lion and muon leave alone.
+# The plugins of an environment, named and needed. adam steps what lion and muon leave alone, muon reads roles, and the
+# tests are written with the kit.
 COMBOS = {
-    "core": set(),
-    "adam": {"adam"},
-    "adam-distributed": {"adam", "distributed"},
-    "lion": {"adam", "lion"},
-    "muon": {"adam", "muon"},
-    "models": set(),
-    "thirdparty": set(),
+    "core": {"testing"},
+    "roles": {"roles", "testing"},
+    "checkpoint": {"checkpoint", "testing"},
+    "adam": {"adam", "testing"},
+    "adam-distributed": {"adam", "distributed", "testing"},
+    "lion": {"adam", "lion", "testing"},
+    "muon": {"adam", "muon", "roles", "testing"},
+    "models": {"roles"},
+    "thirdparty": {"testing"},
     "all": EVERY,
     "wheels": EVERY,
 }

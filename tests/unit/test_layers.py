@@ -34,7 +34,7 @@ def test_every_module_of_the_core_has_a_layer() -> None:
 
 def test_every_plugin_is_under_the_contracts() -> None:
     """A new plugin is linted, kept from the others, and kept out of the core."""
-    plugins = {f"megaopt_{folder.name.removeprefix('megaopt-')}" for folder in ROOT.glob("plugins/megaopt-*")}
+    plugins = {folder.name for folder in ROOT.glob("plugins/megaopt-*/src/megaopt_*") if folder.suffix == ""}
     contracts = {contract["type"]: contract for contract in _linter()["contracts"]}
     assert set(_linter()["root_packages"]) == {"megaopt_core"} | plugins
     assert set(contracts["independence"]["modules"]) == plugins

@@ -1,5 +1,6 @@
 """The project files agree with each other."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = sorted(ROOT.glob("plugins/megaopt-*"))
+DISTRIBUTIONS = sorted(ROOT.glob("plugins/megaopt-*"))
+META = ROOT / "plugins/megaopt-all"
+PLUGINS = [folder for folder in DISTRIBUTIONS if folder != META]
 
 
 def _pyproject(folder: Path) -> dict:
@@ -32,9 +35,42 @@ def test_core_needs_only_torch_pluggy_and_attrs() -> None:
     assert _pyproject(ROOT)["project"]["dependencies"] == ["torch>=2.11", "pluggy", "attrs"]
 
 
+def _range() -> str:
+    """The versions that a distribution of ours requires of its siblings: those of its own minor version."""
+    major, minor, _ = _pyproject(ROOT)["project"]["version"].split(".")
+    return f">={major}.{minor},<{major}.{int(minor) + 1}"
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
+def test_distributions_carry_one_version_and_require_it_of_each_other(folder: Path) -> None:
+    """A mixture is refused by pip, not found out at run time; the workspace knows every sibling."""
+    pyproject = _pyproject(folder)
+    project = pyproject["project"]
+    optional = [need for needs in project.get("optional-dependencies", {}).values() for need in needs]
+    ours = [need for need in [*project["dependencies"], *optional] if need.startswith("megaopt")]
+    names = [need.removesuffix(_range()) for need in ours]
+    assert project["version"] == _pyproject(ROOT)["project"]["version"]
+    assert [name for name in names if not re.fullmatch(r"megaopt-[a-z]+", name)] == []
+    assert set(pyproject["tool"]["uv"]["sources"]) == set(names)
+
+
+def test_the_meta_distribution_brings_every_other_and_nothing_of_its_own() -> None:
+    """What trains comes with `megaopt`, the rest with `megaopt[dev]`."""
+    pyproject = _pyproject(META)
+    project = pyproject["project"]
+    needs = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    every = {"megaopt-core", *(plugin.name for plugin in PLUGINS)}
+    assert project["name"] == "megaopt"
+    assert {need.removesuffix(_range()) for need in needs} == every
+    assert "entry-points" not in project
+    assert pyproject["tool"]["setuptools"]["packages"] == []
+    assert not (META / "src").exists()
+    assert (META / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
 def test_pip_and_uv_install_the_same_for_development() -> None:
     """requirements-dev.txt lists every distribution, and the tools of the group `dev`."""
-    editable = ["-e .", *(f"-e plugins/{plugin.name}" for plugin in PLUGINS)]
+    editable = ["-e .", *(f"-e plugins/{folder.name}" for folder in DISTRIBUTIONS)]
     tools = _requirements(_pyproject(ROOT)["dependency-groups"], "dev")
     assert sorted(_lines("requirements-dev.txt")) == sorted([*editable, *tools])
 
@@ -42,7 +78,9 @@ def test_pip_and_uv_install_the_same_for_development() -> None:
 def test_the_environment_with_all_plugins_has_every_plugin() -> None:
     """tox.ini forgets no plugin."""
     everywhere = [line for line in _lines("tox.ini") if "-e plugins/" in line]
-    assert [plugin.name for plugin in PLUGINS if not any(plugin.name in line for line in everywhere)] == []
+    assert [
+        folder.name for folder in DISTRIBUTIONS if not any(folder.name in line for line in everywhere)
+    ] == []
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
@@ -52,7 +90,7 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     project = _pyproject(plugin)["project"]
     assert project["name"] == plugin.name
     assert project["entry-points"] == {"megaopt": {suffix: f"megaopt_{suffix}.plugin"}}
-    assert "megaopt-core" in project["dependencies"]
+    assert f"megaopt-core{_range()}" in project["dependencies"]
     assert project["requires-python"] == _pyproject(ROOT)["project"]["requires-python"]
     assert (plugin / "src" / f"megaopt_{suffix}" / "py.typed").is_file()
     assert (plugin / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()

@@ -39,8 +39,13 @@ class Distribution:
 
     @property
     def package(self) -> str:
-        """The name that is imported."""
+        """The name that is imported, and of the folder that it is built in."""
         return self.metadata["name"].replace("-", "_")
+
+    @property
+    def has_package(self) -> bool:
+        """False for the distribution that only depends on others."""
+        return (self.sources / self.package).is_dir()
 
     def files(self) -> Iterator[str]:
         """Every file of the package, as a wheel should name it."""
@@ -90,7 +95,7 @@ def check_files(distribution: Distribution, wheel: Path) -> None:
         raise WheelError(f"{wheel.name} lacks {sorted(expected - packed)}")
     if packed - expected:
         raise WheelError(f"{wheel.name} has {sorted(packed - expected)}, which its package does not")
-    if f"{distribution.package}/py.typed" not in packed:
+    if distribution.has_package and f"{distribution.package}/py.typed" not in packed:
         raise WheelError(f"{wheel.name} has no py.typed")
     if not any(name.endswith("/licenses/LICENSE") for name in names):
         raise WheelError(f"{wheel.name} has no LICENSE")
@@ -131,7 +136,9 @@ def install(python: Path, *requirements: str | Path) -> None:
 def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     """Copy the tests that need nothing else of the tree, and return their folders."""
     folders = [Path("tests/combos")]
-    folders += [Path("plugins", plugin.project.name, "tests") for plugin in distributions[1:]]
+    folders += [
+        Path("plugins", plugin.project.name, "tests") for plugin in distributions[1:] if plugin.has_package
+    ]
     for folder in folders:
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
     readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]

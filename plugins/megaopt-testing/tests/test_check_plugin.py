@@ -43,7 +43,7 @@ SHORT = (
 def _two(plugins) -> None:
     plugins.install("two", PLUGIN)
     plugins.install("nothing")
-    plugins.registry()
+    plugins.registry("testing")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def deep(plugins, monkeypatch):
     monkeypatch.chdir(plugins.folder)
     monkeypatch.setenv("COLUMNS", "200")
     plugins.install("one", PLUGIN)
-    plugins.registry()
+    plugins.registry("roles", "tools")
     (plugins.folder / "deep_models.py").write_text(MODELS)
     return "deep_models:deep"
 

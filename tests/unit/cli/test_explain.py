@@ -33,6 +33,7 @@ class Model(torch.nn.Sequential):
         super().__init__(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.ReLU(),
                          torch.nn.Linear(8, 3))
         self[0].bias.requires_grad_(False)
+        self[2].weight.matrix_view = "matrix"
         assert self[0].weight.is_meta, "made on " + str(self[0].weight.device)
 
 class Namespace:

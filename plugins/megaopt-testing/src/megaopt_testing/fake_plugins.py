@@ -7,12 +7,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 
 import pytest
 
-from megaopt_core.registry import PluginRegistry, reset_registry
+from megaopt_core.registry import GROUP, PluginRegistry, reset_registry
 
 _NUMBERS = itertools.count()
 
@@ -55,11 +55,17 @@ class FakePlugins:
     def entry_points(self) -> list[EntryPoint]:
         """Entry points of what is installed here."""
         found = distributions(path=[str(self.folder)])
-        return [point for dist in found for point in dist.entry_points if point.group == "megaopt"]
+        return [point for dist in found for point in dist.entry_points if point.group == GROUP]
 
-    def registry(self, **environ: str) -> PluginRegistry:
-        """Return a registry of these plugins; it becomes the process's own until the test ends."""
-        registry = PluginRegistry(self.entry_points(), environ)
+    def registry(self, *installed: str, **environ: str) -> PluginRegistry:
+        """Return a registry of these plugins; it becomes the process's own until the test ends.
+
+        Args:
+            *installed: names of plugins that are really installed, and belong to it as well.
+            **environ: the environment's variables.
+        """
+        others = [point for point in entry_points(group=GROUP) if point.name in installed]
+        registry = PluginRegistry([*self.entry_points(), *others], environ)
         reset_registry(registry)
         return registry
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.params._keys import ParamKey
     from megaopt_core.params._overrides import ParamGroupOverride
-    from megaopt_core.params._roles import Role
+    from megaopt_core.params._roles import Role, RoleDecision
     from megaopt_core.params._views import MatrixView
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
@@ -52,16 +52,20 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:  # type: ignore
 
 
 @hookspec
-def megaopt_annotate_params(model_chunk: torch.nn.Module) -> Mapping[str, Role | MatrixView]:  # type: ignore[empty-body]
+def megaopt_annotate_params(  # type: ignore[empty-body]
+    model_chunk: torch.nn.Module,
+) -> Mapping[str, Role | MatrixView | RoleDecision]:
     """Say what parameters of a model are that the plugin knows how to see.
 
-    Explicit attributes on a parameter win over annotations, annotations over everything that is inferred.
+    A `Role` or a `MatrixView` is what the plugin knows about models of this kind. A `RoleDecision` is what it has read
+    from this one, with the reason and whether it is certain, for any of its parameters (megaopt-roles answers so).
+    Attributes on a parameter win over the first, the first over the second; of two readers the certain one wins.
 
     Args:
         model_chunk: one model chunk, unwrapped, possibly on the meta device.
 
     Returns:
-        `{qualified name: Role or MatrixView}`; a `MatrixView` means role matrix with that view.
+        `{qualified name: Role, MatrixView or RoleDecision}`; a `MatrixView` means role matrix with that view.
     """
 
 

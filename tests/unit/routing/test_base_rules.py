@@ -1,0 +1,82 @@
+"""What the core knows about parameters without a reader: element-wise where there is doubt, and who would tell."""
+
+import pytest
+import torch
+from torch import nn
+
+from megaopt_core.params import Role
+from megaopt_core.registry import PluginRegistry, reset_registry
+from megaopt_core.routing import infer_roles
+
+HINT = "; pip install megaopt-roles reads it from the model"
+
+
+@pytest.fixture(autouse=True)
+def _no_reader():
+    reset_registry(PluginRegistry([], environ={}))
+    yield
+    reset_registry()
+
+
+class Raw(nn.Module):
+    """A matrix that no module type explains."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "role", "reason"),
+    [
+        (nn.Embedding(8, 4), "weight", Role.EMBEDDING, "table of Embedding"),
+        (nn.LayerNorm(4), "weight", Role.ELEMENTWISE, "one dimension"),
+        (nn.LSTM(4, 4), "weight_hh_l0", Role.MATRIX, "weight of LSTM, 4 gates"),
+        (nn.MultiheadAttention(4, 2), "in_proj_weight", Role.MATRIX, "q, k and v of MultiheadAttention"),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+            "parametrizations.weight.original0",
+            Role.ELEMENTWISE,
+            "the gain of a parametrized weight",
+        ),
+    ],
+)
+def test_what_the_module_type_settles_is_certain(module, name, role, reason) -> None:
+    """A reader would say no more."""
+    decision = infer_roles(module)[name]
+    assert (decision.role, decision.reason, decision.uncertain) == (role, reason, False)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "reason"),
+    [
+        (nn.Linear(4, 8), "weight", "weight of Linear: hidden or the model's output is not known"),
+        (
+            nn.Conv2d(4, 8, 3),
+            "weight",
+            "weight of Conv2d, seen as [out, in * kernel]: hidden or the model's output is not known",
+        ),
+        (Raw(), "table", "table of Raw: what for is not known"),
+    ],
+)
+def test_what_it_leaves_in_doubt_is_element_wise_and_says_what_to_install(module, name, reason) -> None:
+    """A reader knows what the forward does with it."""
+    decision = infer_roles(module)[name]
+    assert (decision.role, decision.reason, decision.uncertain) == (Role.ELEMENTWISE, reason + HINT, True)
+    assert decision.view is None
+
+
+def test_a_table_that_is_tied_to_the_head_is_an_embedding() -> None:
+    """Tying tells what the head is."""
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
+    model[1].weight = model[0].weight
+    decision = infer_roles(model)["0.weight"]
+    assert (decision.role, decision.uncertain) == (Role.EMBEDDING, False)
+    assert decision.reason == "table of Embedding, tied to the output head"
+
+
+def test_what_is_said_settles_what_is_in_doubt() -> None:
+    """An attribute needs no reader."""
+    model = nn.Linear(4, 8)
+    model.weight.matrix_view = "matrix"
+    assert infer_roles(model)["weight"].role is Role.MATRIX

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from megaopt_core.build import build_optimizer, get_megatron_optimizer
     from megaopt_core.config import OptimizerConfig, RunFile
     from megaopt_core.errors import MegaoptError
-    from megaopt_core.megaopt_core import build_optimizer, get_megatron_optimizer
     from megaopt_core.optimizers import (
         ChainedOptimizer,
         ConstantGradScaler,
@@ -124,9 +124,9 @@ _HOME = {
     "ShardingStrategy": "sharding",
     "StepResult": "optimizers",
     "StoredSlice": "precision",
-    "build_optimizer": "megaopt_core",
+    "build_optimizer": "build",
     "combine_param_group_overrides": "params",
-    "get_megatron_optimizer": "megaopt_core",
+    "get_megatron_optimizer": "build",
     "get_mup_config_overrides": "routing",
     "get_registry": "registry",
     "get_standard_config_overrides": "routing",

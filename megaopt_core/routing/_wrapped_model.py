@@ -118,10 +118,10 @@ def wrapped_buffers(
             def rename(name: str, chunk_index: int = index) -> str:
                 return fqn(chunk_index, name) if fqn else name
 
-            buffers[evolve(key, chunk=index)] = PerBufferParamLayout(
-                {rename(name): where for name, where in buffer.param_ranges.items()},
-                buffer.bucket_ends,
-                {rename(name): bucket for name, bucket in buffer.bucket_of.items()},
+            buffers[evolve(key, chunk=index)] = evolve(
+                buffer,
+                param_ranges={rename(name): where for name, where in buffer.param_ranges.items()},
+                bucket_of={rename(name): bucket for name, bucket in buffer.bucket_of.items()},
             )
     return buffers
 

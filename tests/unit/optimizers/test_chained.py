@@ -44,6 +44,24 @@ def test_a_mixture_is_each_optimizer_by_itself_with_one_norm(mlp, build, give) -
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7)
 
 
+def test_parameters_of_one_child_travel_while_the_next_steps(mlp, build, give, monkeypatch) -> None:
+    """Every child begins to bring its parameters before any is waited for."""
+    model, events = mlp(), []
+    optimizer = build(model, overrides=MIXED)
+    for number, child in enumerate(optimizer.children):
+        (part,) = child.parts
+        for name in ("start_param_sync", "finish_param_sync"):
+            monkeypatch.setattr(
+                type(part.sharded), name, lambda self, name=name: events.append((name[:5], id(self)))
+            )
+        monkeypatch.setattr(
+            part, "_step_pieces", lambda indices, number=number: events.append(("step", number))
+        )
+    give(model)
+    optimizer.step()
+    assert [name for name, _ in events] == ["step", "start"] * 3 + ["finis"] * 3
+
+
 def test_groups_are_the_childrens_own_dictionaries(mlp, build) -> None:
     """What is written into the chain's groups is written into the children's."""
     optimizer = build(mlp(), overrides=MIXED)

@@ -1,0 +1,81 @@
+"""What is public: the names of each folder's `__init__`; plugins import nothing else, and a page lists them."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import megaopt_core
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = sorted(path.parent.name for path in (ROOT / "megaopt_core").glob("*/__init__.py"))
+PUBLIC = ("megaopt_core", "megaopt_core.errors", *(f"megaopt_core.{folder}" for folder in FOLDERS))
+PLUGINS = sorted([*ROOT.glob("plugins/*/src"), *ROOT.glob("tests/thirdparty/*/src")])
+PAGE = ROOT / "docs" / "public-names.md"
+MOST_FILES = 12
+
+
+def _imports(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of everything that a file imports from the core, for type checkers too."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.startswith("megaopt_core."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "megaopt_core":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("source", PLUGINS, ids=lambda source: source.parent.name)
+def test_plugins_import_public_names_only(source) -> None:
+    """Ours and the guide's: what they need, every plugin may use."""
+    private = [
+        f"{file.relative_to(source)}: {module} {name}"
+        for file in sorted(source.rglob("*.py"))
+        for module, name in _imports(file)
+        if module not in PUBLIC or name not in importlib.import_module(module).__all__
+    ]
+    assert private == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_everything_else_in_a_folder_begins_with_an_underscore(folder) -> None:
+    """A reader sees what is public; a folder has room for a dozen files."""
+    entries = [
+        path for path in (ROOT / "megaopt_core" / folder).iterdir() if path.suffix == ".py" or path.is_dir()
+    ]
+    assert [path.name for path in entries if not path.name.startswith("_")] == []
+    files = [path for path in entries if path.suffix == ".py" and not path.name.startswith("__")]
+    assert len(files) <= MOST_FILES
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_resolve_on_first_use(module) -> None:
+    """`__all__` and `dir()` name them, and each is there."""
+    found = importlib.import_module(module)
+    assert list(found.__all__) == sorted(set(found.__all__), key=list(found.__all__).index)
+    assert set(found.__all__) <= set(dir(found))
+    assert [name for name in found.__all__ if getattr(found, name) is None] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_name_that_a_folder_does_not_have_is_an_attribute_error(folder) -> None:
+    """With the usual words."""
+    with pytest.raises(
+        AttributeError, match=rf"^module 'megaopt_core.{folder}' has no attribute 'nonsense'$"
+    ):
+        importlib.import_module(f"megaopt_core.{folder}").nonsense  # noqa: B018 - reading is the test
+
+
+def test_the_page_lists_exactly_the_public_names() -> None:
+    """One line a folder."""
+    rows = re.findall(r"^\| `(megaopt_core[\w.]*)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    listed = {module: re.findall(r"`(\w+)`", names) for module, names in rows}
+    assert listed == {module: list(importlib.import_module(module).__all__) for module in PUBLIC}
+
+
+def test_the_root_holds_where_the_parts_meet_and_nothing_else() -> None:
+    """A module that has no folder has no subject."""
+    files = {path.name for path in Path(megaopt_core.__file__).parent.glob("*.py")}
+    assert files == {"__init__.py", "build.py", "builtins.py", "errors.py"}

@@ -7,8 +7,9 @@ import torch
 from attrs import field, frozen
 from megaopt_testing.plugins import temporary_plugin
 
-from megaopt_core import Granularity, OptimizerEntry, hookimpl
+from megaopt_core import Granularity, OptimizerEntry, Role, hookimpl
 from megaopt_core.config import between
+from megaopt_core.params import MATRIX, RoleDecision, named_params
 
 
 @frozen
@@ -40,6 +41,16 @@ class StandIn:
     """Optimizers `plain` (element-wise), `whole` (matrices, the rest to `plain`), `picky` (matrices, no fallback)."""
 
     megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk):
+        """Read the models of these tests, so that no other reader is needed: a hidden matrix and a head."""
+        roles = {
+            "hidden.weight": RoleDecision(Role.MATRIX, "hidden", MATRIX),
+            "head.weight": RoleDecision(Role.OUTPUT, "the head"),
+        }
+        known = {named.name for named in named_params(model_chunk)} if hasattr(model_chunk, "hidden") else ()
+        return {name: role for name, role in roles.items() if name in known}
 
     @hookimpl
     def megaopt_optimizer_entries(self):

@@ -39,9 +39,11 @@ class RoleDecision:
         reason: why, in words that a user can check against the model.
         view: how it is seen as matrices; None unless the role is `MATRIX`.
         uncertain: the decision rests on a guess; reports say so.
+        unread: nothing that reads models was there, and it would know more.
     """
 
     role: Role
     reason: str
     view: MatrixView | None = None
     uncertain: bool = False
+    unread: bool = False

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from attrs import define, field, frozen
 
-from megaopt_core.errors import OverrideError, UnmatchedKeyError
+from megaopt_core.errors import OverrideError, PluginNotInstalledError, UnmatchedKeyError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._overrides import (
@@ -17,7 +17,8 @@ from megaopt_core.params._overrides import (
     combine_param_group_overrides,
     validate_override,
 )
-from megaopt_core.params._roles import Role
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.registry._catalogue import ROLE_READER
 
 __all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
 
@@ -117,6 +118,26 @@ class OverrideSet:
         )
         origin = {key: str(entry) for entry in reversed(found) for key in entry.override}
         return Match(override, tuple(reasons), origin)
+
+    def require_read(self, name: str, decision: RoleDecision) -> None:
+        """Raise when an override asks for roles and nothing has read what a parameter's role is.
+
+        Args:
+            name: the parameter's name.
+            decision: what the core takes it for.
+
+        Raises:
+            PluginNotInstalledError: it would be element-wise only because no reader of models is installed.
+        """
+        asking = next((entry for entry in self.entries if entry.key.role), None) if decision.unread else None
+        if asking is not None:
+            raise PluginNotInstalledError(
+                f"{asking} asks for roles, and that of {name!r} is in doubt: what reads it comes with "
+                f"{ROLE_READER}, which is not installed: pip install {ROLE_READER} (an attribute on the parameter settles it too: "
+                "matrix_view=...)",
+                name=name,
+                distribution=ROLE_READER,
+            )
 
     def _match_one(self, entry: SourcedOverride, param: NamedParam, role: Role) -> str | None:
         result = None

@@ -258,6 +258,7 @@ def _route_this_rank(
     assigner = Assigner(config, chunks, pgs)
     assignments = {}
     for item in inventory.trainable:
+        overrides.require_read(item.name, item.decision)
         match = overrides.match(item.named, item.decision.role)
         assignments[item.name] = assigner.assign(item, match)
     for item in inventory.frozen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attrs import evolve
 from torch import nn
 
 from megaopt_core.params._names import NamedParam, ParamOwner, named_modules
@@ -25,7 +26,8 @@ class BaseRules:
 
     def __init__(self, model: nn.Module, *, has_reader: bool) -> None:
         self._modules = dict(named_modules(model))
-        self._hint = "" if has_reader else f"; pip install {ROLE_READER} reads it from the model"
+        self._unread = not has_reader
+        self._hint = f"; pip install {ROLE_READER} reads it from the model" if self._unread else ""
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         """Return what a parameter is, element-wise where that is in doubt.
@@ -46,8 +48,10 @@ class BaseRules:
         kind = type(module).__name__
         decision = by_module_type(module, attribute, tuple(entry.param.shape))
         if decision is None:
-            return elementwise(f"{attribute} of {kind}: what for is not known{self._hint}", uncertain=True)
+            return self._in_doubt(f"{attribute} of {kind}: what for is not known")
         if decision.role is Role.MATRIX and is_projection(module):
-            why = f"{decision.reason}: hidden or the model's output is not known{self._hint}"
-            return elementwise(why, uncertain=True)
+            return self._in_doubt(f"{decision.reason}: hidden or the model's output is not known")
         return decision
+
+    def _in_doubt(self, why: str) -> RoleDecision:
+        return evolve(elementwise(f"{why}{self._hint}", uncertain=True), unread=self._unread)

@@ -31,6 +31,7 @@ def test_building_without_a_learning_rate_uses_torchs_default() -> None:
 
 def test_mup_of_adam_divides_hidden_matrices_and_nothing_else() -> None:
     """With width multiplier 4 a hidden matrix gets lr/4 and eps/4; embeddings, head and vectors stay."""
+    pytest.importorskip("megaopt_roles")
     config = OptimizerConfig(optimizer="adam", lr=0.4, min_lr=0.04)
     model = TinyGPT()
     optimizer = build_optimizer(

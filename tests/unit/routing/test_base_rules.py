@@ -4,11 +4,20 @@ import pytest
 import torch
 from torch import nn
 
+from megaopt_core import OptimizerConfig, route
+from megaopt_core.errors import PluginNotInstalledError
 from megaopt_core.params import Role
 from megaopt_core.registry import PluginRegistry, reset_registry
 from megaopt_core.routing import infer_roles
 
 HINT = "; pip install megaopt-roles reads it from the model"
+
+
+PLAIN = """
+@hookimpl
+def megaopt_optimizer_entries():
+    return {"plain": OptimizerEntry(torch.optim.SGD)}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +89,23 @@ def test_what_is_said_settles_what_is_in_doubt() -> None:
     model = nn.Linear(4, 8)
     model.weight.matrix_view = "matrix"
     assert infer_roles(model)["weight"].role is Role.MATRIX
+
+
+def test_an_override_that_asks_for_a_role_in_doubt_says_what_to_install(plugins) -> None:
+    """A learning rate would silently miss the head; what is settled, and overrides without roles, go through."""
+    plugins.install("plain", PLAIN)
+    plugins.registry()
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+    config = OptimizerConfig(optimizer="plain", lr=0.1)
+    with pytest.raises(PluginNotInstalledError) as caught:
+        route(config.replace(decoupled_lr=0.2), model)
+    assert str(caught.value).startswith("standard: ParamKey(")
+    assert str(caught.value).endswith(
+        "asks for roles, and that of '1.weight' is in doubt: what reads it comes with megaopt-roles, which is not "
+        "installed: pip install megaopt-roles (an attribute on the parameter settles it too: matrix_view=...)"
+    )
+    assert (caught.value.name, caught.value.distribution) == ("1.weight", "megaopt-roles")
+    assert route(config, model).params["1.weight"].decision.uncertain
+    model[1].weight.matrix_view = "output"
+    routing = route(config.replace(decoupled_lr=0.2), model)
+    assert routing.groups[routing.params["1.weight"].spec.group].values["max_lr"] == 0.2

@@ -279,6 +279,27 @@ class ParamSpec:
             box = placement.part(box, rank.get(placement.axis, 0))
         return box
 
+    def held_by(self, rank: RankCoordinates) -> bool:
+        """Return whether a rank has the parameter: some elements of it, or, where it has none at all, its name.
+
+        A scalar has no part that could be empty: of an expert's or a stage's, this alone tells.
+
+        Args:
+            rank: the rank's coordinates.
+
+        Example:
+            >>> stage = AxisPlacement("pp", 2, index=1)
+            >>> gain = ParamSpec(
+            ...     "gain", (), torch.float32, torch.float32, "adam", 0, Granularity.ELEMENT, 1.0, placements=(stage,)
+            ... )
+            >>> gain.held_by({"pp": 0}), gain.held_by({"pp": 1})
+            (False, True)
+        """
+        for placement in self.placements:
+            if placement.index is not None and rank.get(placement.axis, 0) != placement.index:
+                return False
+        return not self.numel or numel_of(self.box(rank)) > 0
+
     def shard(self, rank: RankCoordinates, start: int = 0, stop: int | None = None) -> Shard:
         """Return a range of the elements that a rank has, by default all of them.
 
@@ -288,7 +309,9 @@ class ParamSpec:
             stop: one past the last; None means the end.
         """
         box = self.box(rank)
-        return Shard(self.name, self.shape, box, start, numel_of(box) if stop is None else stop)
+        if stop is None:
+            stop = numel_of(box) if self.held_by(rank) else start
+        return Shard(self.name, self.shape, box, start, stop)
 
     def part(self, box: Box) -> Shard:
         """Return any box of the logical tensor as a shard.

@@ -129,7 +129,7 @@ class _Ownership:
         return held
 
     def _all_of(self, rank: RankCoordinates) -> dict[str, int]:
-        return {name: numel_of(spec.box(rank)) for name, spec in self.specs.items()}
+        return {name: spec.shard(rank).numel for name, spec in self.specs.items()}
 
     def _add(self, rank: RankCoordinates, owned: dict[str, dict[_Key, _Owners]]) -> None:
         for piece in self.layout.pieces(rank):

@@ -42,12 +42,8 @@ class ReplicatedLayout:
         Args:
             rank: its coordinates.
         """
-        pieces = []
-        for spec in self.specs:
-            shard = spec.shard(rank)
-            if shard.numel or not spec.numel:
-                pieces.append(PieceSpec(spec.group, shard.box[1], ((0, shard),)))
-        return tuple(pieces)
+        mine = (spec for spec in self.specs if spec.held_by(rank))
+        return tuple(PieceSpec.of(spec.shard(rank), spec.group) for spec in mine)
 
 
 @define

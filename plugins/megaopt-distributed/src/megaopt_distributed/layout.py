@@ -74,11 +74,7 @@ class FlatLayout:
             return self.options.buffers
         place = self._place(rank)
         if place not in self._buffers:
-            local = [
-                whole
-                for spec in self.specs.values()
-                if (whole := as_whole(spec, rank)).numel or not spec.numel
-            ]
+            local = [as_whole(spec, rank) for spec in self.specs.values() if spec.held_by(rank)]
             self._buffers[place] = lay_out_buffers(local, self.world, self.options)
         return self._buffers[place]
 

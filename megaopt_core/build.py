@@ -33,11 +33,17 @@ from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
 from megaopt_core.routing._routing import ParamRoute, Routing, route
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
+    reduced_elsewhere,
     require_same_overlap,
     strategy_layouts,
     wrapped_buffers,
 )
-from megaopt_core.sharding._attached import duplicated, make_peer_groups, require_sharded_params
+from megaopt_core.sharding._attached import (
+    duplicated,
+    make_peer_groups,
+    require_attached,
+    require_sharded_params,
+)
 from megaopt_core.sharding._layout import Peers
 from megaopt_core.sharding._protocol import LiveModel, ParamLayout, Piece
 
@@ -167,8 +173,9 @@ def optimizer_from_routing(
     scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
     model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates})
-    layouts = strategy_layouts(routing, pgs, wrapped_buffers(chunks, fqn))
-    agree_over_ranks(None, _refusal(routing, params))
+    buffers = wrapped_buffers(chunks, fqn)
+    layouts = strategy_layouts(routing, pgs, buffers)
+    agree_over_ranks(None, _refusal(routing, params) or reduced_elsewhere(layouts, routing, buffers))
     peer_groups = make_peer_groups(layouts.values(), model.rank, pgs)
     children = [
         _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler, peer_groups)
@@ -238,6 +245,7 @@ def _build_child(
     strategy = get_registry().strategy(child.strategy)
     sharded = strategy.attach(layout, model, pgs, child.groups, is_expert=child.is_expert)
     require_sharded_params(sharded, child.strategy)
+    require_attached(sharded, layout, model.rank, child.groups, child.strategy)
     precision = precision_policy(config, entry, child.optimizer)
     stepped = precision.attach(sharded.pieces)
     for piece, tensor in zip(sharded.pieces, stepped, strict=True):
@@ -294,7 +302,7 @@ def _tag(
 
 def _peer_group(peers: Peers | None, peer_groups: Mapping[tuple[str, int], ProcessGroup]) -> PeerGroup | None:
     """Return the ranks that have parts of the same tensor; replicas need not know of each other."""
-    if peers is None or peers.dim is None:
+    if peers is None or peers.dim is None or peers.size == 1:
         return None
     return PeerGroup(peer_groups[peers.axis, peers.size], peers.dim)
 

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
@@ -62,8 +62,10 @@ class OptimizerPart:
 
     def _spans_of(self, piece: Piece) -> list[_Span]:
         """Return the ranges of a piece that one rule holds for; padding between members is in none."""
-        members = piece.spec.members
+        members, peers = piece.spec.members, piece.spec.peers
         rules = [self.counting.get(shard.name, COUNTED) for _, shard in members]
+        if peers is not None and not peers.is_counted:
+            rules = [evolve(rule, counted=False) for rule in rules]
         no_padding = sum(shard.numel for _, shard in members) == piece.param.numel()
         if no_padding and len(set(rules)) == 1:
             return [(rules[0], None)]

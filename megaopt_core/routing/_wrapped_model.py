@@ -14,6 +14,7 @@ from megaopt_core.errors import ConfigurationError, ParallelGroupError, Sharding
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import Routing
+from megaopt_core.sharding._elements import extent_of
 from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
 from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import ParamLayout
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 
     from megaopt_core.routing._routing import NameMap
 
-__all__ = ["groups_of_wrapped", "require_same_overlap", "strategy_layouts", "wrapped_buffers"]
+__all__ = [
+    "groups_of_wrapped",
+    "reduced_elsewhere",
+    "require_same_overlap",
+    "strategy_layouts",
+    "wrapped_buffers",
+]
 
 
 def _shares_out(chunk: torch.nn.Module) -> bool:
@@ -187,3 +194,38 @@ def strategy_layouts(
         require_partition(strategy, layout, specs, world)
         layouts[strategy] = layout
     return layouts
+
+
+def reduced_elsewhere(
+    layouts: Mapping[str, ParamLayout],
+    routing: Routing,
+    buffers: Mapping[BufferKey, PerBufferParamLayout] | None,
+) -> ShardingError | None:
+    """Return why this rank cannot step a piece: its gradient is reduced to another rank; None when all is here.
+
+    Args:
+        layouts: the layout of every strategy in use.
+        routing: what `route` returned.
+        buffers: the buffers that gradients are scattered into; None: every rank has whole gradients.
+    """
+    if buffers is None:
+        return None
+    world, rank = World(routing.axes), routing.rank
+    lies_in = {name: (key, buffer) for key, buffer in buffers.items() for name in buffer.param_ranges}
+    for strategy, layout in layouts.items():
+        for shard in (shard for piece in layout.pieces(rank) for _, shard in piece.members if shard.numel):
+            if shard.name not in lies_in:
+                continue
+            key, buffer = lies_in[shard.name]
+            axis = "expert_dp" if key.is_expert else "dp"
+            low, high = buffer.share(buffer.bucket_of[shard.name], rank.get(axis, 0), world.size(axis))
+            begin = buffer.param_ranges[shard.name][0]
+            first, last = extent_of(routing.params[shard.name].box, shard)
+            if begin + first < low or begin + last > high:
+                return ShardingError(
+                    f"sharding={strategy!r} steps elements of {shard.name!r} on a rank to which "
+                    "DistributedDataParallel does not reduce their gradients: wrap the model with "
+                    "use_distributed_optimizer=False, or with buffers that the strategy lays out "
+                    "(ShardingStrategy.buffers), of which it steps a rank's share"
+                )
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,7 @@ from megaopt_core.sharding._protocol import ParamLayout, ShardedParams
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["duplicated", "make_peer_groups", "require_sharded_params"]
+__all__ = ["duplicated", "make_peer_groups", "require_attached", "require_sharded_params"]
 
 
 def require_sharded_params(sharded: object, strategy: str) -> None:
@@ -40,10 +41,41 @@ def require_sharded_params(sharded: object, strategy: str) -> None:
 _METHODS = ("collect_grads", "take_model_values", "start_param_sync", "finish_param_sync", "travels")
 
 
+def require_attached(
+    sharded: ShardedParams, layout: ParamLayout, rank: RankCoordinates, groups: Collection[int], strategy: str
+) -> None:
+    """Raise unless the live pieces are those of the layout: elements that nobody brings to life are never stepped.
+
+    Args:
+        sharded: what `attach` returned.
+        layout: who steps what.
+        rank: this rank's coordinates.
+        groups: the routing's groups that were to be attached.
+        strategy: the strategy's name.
+
+    Raises:
+        ShardingError: a piece is missing, is not in the layout, or has a tensor of another shape.
+    """
+    planned = Counter(spec for spec in layout.pieces(rank) if spec.group in groups)
+    attached = Counter(piece.spec for piece in sharded.pieces)
+    for what, specs in (("does not attach", planned - attached), ("attaches more than", attached - planned)):
+        if specs:
+            names = [shard.name for spec in specs for _, shard in spec.members]
+            raise ShardingError(
+                f"sharding={strategy!r} {what} the pieces that its layout gives this rank: {len(names)} differ, among "
+                f"them of {', '.join(map(repr, names[:3]))}"
+            )
+    for piece in sharded.pieces:
+        if tuple(piece.param.shape) != piece.spec.shape or len(piece.model_params) != len(piece.spec.members):
+            raise ShardingError(
+                f"sharding={strategy!r} attaches a tensor of shape {tuple(piece.param.shape)} and "
+                f"{len(piece.model_params)} model parameters for a piece of shape {piece.spec.shape} with "
+                f"{len(piece.spec.members)}: {piece.spec.members[0][1].name!r}"
+            )
+
+
 def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[str]) -> set[str]:
     """Return the parameters of which the first tensor-parallel rank steps the same elements, and counts them.
-
-    Replicas along a data-parallel axis are duplicates of the first of them too.
 
     Args:
         layout: who steps what.
@@ -51,19 +83,17 @@ def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[s
         experts: names of the expert parameters, whose tensor-parallel ranks may be others.
     """
     mine: dict[str, set[object]] = {}
-    replicas = set()
+    copies: set[str] = set()
     for piece in layout.pieces(rank):
         for _, shard in piece.members:
             mine.setdefault(shard.name, set()).add(shard)
-            if piece.peers is not None and not piece.peers.is_counted:
-                replicas.add(shard.name)
     for axis, is_expert in (("tp", False), ("expert_tp", True)):
         if rank.get(axis, 0):
             first = {shard for piece in layout.pieces({**rank, axis: 0}) for _, shard in piece.members}
-            replicas |= {
+            copies |= {
                 name for name, shards in mine.items() if (name in experts) is is_expert and shards <= first
             }
-    return replicas
+    return copies
 
 
 def make_peer_groups(
@@ -83,7 +113,7 @@ def make_peer_groups(
         (piece.peers.axis, piece.peers.size)
         for layout in layouts
         for piece in layout.pieces(rank)
-        if piece.peers is not None and piece.peers.dim is not None
+        if piece.peers is not None and piece.peers.dim is not None and piece.peers.size > 1
     }
     wanted = sorted(_of_all(mine, pgs))
     made = {}

@@ -7,7 +7,7 @@ import torch
 from megaopt_core.errors import ShardingError
 from megaopt_core.params._specs import Box, Shard, intersect, numel_of
 
-__all__ = ["elements_of", "store_elements"]
+__all__ = ["elements_of", "extent_of", "store_elements"]
 
 
 def elements_of(local: torch.Tensor, box: Box, shard: Shard) -> torch.Tensor:
@@ -52,6 +52,27 @@ def store_elements(local: torch.Tensor, box: Box, shard: Shard, values: torch.Te
         changed = inside.reshape(-1)
         changed[shard.start : shard.stop].copy_(flat)
         inside.copy_(changed.view(inside.shape))
+
+
+def extent_of(box: Box, shard: Shard) -> tuple[int, int]:
+    """Return where a shard begins and ends in the flattened local tensor; what lies between may be another's.
+
+    Args:
+        box: which part of the logical tensor the local tensor is.
+        shard: elements that lie in `box`; not empty.
+
+    Example:
+        >>> from megaopt_core.params import Shard
+        >>> extent_of(((0, 0), (4, 2)), Shard("w", (4, 2), ((1, 0), (2, 2)), 0, 4))
+        (2, 6)
+    """
+    if shard.box == box:
+        return shard.start, shard.stop
+    first = last = 0
+    for inside, size, offset, extent in zip(*shard.box, *box, strict=True):
+        first = first * extent + inside - offset
+        last = last * extent + inside - offset + size - 1
+    return first, last + 1
 
 
 def _inside(local: torch.Tensor, box: Box, shard: Shard) -> torch.Tensor:

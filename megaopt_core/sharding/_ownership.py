@@ -29,6 +29,9 @@ _MOST_SLICES = 2**18
 type _Key = tuple[Box, int, int]
 """A slice of one parameter: a box and a range inside it."""
 
+type _Block = tuple[tuple[tuple[str, int], ...], str, int, int, int | None, Box | None]
+"""Peers: where they stand on other axes, axis, size, number of the block, `dim`, and the box that replicas share."""
+
 
 @define
 class _Owners:
@@ -76,6 +79,7 @@ class _Ownership:
     others: set[str]
     world: World
     seen: int = field(default=0, init=False)
+    blocks: dict[str, dict[_Block, dict[int, Box]]] = field(factory=dict, init=False)
     axis: str = field(init=False)
     model_axes: tuple[str, ...] = field(init=False)
 
@@ -103,6 +107,12 @@ class _Ownership:
             for name, slices in owned.items()
             if (reason := self._wrong(self.specs[name], slices, is_complete=is_complete)) is not None
         }
+        if is_complete:
+            wrong |= {
+                name: reason
+                for name, blocks in self.blocks.items()
+                if name not in wrong and (reason := _wrong_in_blocks(blocks)) is not None
+            }
         if wrong:
             name, reason = next(iter(wrong.items()))
             raise OwnershipError(
@@ -175,6 +185,11 @@ class _Ownership:
             )
         if peers.dim is not None and not spec.takes_peers:
             self._refuse(shard, f"is stepped by {spec.optimizer!r}, which takes no parts (supports_peers)")
+        if peers.size > 1 and peers.axis in (self.axis, *self.model_axes):
+            others = tuple(sorted(entry for entry in rank.items() if entry[0] != peers.axis))
+            box = shard.box if peers.dim is None else None
+            block = others, peers.axis, peers.size, place // peers.size, peers.dim, box
+            self.blocks.setdefault(shard.name, {}).setdefault(block, {})[peers.index] = shard.box
 
     def _refuse(self, shard: Shard, reason: str) -> None:
         raise OwnershipError(
@@ -216,6 +231,21 @@ def _is_one_block(owners: _Owners, axis: str) -> bool:
         for rank, peers in owners.seen
     }
     return len(blocks) == 1 and None not in blocks
+
+
+def _wrong_in_blocks(blocks: Mapping[_Block, Mapping[int, Box]]) -> str | None:
+    """Return what is wrong with the peers of one parameter, all of which must be there: they wait for each other."""
+    for (_, axis, size, _, dim, _), boxes in blocks.items():
+        if len(boxes) < size:
+            return f"only {len(boxes)} of the {size} peers along {axis!r} have a piece"
+        if dim is not None:
+            across = {
+                tuple(entry for at, entry in enumerate(zip(*box, strict=True)) if at != dim)
+                for box in boxes.values()
+            }
+            if len(across) > 1:
+                return f"the parts of {size} peers along {axis!r} are not cut along dimension {dim} alone"
+    return None
 
 
 def _is_aligned(box: Box, local: Box, alignment: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from attrs import define, field, frozen
 
-from megaopt_core.params._parts import local_tensor
+from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._specs import Box, Granularity, ParamSpec, RankCoordinates, Shard
 from megaopt_core.sharding._elements import elements_of, store_elements
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
@@ -29,6 +29,7 @@ __all__ = [
     "ShardingStrategy",
     "finish_grad_sync",
     "gradient_of",
+    "local_gradient",
 ]
 
 
@@ -40,6 +41,21 @@ def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
     """
     main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
     return param.grad if main_grad is None else main_grad
+
+
+def local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient of what this rank holds of a parameter; a collective where a DTensor's is not yet reduced.
+
+    Args:
+        param: the model parameter.
+    """
+    grad = gradient_of(param)
+    if grad is None or not is_dtensor(grad):
+        return grad
+    # Only gradients of DTensors are DTensors.
+    if grad.placements != param.placements:  # type: ignore[attr-defined]
+        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+    return local_tensor(grad)
 
 
 def finish_grad_sync(chunks: Sequence[torch.nn.Module]) -> None:
@@ -134,14 +150,17 @@ class LiveModel:
     def grad(self, shard: Shard) -> torch.Tensor | None:
         """Return the gradient of a shard, flat; None when its parameter has none.
 
+        A collective over its mesh where the gradient of a DTensor is not placed as the parameter is: then all ranks of
+        the mesh ask, in one order.
+
         Args:
             shard: elements that this rank's parameter has.
 
         Raises:
             ShardingError: the parameter has not all of them.
         """
-        grad = gradient_of(self.params[shard.name])
-        return None if grad is None else elements_of(local_tensor(grad), self.box(shard.name), shard)
+        grad = local_gradient(self.params[shard.name])
+        return None if grad is None else elements_of(grad, self.box(shard.name), shard)
 
     def store(self, shard: Shard, values: torch.Tensor) -> None:
         """Write a shard's elements into the model.

@@ -20,6 +20,7 @@ from megaopt_core.sharding._protocol import (
     ShardingStrategy,
     finish_grad_sync,
     gradient_of,
+    local_gradient,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ReplicatedParams(ShardedParams):
         finish_grad_sync(self.chunks)
         for piece in self.pieces:
             (param,) = piece.model_params
-            piece.grad = gradient_of(param) if param is piece.param else _local_gradient(param)
+            piece.grad = gradient_of(param) if param is piece.param else local_gradient(param)
 
     def take_model_values(self) -> None:
         """Nothing to bring: the pieces are the model's memory."""
@@ -75,16 +76,6 @@ class ReplicatedParams(ShardedParams):
 
     def finish_param_sync(self) -> None:
         """Nothing to wait for."""
-
-
-def _local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient of what this rank holds of a parameter; a collective where a DTensor's is not yet reduced."""
-    grad = gradient_of(param)
-    if grad is None or not is_dtensor(grad):
-        return grad
-    # Only gradients of DTensors are DTensors.
-    placed = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    return local_tensor(placed)
 
 
 def _uneven_cut(param: torch.nn.Parameter) -> str | None:

@@ -1,3 +1,31 @@
-"""The distribution in this folder is not part of megaopt: test_guide.py installs it, and runs its tests there."""
+"""The distributions in this folder are no part of megaopt: tests install them and run them from there."""
 
-collect_ignore = ["megaopt-signum"]
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from installing import install_wheel
+from launch import launch as start
+
+collect_ignore = ["megaopt-signum", "megaopt-strategies"]
+
+
+@pytest.fixture(scope="session")
+def launch():
+    """Run a function of the test's file on several ranks; see `tests/distributed/launch.py`."""
+    return start
+
+
+@pytest.fixture(scope="session")
+def strategies(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder in which `megaopt-strategies` is installed."""
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("strategies")
+    source = shutil.copytree(Path(__file__).with_name("megaopt-strategies"), folder / "source")
+    install_wheel(source, folder / "installed")
+    return str(folder / "installed")

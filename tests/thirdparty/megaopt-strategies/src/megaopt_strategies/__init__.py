@@ -1,0 +1,25 @@
+"""Sharding strategies for megaopt, written by what its documentation says alone."""
+
+from megaopt_core import OptimizerEntry, hookimpl
+from megaopt_strategies.experts import ByExpert
+from megaopt_strategies.normed import NormedSGD
+from megaopt_strategies.pairs import Pairs
+from megaopt_strategies.parts import Parts
+from megaopt_strategies.round_robin import RoundRobin
+from megaopt_strategies.row_blocks import RowBlocks
+
+megaopt_api = "1"
+
+
+@hookimpl
+def megaopt_sharding_strategies():
+    """Offer every strategy of this package."""
+    return {strategy.name: strategy for strategy in (RoundRobin(), RowBlocks(), ByExpert(), Pairs(), Parts())}
+
+
+@hookimpl
+def megaopt_optimizer_entries():
+    """Offer an optimizer of whole tensors that several ranks may step together."""
+    about = "every tensor moves by the learning rate, against its gradient"
+    entry = OptimizerEntry(NormedSGD, granularity="tensor", supports_peers=True, description=about)
+    return {"normed_sgd": entry}

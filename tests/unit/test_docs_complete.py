@@ -1,13 +1,11 @@
 """What users can name is documented: hooks, fields of entries and configurations, commands, checks."""
 
 import re
-from argparse import ArgumentParser, _SubParsersAction
+from argparse import _SubParsersAction
 from pathlib import Path
-from types import ModuleType
 
 import attrs
-import pytest
-from megaopt_testing import CHECKS, temporary_plugin
+from megaopt_testing import CHECKS
 
 from megaopt_core import OptimizerEntry, get_registry
 from megaopt_core.cli._program import CORE_COMMANDS, build_parser
@@ -26,10 +24,6 @@ def _every_page() -> str:
     return "\n".join(page.read_text() for page in DOCS.glob("*.md"))
 
 
-def _python_blocks(name: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", _page(name), re.DOTALL | re.MULTILINE)
-
-
 def test_every_hook_has_a_section_with_its_arguments() -> None:
     """docs/hooks.md shows each hook as it is called."""
     headings = set(re.findall(r"^## `(megaopt_\w+)\(([^)]*)\)`$", _page("hooks.md"), re.MULTILINE))
@@ -42,34 +36,6 @@ def test_every_hook_has_a_section_with_its_arguments() -> None:
 def test_the_guide_names_every_hook() -> None:
     """A plugin's author sees what there is."""
     assert [name for name in HOOKS if f"| `{name}` |" not in _page("writing-a-plugin.md")] == []
-
-
-@pytest.mark.parametrize("block", _python_blocks("hooks.md"))
-def test_the_examples_of_hooks_are_plugins(block: str) -> None:
-    """Each loads, and its hook can be called."""
-    module = ModuleType("example")
-    exec(block, vars(module))  # noqa: S102 - running the example is the test
-    (hook,) = [name for name in HOOKS if hasattr(module, name)]
-    arguments = {
-        "megaopt_annotate_params": {"model_chunk": _PackedAttention()},
-        "megaopt_param_overrides": {"config": None, "model_chunks": [_PackedAttention()]},
-        "megaopt_commands": {"commands": ArgumentParser().add_subparsers()},
-    }
-    with temporary_plugin(module) as registry:
-        results = registry.call_each(hook, **arguments.get(hook, {}))
-        assert registry.optimizers().keys() >= get_registry().optimizers().keys()
-    assert hook == "megaopt_commands" or "temporary" in {info.name for info, _ in results}
-
-
-def _PackedAttention() -> object:  # noqa: N802 - the example looks for a class of this name
-    import torch
-
-    class PackedAttention(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.packed = torch.nn.Linear(4, 12)
-
-    return PackedAttention()
 
 
 def test_every_field_of_an_entry_is_in_the_guide() -> None:

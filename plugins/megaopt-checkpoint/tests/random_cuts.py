@@ -5,7 +5,7 @@ in memory of its own.
 """
 
 import random
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from attrs import define, frozen
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import hookimpl
+from megaopt_core import build, hookimpl
 from megaopt_core.parallel import is_distributed
 from megaopt_core.params import Granularity
 from megaopt_core.routing import _wrapped_model as wrapped
@@ -122,6 +122,9 @@ def random_cuts(*seeds, **where):
 
     With `ranks` and `rank` this process stands for one rank of several, whose layouts a world of one rank does not fit.
     """
-    check = mock.patch.object(wrapped, "require_partition") if "rank" in where else nullcontext()
-    with check, temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"):
+    with ExitStack() as patches:
+        if "rank" in where:
+            patches.enter_context(mock.patch.object(wrapped, "require_partition"))
+            patches.enter_context(mock.patch.object(build, "require_attached"))
+        patches.enter_context(temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"))
         yield [f"cut{seed}" for seed in seeds]

@@ -133,8 +133,8 @@ class OverrideSet:
         if asking is not None:
             raise PluginNotInstalledError(
                 f"{asking} asks for roles, and that of {name!r} is in doubt: what reads it comes with "
-                f"{ROLE_READER}, which is not installed: pip install {ROLE_READER} (an attribute on the parameter settles it too: "
-                "matrix_view=...)",
+                f"{ROLE_READER}, which is not installed: pip install {ROLE_READER} (an attribute on the parameter "
+                "settles it too: matrix_view=...)",
                 name=name,
                 distribution=ROLE_READER,
             )

@@ -1,14 +1,17 @@
 """Every parameter gets one optimizer and one group, with the reason for it."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+from attrs import frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megaopt_testing.plugins import temporary_plugin
 
 from megaopt_core import (
+    Granularity,
     MatrixView,
     OptimizerConfig,
     ParamKey,
@@ -29,6 +32,7 @@ from megaopt_core.errors import (
     UnmatchedKeyError,
 )
 from megaopt_core.routing._groups import GroupKey, order_children
+from megaopt_core.sharding import Replicated
 
 
 class Model(torch.nn.Module):
@@ -332,6 +336,45 @@ def test_a_strategy_that_cannot_shard_an_optimizer_is_refused():
     """An unknown strategy names the known ones."""
     with pytest.raises(LookupError, match="replicated"):
         route(OptimizerConfig(optimizer="plain", lr=0.1, sharding="replicatd"), Model())
+
+
+@frozen
+class Fallback(Replicated):
+    """Replicates what has some granularities, and sends the rest elsewhere."""
+
+    fallback: str | None = None
+
+
+class TwoStrategies:
+    """A strategy of whole tensors, and one of elements; each sends what it does not take to the other."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_sharding_strategies(self):
+        return {
+            "matrices": Fallback("matrices", frozenset({Granularity.TENSOR}), "elements"),
+            "elements": Fallback("elements", frozenset({Granularity.ELEMENT}), "matrices"),
+        }
+
+
+def test_only_what_must_stay_whole_is_sent_elsewhere_with_a_warning():
+    """Once, however many groups there are; elements go to the fallback of a strategy of matrices by design."""
+    overrides = {
+        ParamKey(name="*bias"): {"wd_mult": 0.0},
+        ParamKey(name="hidden.weight"): {"lr": 0.2},
+    }
+    with temporary_plugin(TwoStrategies()), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plain = route(OptimizerConfig(optimizer="plain", lr=0.1, sharding="matrices"), Model(), overrides)
+        assert {entry.strategy for entry in plain.params.values()} == {"elements"}
+        assert [str(warning.message) for warning in caught] == []
+        routing = route(OptimizerConfig(optimizer="whole", lr=0.1, sharding="elements"), Model(), overrides)
+    sent = {entry.strategy for entry in routing.params.values() if entry.spec.optimizer == "whole"}
+    assert sent == {"matrices"}
+    assert [str(warning.message) for warning in caught] == [
+        "'whole' steps whole tensors: it is sharded with 'matrices', not with 'elements'"
+    ]
 
 
 OVERRIDE_TUPLES = st.none() | st.dictionaries(

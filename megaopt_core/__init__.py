@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         combine_param_group_overrides,
         param_group_override_to_tuple,
     )
+    from megaopt_core.params._views import Fused
     from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle, hookimpl
     from megaopt_core.precision import BasePrecisionPolicy, CodedState, PrecisionPolicy, StoredSlice
     from megaopt_core.registry import get_registry
@@ -58,6 +59,7 @@ __all__ = [
     "DynamicGradScaler",
     "FP32Optimizer",
     "Float16OptimizerWithFloat16Params",
+    "Fused",
     "Granularity",
     "LoadReport",
     "MatrixView",
@@ -101,6 +103,7 @@ _HOME = {
     "DynamicGradScaler": "optimizers",
     "FP32Optimizer": "optimizers",
     "Float16OptimizerWithFloat16Params": "optimizers",
+    "Fused": "params._views",
     "Granularity": "params",
     "LoadReport": "state",
     "MatrixView": "params",

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 
 import torch
 from attrs import field, frozen
 
 from megaopt_core.errors import ViewError
 
-__all__ = ["MATRIX", "MatrixView"]
+__all__ = ["MATRIX", "Fused", "MatrixView"]
 
 
 def _sizes(value: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(size) for size in value)
+
+
+class Fused(StrEnum):
+    """What the pieces of a fused weight are.
+
+    `NOTHING`: there is one piece, or nobody knows what they are. `QKV`: query, key and value of attention, also with an
+    output gate. `GATE_UP`: the two projections of a gated MLP.
+    """
+
+    NOTHING = ""
+    QKV = "qkv"
+    GATE_UP = "gate_up"
 
 
 @frozen
@@ -43,13 +56,14 @@ class MatrixView:
         split_dim: dimension of the logical matrix that is split: 0 rows (outputs), 1 columns (inputs).
         split_sizes: sizes along `split_dim`; empty when the matrix is not split.
         label: what the view is, for reports: `"qkv"`, `"gate_up"`... Not part of equality.
+        fused: what its pieces are, for optimizers whose settings ask. Not part of equality: the matrices are the same.
 
     Raises:
         ViewError: an argument is out of range.
 
     Example:
         >>> import torch
-        >>> qkv = MatrixView(split_sizes=(4, 2, 2), label="qkv")
+        >>> qkv = MatrixView(split_sizes=(4, 2, 2), label="qkv", fused=Fused.QKV)
         >>> [tuple(m.shape) for m in qkv.matrices(torch.zeros(16, 8))]
         [(8, 8), (4, 8), (4, 8)]
     """
@@ -59,6 +73,7 @@ class MatrixView:
     split_dim: int = 0
     split_sizes: tuple[int, ...] = field(default=(), converter=_sizes)
     label: str = field(default="", eq=False)
+    fused: Fused = field(default=Fused.NOTHING, converter=Fused, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if self.batch_dims < 0:

@@ -9,7 +9,7 @@ from torch import nn
 from megaopt_core.errors import ViewError
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._roles import Role, RoleDecision
-from megaopt_core.params._views import MATRIX, MatrixView
+from megaopt_core.params._views import MATRIX, Fused, MatrixView
 from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.registered_views import registered_view
 
@@ -55,7 +55,10 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
         sizes = getattr(param, "qkv_split_shapes", None)
         if sizes is not None:
             found.append(
-                (MatrixView(split_sizes=tuple(sizes), label="qkv"), "attributes is_qkv and qkv_split_shapes")
+                (
+                    MatrixView(split_sizes=tuple(sizes), label="qkv", fused=Fused.QKV),
+                    "attributes is_qkv and qkv_split_shapes",
+                )
             )
     if getattr(param, "is_embedding_or_output_parameter", False):
         found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))

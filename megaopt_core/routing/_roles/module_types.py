@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from megaopt_core.params._roles import RoleDecision
-from megaopt_core.params._views import MatrixView
+from megaopt_core.params._views import Fused, MatrixView
 from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix
 
 __all__ = ["by_module_type", "by_shape", "inputs_of", "is_conv1d", "is_linear", "is_projection", "outputs_of"]
@@ -173,7 +173,7 @@ def _recurrent(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> Rol
 
 def _multihead_attention(module: nn.MultiheadAttention, attribute: str) -> RoleDecision | None:
     if attribute == "in_proj_weight":
-        view = MatrixView(split_sizes=(module.embed_dim,) * 3, label="qkv")
+        view = MatrixView(split_sizes=(module.embed_dim,) * 3, label="qkv", fused=Fused.QKV)
         return matrix("q, k and v of MultiheadAttention", view)
     if attribute in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
         return matrix(f"{attribute[0]} of MultiheadAttention")

@@ -12,7 +12,7 @@ def newton_schulz64(update, coefficients):
     x = update.double()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-15)
     for a, b, c in coefficients:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -23,7 +23,7 @@ def newton_schulz_plain(update, coefficients, dtype):
     """The same, the plain way, in a dtype that rounds."""
     tall = update.shape[-2] > update.shape[-1]
     x = update.mT if tall else update
-    x = (x / x.double().norm().clamp_min(1e-7).float()).to(dtype)
+    x = (x / x.double().norm().clamp_min(1e-15).float()).to(dtype)
     for a, b, c in coefficients:
         gram = x @ x.mT
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -10,6 +10,7 @@ from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon, init_state
 from torch import nn
 
+from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError, GradientError, ViewError
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
@@ -114,7 +115,7 @@ def test_medium_is_the_formula_in_bfloat16_or_closer(request, formulas, dtype, l
 VIEWS = {
     "plain": (MatrixView(), (6, 10)),
     "transposed": (MatrixView(transposed=True), (6, 10)),
-    "grouped qkv": (MatrixView(split_sizes=(4, 2, 2), label="qkv"), (16, 10)),
+    "grouped qkv": (MatrixView(split_sizes=(4, 2, 2), fused="qkv"), (16, 10)),
     "gate_up": (MatrixView(split_sizes=(8, 8), label="gate_up"), (16, 10)),
     "interleaved": (MatrixView(split_sizes=(1, 1), label="gate_up"), (16, 10)),
     "experts": (MatrixView(batch_dims=1), (3, 6, 10)),
@@ -159,10 +160,51 @@ def test_views_orthogonalize_every_matrix_by_itself(monkeypatch, formulas, name,
 def test_split_qkv_false_leaves_a_fused_weight_whole():
     """Without split_qkv a fused query-key-value weight is one matrix; other fused weights are split all the same."""
     (qkv, whole) = parameters([(16, 10), (16, 10)])
-    qkv.param_info = ParamInfo("w", Role.MATRIX, MatrixView(split_sizes=(8, 4, 4), label="qkv"))
+    qkv.param_info = ParamInfo("w", Role.MATRIX, MatrixView(split_sizes=(8, 4, 4), fused="qkv"))
     optimizer = TensorParallelMuon([qkv, whole])
     grad = torch.randn(16, 10)
     assert torch.equal(optimizer.orthogonalize(qkv, grad), optimizer.orthogonalize(whole, grad))
+
+
+class Attention(nn.Module):
+    """Nothing but its forward says what the projection is made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(16, 48, bias=False)
+        self.out = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.proj(x).chunk(3, dim=-1)
+        return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_split_qkv_is_honoured_for_weights_that_are_found_by_reading(formulas, split):
+    """A fused weight that only the forward shows is split, or left whole, as the setting says."""
+    model = Attention()
+    optimizer = build_optimizer(
+        model, "muon", lr=0.1, weight_decay=0.0, muon_split_qkv=split, muon_fp32_matmul_prec="highest"
+    )
+    before = model.proj.weight.detach().double().clone()
+    grad = torch.randn(48, 16, generator=torch.Generator().manual_seed(5))
+    model.proj.weight.grad = grad.clone()
+    optimizer.step()
+    parts = grad.mul(0.05).chunk(3) if split else [grad.mul(0.05)]
+    moved = torch.cat([formulas.newton_schulz64(p, QUINTIC) * max(p.shape) ** 0.5 for p in parts])
+    torch.testing.assert_close(model.proj.weight.double(), before - 0.1 * moved, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["medium", "highest"])
+def test_an_exploding_layer_does_not_freeze_the_others(precision):
+    """What is clipped to a norm of 1e-9, beside a layer with huge gradients, still moves as far as alone."""
+    (small,), (large,) = parameters([(32, 48)]), parameters([(32, 48)])
+    large.data.copy_(small)
+    grad = torch.randn(32, 48, generator=torch.Generator().manual_seed(4))
+    for param, scale in ((small, 1e-9), (large, 1.0)):
+        param.grad = grad * scale
+        TensorParallelMuon([param], 0.1, weight_decay=0.0, fp32_matmul_prec=precision).step()
+    torch.testing.assert_close(small, large, rtol=0, atol=1e-2 if precision == "medium" else 1e-5)
 
 
 def test_standalone_qkv_description(formulas):
@@ -362,6 +404,8 @@ def test_several_groups_have_their_own_settings():
         ({"scale_mode": "none"}, "scale_mode='none'.*spectral"),
         ({"coefficient_type": "septic"}, "coefficient_type='septic'.*quintic"),
         ({"num_ns_steps": 0}, "num_ns_steps=0"),
+        ({"num_ns_steps": 10**9}, "num_ns_steps=1000000000: must be an integer from 1 to 100"),
+        ({"norm_eps": 0.0}, "norm_eps=0.0: must be greater than 0"),
     ],
 )
 def test_arguments_are_checked(kwargs, message):

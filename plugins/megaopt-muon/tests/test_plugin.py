@@ -94,6 +94,8 @@ def test_listing_entries_imports_no_algorithm():
         (MuonSettings, {"coefficients": ((1, 2, 3),)}, "coefficients"),
         (MuonSettings, {"coefficient_type": "custom"}, "coefficients=None"),
         (MuonSettings, {"num_ns_steps": 0}, "num_ns_steps=0"),
+        (MuonSettings, {"num_ns_steps": 10**9}, "num_ns_steps=1000000000: must be an integer from 1 to 100"),
+        (MuonSettings, {"eps": 0.0}, "eps=0.0"),
         (MuonSettings, {"scale_mode": "x"}, "scale_mode='x'.*spectral"),
         (MuonSettings, {"scalar_optimizer": ""}, "adam"),
         (AdaptiveMuonSettings, {"moment2_method": "x"}, "moment2_method='x'.*normuon"),

@@ -55,6 +55,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         moment2_method: `"adamuon"`, `"normuon"` or `"namo"`.
         beta2: decay rate of the second moment, in [0, 1).
         eps: keeps divisions finite.
+        norm_eps: least norm that an update is divided by before the iteration.
         ns_method: how the iteration is computed.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 
@@ -96,6 +97,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         beta2: float = 0.95,
         eps: float = 1e-8,
         *,
+        norm_eps: float = 1e-15,
         ns_method: str = "auto",
         coefficients: Sequence[Sequence[float]] | None = None,
     ) -> None:
@@ -136,6 +138,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             extra_scale_factor,
             pg_collection,
             tp_mode,
+            norm_eps=norm_eps,
             ns_method=ns_method,
             coefficients=coefficients,
             beta2=beta2,

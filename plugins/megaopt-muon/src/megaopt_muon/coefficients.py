@@ -10,9 +10,17 @@ from typing import get_args
 
 from megaopt_core.errors import ConfigurationError, PluginError
 
-__all__ = ["get_supported_coefficient_types", "resolve_coefficients", "validate_coefficient_type"]
+__all__ = [
+    "MOST_STEPS",
+    "get_supported_coefficient_types",
+    "resolve_coefficients",
+    "validate_coefficient_type",
+]
 
 type Coefficients = tuple[tuple[float, float, float], ...]
+
+MOST_STEPS = 100
+"""Steps that are allowed; five to ten orthogonalize, and more than some dozens change nothing."""
 
 # What to do when there are more steps than coefficients is not data that emerging-optimizers exports.
 _REPEAT_LAST = frozenset({"polar_express", "cans", "deepseekv4"})
@@ -65,11 +73,11 @@ def resolve_coefficients(
 
     Args:
         coefficient_type: one of :func:`get_supported_coefficient_types`.
-        steps: number of Newton-Schulz steps, at least 1.
+        steps: number of Newton-Schulz steps, at most :data:`MOST_STEPS`.
         custom: the coefficients of type `"custom"`; they start over when there are more steps.
 
     Raises:
-        ConfigurationError: the type is unknown, `steps` is less than 1, or `custom` is missing, malformed or given for
+        ConfigurationError: the type is unknown, `steps` is out of range, or `custom` is missing, malformed or given for
             another type.
 
     Example:
@@ -77,9 +85,9 @@ def resolve_coefficients(
         ((2.0, -1.5, 0.5), (1.5, -0.5, 0.0), (2.0, -1.5, 0.5))
     """
     validate_coefficient_type(coefficient_type)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
         raise ConfigurationError(
-            f"num_ns_steps={steps!r}: must be an integer of at least 1",
+            f"num_ns_steps={steps!r}: must be an integer from 1 to {MOST_STEPS}",
             setting="muon_num_ns_steps",
             value=steps,
         )

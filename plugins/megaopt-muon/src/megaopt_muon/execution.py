@@ -94,7 +94,7 @@ def _batched(
             dtype = compute_dtype(ns.precision, first.dtype, first.device)
             batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
             for slot, (index, number) in zip(batch, chunk, strict=True):
-                normalized(plans[index].pieces[number].read(updates[index]), slot)
+                normalized(plans[index].pieces[number].read(updates[index]), slot, ns.eps)
             flat = batch.view(-1, rows, columns)
             if limit > 1:
                 # Also a single one goes as a batch: what it becomes must not depend on how many there are.

@@ -71,6 +71,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         tp_mode: `"blockwise"` orthogonalizes every rank's shard as if it were the matrix; `"duplicated"` gathers the
             matrix on every rank; `"distributed"` sums Gram matrices over the ranks. The last two give what one process
             would, `"distributed"` up to the rounding of these sums: in bfloat16, to bfloat16.
+        norm_eps: least norm that an update is divided by before the iteration. An update below it shrinks.
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 
@@ -110,6 +111,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         pg_collection: Any | None = None,
         tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated",
         *,
+        norm_eps: float = 1e-15,
         ns_method: str = "auto",
         coefficients: Sequence[Sequence[float]] | None = None,
         **group_defaults: float,
@@ -125,9 +127,13 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         )
         _require(tp_mode in TP_MODES, "tp_mode", tp_mode, f"one of {TP_MODES}")
         _require(ns_method in NS_METHODS, "ns_method", ns_method, f"one of {NS_METHODS}")
+        _require(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
         validate_scale_mode(scale_mode)
         self.newton_schulz = NewtonSchulz(
-            resolve_coefficients(coefficient_type, num_ns_steps, coefficients), fp32_matmul_prec, ns_method
+            resolve_coefficients(coefficient_type, num_ns_steps, coefficients),
+            fp32_matmul_prec,
+            ns_method,
+            norm_eps,
         )
         self.split_qkv = split_qkv
         self.is_qkv_fn = is_qkv_fn

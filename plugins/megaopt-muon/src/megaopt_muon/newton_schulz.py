@@ -28,7 +28,7 @@ type Reduce = Callable[[torch.Tensor], None]
 class NewtonSchulz:
     r"""Orthogonalizes matrices by a fixed number of Newton-Schulz steps.
 
-    With :math:`X = U / \max(\lVert U \rVert_F, 10^{-7})`, every step is
+    With :math:`X = U / \max(\lVert U \rVert_F, \epsilon)`, every step is
 
     .. math:: A = X X^\top, \qquad X \leftarrow a X + (b A + c A^2) X
 
@@ -40,6 +40,7 @@ class NewtonSchulz:
         precision: `"medium"` computes in bfloat16, or in float32 on a processor that cannot multiply bfloat16; `"high"`
             and `"highest"` in the input's precision, at least float32.
         method: `"standard"`, `"gram"`, or `"auto"`, which takes the cheaper for each shape.
+        eps: least norm that an update is divided by.
         workspace: where intermediate matrices live between calls.
 
     Source:
@@ -56,6 +57,7 @@ class NewtonSchulz:
     coefficients: Coefficients
     precision: str = "medium"
     method: str = "auto"
+    eps: float = 1e-15
     workspace: Workspace = field(default=Factory(Workspace), eq=False, repr=False)
 
     def __call__(self, update: torch.Tensor) -> torch.Tensor:
@@ -69,7 +71,7 @@ class NewtonSchulz:
         """
         dtype = compute_dtype(self.precision, update.dtype, update.device)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
-        normalized(update, x)
+        normalized(update, x, self.eps)
         with matmul_precision(self.precision):
             return self.iterate(x, tall=is_tall(x)).clone()
 
@@ -133,18 +135,19 @@ def is_tall(x: torch.Tensor) -> bool:
     return block_height(*kind) < rows and not has_triangles(*kind)
 
 
-def normalized(update: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Divide each matrix by its Frobenius norm, or by 1e-7 where that is larger.
+def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> torch.Tensor:
+    """Divide each matrix by its Frobenius norm, or by `eps` where that is larger.
 
     Args:
         update: `[*batch, rows, columns]`.
         out: where the result goes, of the same shape and any floating-point dtype.
+        eps: the least divisor.
     """
     if update.dim() == 2 and update.device.type == "cpu":
         # A sum in float32 is wrong by a few units, an error that all singular values share; bfloat16 does not notice.
         norm = torch.linalg.vector_norm(update).item() if out.dtype.itemsize == 2 else 0.0
         if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
             norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return torch.div(update, norm if math.isnan(norm) else max(norm, 1e-7), out=out)
-    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(1e-7)
+        return torch.div(update, norm if math.isnan(norm) else max(norm, eps), out=out)
+    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params import MATRIX, MatrixView
+from megaopt_core.params._views import Fused
 from megaopt_muon.pieces import Piece, pieces_of
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def view_of(
     """
     info: ParamInfo | None = getattr(param, "param_info", None)
     if info is not None and info.view is not None:
-        fused = info.view.label.startswith("qkv")
-        return evolve(info.view, split_sizes=()) if fused and not split_qkv else info.view
+        whole = info.view.fused is Fused.QKV and not split_qkv
+        return evolve(info.view, split_sizes=()) if whole else info.view
     name = f" {info.name!r}" if info is not None else ""
     if param.dim() != 2:
         raise ViewError(
@@ -121,7 +122,7 @@ def view_of(
         raise ViewError(
             f"parameter{name} is a fused query-key-value weight, but qkv_split_shapes is not given"
         )
-    return MatrixView(split_sizes=tuple(sizes), label="qkv")
+    return MatrixView(split_sizes=tuple(sizes), label="qkv", fused=Fused.QKV)
 
 
 def plan_parameter(

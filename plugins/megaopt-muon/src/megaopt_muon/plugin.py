@@ -69,6 +69,7 @@ def _muon_kwargs(
         "extra_scale_factor": config.muon_extra_scale_factor,
         "pg_collection": pg_collection,
         "tp_mode": config.muon_tp_mode,
+        "norm_eps": config.muon_eps,
         "ns_method": config.muon_ns_method,
         "coefficients": config.muon_coefficients,
     }

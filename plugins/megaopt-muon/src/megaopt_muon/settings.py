@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from attrs import Attribute, field, frozen
 
-from megaopt_core.config import STATE_DTYPES, between, one_of, parse_dtype, positive, whole_number
+from megaopt_core.config import STATE_DTYPES, between, one_of, parse_dtype, positive
 from megaopt_core.errors import ConfigurationError
+from megaopt_muon.coefficients import MOST_STEPS
 from megaopt_muon.scale import SCALE_MODES
 
 __all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "TP_MODES", "AdaptiveMuonSettings", "MuonSettings"]
@@ -37,6 +38,11 @@ def _coefficient_type(_instance: Any, attribute: Attribute[Any], value: Any) -> 
     from megaopt_muon.coefficients import validate_coefficient_type
 
     validate_coefficient_type(value)
+
+
+def _steps(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_STEPS:
+        raise _refuse(attribute, value, f"an integer from 1 to {MOST_STEPS}")
 
 
 def _coefficients(instance: MuonSettings, attribute: Attribute[Any], value: Any) -> None:
@@ -112,8 +118,8 @@ class MuonSettings:
     )
     num_ns_steps: int = field(
         default=5,
-        validator=whole_number(1),
-        metadata={"help": "number of Newton-Schulz iterations, at least 1"},
+        validator=_steps,
+        metadata={"help": f"number of Newton-Schulz iterations, 1 to {MOST_STEPS}"},
     )
     scale_mode: str = field(
         default="spectral",
@@ -136,6 +142,11 @@ class MuonSettings:
         default="adam",
         validator=_optimizer_name,
         metadata={"help": "optimizer of what is no hidden matrix (embeddings, biases, norms): adam or lion"},
+    )
+    eps: float = field(
+        default=1e-15,
+        validator=positive(),
+        metadata={"help": "least Frobenius norm that an update is divided by before Newton-Schulz"},
     )
     ns_method: str = field(
         default="auto",

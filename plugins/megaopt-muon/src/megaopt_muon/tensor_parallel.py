@@ -98,7 +98,9 @@ def orthogonalize_distributed(
     dist.all_reduce(sums, group=group)
     if ns.precision == "medium" and part.device.type == "cpu" and sums[-1].item() > 0:
         dtype = torch.float32
-    norm = sums[:-1].view_as(norms).sqrt().clamp_min_(1e-7).to(torch.promote_types(part.dtype, torch.float32))
+    norm = (
+        sums[:-1].view_as(norms).sqrt().clamp_min_(ns.eps).to(torch.promote_types(part.dtype, torch.float32))
+    )
     x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
     with matmul_precision(ns.precision):

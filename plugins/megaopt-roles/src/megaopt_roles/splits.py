@@ -7,6 +7,7 @@ from torch import nn
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params import MatrixView, Role, RoleDecision
+from megaopt_core.params._views import Fused
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["with_split"]
@@ -42,7 +43,8 @@ def with_split(
     if not found:
         return decision
     split_dim, sizes = found[0]
-    fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, f"fused {len(sizes)}")
+    label = f"fused {len(sizes)}"
+    fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, label, _kind(split_dim, sizes))
     try:
         fused.matrix_shapes(shape)
     except ViewError:
@@ -51,6 +53,19 @@ def with_split(
     return evolve(
         decision, view=fused, reason=f"{decision.reason}; forward takes {len(sizes)} parts apart, {how}"
     )
+
+
+def _kind(split_dim: int, sizes: tuple[int, ...]) -> Fused:
+    """Return what the parts that a forward takes apart are, as far as their number and sizes tell.
+
+    Query, key and value: keys and values are equally large, and queries are a whole multiple. With an output gate there
+    are four, of which the gate is as large as the queries.
+    """
+    if split_dim != 0 or len(sizes) not in (3, 4):
+        return Fused.NOTHING
+    query, *between, key, value = sizes
+    gated = all(size == query for size in between)
+    return Fused.QKV if key == value and query % key == 0 and gated else Fused.NOTHING
 
 
 def _axes(

@@ -1,6 +1,7 @@
 """What the benchmarks share: alternating measurements, ratios of them, and results as JSON."""
 
 import json
+import math
 import os
 import platform
 import random
@@ -13,7 +14,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["gpt2_parameters", "interleave", "parameters_of", "quartiles", "ratio", "summary", "write_result"]
+__all__ = [
+    "gpt2_parameters",
+    "interleave",
+    "median_interval",
+    "parameters_of",
+    "quartiles",
+    "ratio",
+    "summary",
+    "write_result",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -56,7 +66,11 @@ def parameters_of(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], Any]], *, rounds: int, warmup: int = 2
+    candidates: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    renew: Callable[[], Any] | None = None,
 ) -> dict[str, list[float]]:
     """Time candidates in turns, in an order that is shuffled anew in every round.
 
@@ -67,6 +81,8 @@ def interleave(
         candidates: name to what is timed.
         rounds: how often each is timed.
         warmup: rounds before, which are not timed.
+        renew: makes the inputs of a round, before it and not timed; a candidate's attribute `prepare`, if it has one,
+            then takes them before it is timed.
 
     Returns:
         Name to seconds, one a round.
@@ -75,7 +91,10 @@ def interleave(
     order = random.Random(0)  # noqa: S311 - nothing secret
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_number in range(-warmup, rounds):
+        if renew is not None:
+            renew()
         for name in order.sample(names, len(names)):
+            getattr(candidates[name], "prepare", lambda: None)()
             start = time.perf_counter()
             candidates[name]()
             elapsed = time.perf_counter() - start
@@ -93,6 +112,27 @@ def ratio(times: Mapping[str, list[float]], above: str, below: str) -> dict[str,
         below: denominator.
     """
     return quartiles([a / b for a, b in zip(times[above], times[below], strict=True)])
+
+
+def median_interval(times: Mapping[str, list[float]], above: str, below: str) -> dict[str, float]:
+    """Return an interval that holds the median of the ratio of two candidates' times with 95 percent.
+
+    Its ends are order statistics: nothing is assumed of how times are spread.
+
+    Args:
+        times: what :func:`interleave` returned.
+        above: numerator.
+        below: denominator.
+    """
+    ratios = sorted(a / b for a, b in zip(times[above], times[below], strict=True))
+    count = len(ratios)
+    # The median lies below the k-th smallest with the probability that at most k - 1 of count fair coins show heads.
+    outside, rank = 0.0, 0
+    while rank < (count - 1) // 2 and outside + math.comb(count, rank) / 2**count <= 0.025:
+        outside += math.comb(count, rank) / 2**count
+        rank += 1
+    rank = max(rank - 1, 0)
+    return {"low95": round(ratios[rank], 5), "high95": round(ratios[count - 1 - rank], 5)}
 
 
 def quartiles(values: list[float]) -> dict[str, float]:

@@ -3,8 +3,14 @@
     python benchmarks/muon.py                        # every suite
     python benchmarks/muon.py square_768 --rounds 9  # one
 
-Peers that are not installed are left out and named. Gradients are Gaussian, and in the suite `gpt2_concentrated` of a
-spectrum that falls with a power of 3/4, as those of real networks do: what shortcut is allowed depends on it.
+Peers that are not installed are left out and named. Every round has new random gradients, the same for all packages:
+with those of the round before, kernels would be found compiled that training compiles in every step. They are Gaussian,
+and in the suite `gpt2_concentrated` of a spectrum that falls with a power of 3/4, as those of real networks do: what
+shortcut is allowed depends on it. No round is dropped. Ratios are medians over rounds, with an interval that holds the
+median of repetitions in 95 of 100 cases.
+
+Results of each kind of processor have files of their own: `amx_bf16`, `avx512_bf16` or `neither` tells what it
+multiplies bfloat16 with.
 
 On a processor that cannot multiply bfloat16, megaopt computes precision medium in float32, its peers in bfloat16;
 `--bfloat16` has it do as they do. Where MKL is installed, as by `megaopt-muon[mkl]`, results have files of their own.
@@ -18,45 +24,75 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from harness import interleave, ratio, summary, write_result
+from harness import interleave, median_interval, ratio, summary, write_result
 from megaopt_muon import precision as muon_precision
 from megaopt_muon.mkl import has_triangles
 from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.rates import processor_kind
 
 WIDTH = 768
 GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
 LLAMA = [(512, 4096), (128, 4096), (128, 4096), (4096, 512), (1792, 4096), (1792, 4096), (4096, 1792)]
 SMALL = [(384, 128), (128, 128), (512, 128), (128, 512)]
+LLAMA_1024 = [(1024, 1024), (256, 1024), (256, 1024), (1024, 1024), (2816, 1024), (2816, 1024), (1024, 2816)]
+MANY = [(64, 64), (128, 64), (128, 128), (256, 128), (256, 256), (512, 128)] * 21
+MANY_DISTINCT = [
+    (64 + 36 * (index % 12) + index // 12, 72 + 40 * (index // 12) + index % 12) for index in range(126)
+]
 SUITES = {
-    "gpt2": (GPT2, 7),
-    "gpt2_concentrated": (GPT2, 5),
-    "llama": (LLAMA, 2),
+    "gpt2": (GPT2, 15),
+    "gpt2_concentrated": (GPT2, 15),
+    "llama": (LLAMA, 15),
+    "llama_1024": (LLAMA_1024, 15),
+    "wide_512": ([(512, 4096)], 15),
     "square_768": ([(WIDTH, WIDTH)], 15),
-    "square_2048": ([(2048, 2048)], 4),
+    "square_2048": ([(2048, 2048)], 15),
     "small": (SMALL * 4, 25),
+    "many": (MANY, 15),
+    "many_distinct": (MANY_DISTINCT, 15),
 }
-"""One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; squares; a demo model."""
+"""One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; one of a Llama of width 1024; one wide
+matrix; squares; a demo model; 126 small matrices in six shapes, and in 126."""
 
 PRECISIONS = ("medium", "highest")
 
 LR, MOMENTUM, DECAY = 0.02, 0.95, 0.1
 
 
-def parameters(shapes: list[tuple[int, int]], *, concentrated: bool) -> list[torch.nn.Parameter]:
-    """Return parameters with gradients of the suite's spectrum."""
+def parameters(shapes: list[tuple[int, int]]) -> list[torch.nn.Parameter]:
+    """Return parameters, the same for every package."""
     generator = torch.Generator().manual_seed(0)
-    params = []
-    for rows, columns in shapes:
-        param = torch.nn.Parameter(torch.randn(rows, columns, generator=generator) * 0.02)
-        gradient = torch.randn(rows, columns, generator=generator)
-        if concentrated:
-            size = min(rows, columns)
-            left = torch.linalg.qr(torch.randn(rows, size, generator=generator))[0]
-            right = torch.linalg.qr(torch.randn(columns, size, generator=generator))[0]
-            gradient = (left * torch.arange(1, size + 1) ** -0.75) @ right.mT
-        param.grad = gradient
-        params.append(param)
-    return params
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02) for shape in shapes]
+
+
+class Gradients:
+    """New random gradients in every round, of the suite's spectrum and of a new norm."""
+
+    def __init__(self, shapes: list[tuple[int, int]], *, concentrated: bool) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+        self.shapes = shapes
+        self.bases = [self.singular_vectors(*shape) for shape in shapes] if concentrated else None
+        self.current: list[torch.Tensor] = []
+
+    def singular_vectors(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return random ones, times singular values that fall with a power of 3/4."""
+        size = min(rows, columns)
+        left = torch.linalg.qr(torch.randn(rows, size, generator=self.generator))[0]
+        right = torch.linalg.qr(torch.randn(columns, size, generator=self.generator))[0]
+        return left * torch.arange(1, size + 1) ** -0.75, right.mT
+
+    def renew(self) -> None:
+        """Draw those of the next round."""
+        if self.bases is None:
+            self.current = [torch.randn(shape, generator=self.generator) for shape in self.shapes]
+        else:  # the singular vectors stay, in another order and with other signs
+            self.current = [
+                left[torch.randperm(len(left), generator=self.generator)] @ right
+                + 1e-3 * torch.randn(shape, generator=self.generator) / shape[0]
+                for (left, right), shape in zip(self.bases, self.shapes, strict=True)
+            ]
+        size = float(torch.rand((), generator=self.generator)) + 0.5
+        self.current = [gradient * size for gradient in self.current]
 
 
 def ours(params: list[torch.nn.Parameter], precision: str) -> torch.optim.Optimizer:
@@ -110,13 +146,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer | None]] = {
 
 
 def candidates(
-    suite: str, precision: str, names: list[str], skipped: dict[str, str]
+    suite: str, precision: str, names: list[str], skipped: dict[str, str], gradients: Gradients
 ) -> dict[str, Callable[[], Any]]:
     """Return a step of every package that is there and computes in this precision."""
     steps = {}
     for name in names:
-        params = parameters(SUITES[suite][0], concentrated="concentrated" in suite)
-        gradients = [param.grad.clone() for param in params]
+        params = parameters(SUITES[suite][0])
+        for param, gradient in zip(params, gradients.current, strict=True):
+            param.grad = gradient.clone()
         try:
             optimizer = OPTIMIZERS[name](params, precision)
             if optimizer is None:
@@ -128,10 +165,14 @@ def candidates(
             ]
             continue
 
-        def step(optimizer=optimizer, params=params, gradients=gradients) -> None:
-            for param, gradient in zip(params, gradients, strict=True):
-                param.grad = gradient  # some packages drop gradients after a step
+        def prepare(params=params) -> None:
+            for param, gradient in zip(params, gradients.current, strict=True):
+                param.grad = gradient.clone()  # some packages drop gradients after a step, or write into them
+
+        def step(optimizer=optimizer) -> None:
             optimizer.step()
+
+        step.prepare = prepare
 
         steps[name] = step
     return steps
@@ -152,6 +193,7 @@ def main() -> None:
     )
     parser.add_argument("suites", nargs="*", default=list(SUITES))
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", choices=PRECISIONS, help="measure one only, into a file of its own")
     parser.add_argument(
         "--bfloat16", action="store_true", help="compute medium in bfloat16 wherever, and medium only"
@@ -160,7 +202,7 @@ def main() -> None:
     peers = [name for name in OPTIMIZERS if name not in {"megaopt", "pytorch_optimizer_gram"}]
     parser.add_argument("--peers", nargs="*", default=peers)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     precisions = [arguments.precision] if arguments.precision else PRECISIONS
     if arguments.bfloat16:
@@ -168,6 +210,7 @@ def main() -> None:
             parser.error("--bfloat16 is about precision medium")
         precisions = ["medium"]
         muon_precision.multiplies_bfloat16 = lambda: True
+    kind = processor_kind()
     with_mkl = has_triangles(4096, torch.float32, torch.device("cpu"))
     packages = (
         "emerging-optimizers",
@@ -178,16 +221,25 @@ def main() -> None:
     )
     setting = {
         "versions": {name: installed(name) for name in packages},
+        "processor": kind,
         "medium_computes_in": str(muon_precision.compute_dtype("medium", torch.float32, torch.device("cpu"))),
     }
-    kinds = (arguments.precision, arguments.bfloat16 and "bfloat16", with_mkl and "mkl")
+    threads = arguments.threads > 1 and f"{arguments.threads}_threads"
+    kinds = (arguments.precision, arguments.bfloat16 and "bfloat16", with_mkl and "mkl", threads, kind)
     for suite in arguments.suites:
         result: dict[str, Any] = {"shapes": SUITES[suite][0], **setting}
         for precision in precisions:
             skipped: dict[str, str] = {}
-            steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped)
-            times = interleave(steps, rounds=arguments.rounds or SUITES[suite][1], warmup=1)
-            speedups = {name: ratio(times, name, "megaopt") for name in times if name != "megaopt"}
+            gradients = Gradients(SUITES[suite][0], concentrated="concentrated" in suite)
+            gradients.renew()
+            steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped, gradients)
+            rounds = arguments.rounds or SUITES[suite][1]
+            times = interleave(steps, rounds=rounds, warmup=1, renew=gradients.renew)
+            speedups = {
+                name: {**ratio(times, name, "megaopt"), **median_interval(times, name, "megaopt")}
+                for name in times
+                if name != "megaopt"
+            }
             best = summary(times)
             least = min(speedup["median"] for speedup in speedups.values())
             result[precision] = {

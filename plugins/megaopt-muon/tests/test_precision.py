@@ -46,7 +46,7 @@ def test_medium_is_bfloat16_where_it_is_fast(monkeypatch, dtype):
         expected = torch.bfloat16 if can else torch.float32
         assert precision.compute_dtype("medium", dtype, CPU) is expected
         ns = NewtonSchulz(resolve_coefficients("quintic", 5), "medium")
-        assert ns(torch.ones(4, 6, dtype=dtype)).dtype is expected
+        assert ns.scaled(torch.ones(4, 6, dtype=dtype)).values.dtype is expected
 
 
 @pytest.mark.parametrize("name", ["high", "highest"])

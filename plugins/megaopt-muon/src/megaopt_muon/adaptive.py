@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, override
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.execution import merged, scales_of
 from megaopt_muon.moments import MOMENTS, validate_moment2_method
-from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.muon import Change, TensorParallelMuon, gradient_of
 
 __all__ = ["TensorParallelAdaptiveMuon"]
 
@@ -57,6 +57,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         eps: keeps divisions finite.
         norm_eps: least norm that an update is divided by before the iteration.
         ns_method: how the iteration is computed.
+        ns_plan: how each shape is iterated, as far as it is known.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 
     Raises:
@@ -99,6 +100,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         *,
         norm_eps: float = 1e-15,
         ns_method: str = "auto",
+        ns_plan: str = "",
         coefficients: Sequence[Sequence[float]] | None = None,
     ) -> None:
         validate_moment2_method(moment2_method)
@@ -140,6 +142,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             tp_mode,
             norm_eps=norm_eps,
             ns_method=ns_method,
+            ns_plan=ns_plan,
             coefficients=coefficients,
             beta2=beta2,
             eps=eps,
@@ -188,32 +191,31 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         Returns:
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
-        return merged(self.newton_schulz, self._plan(p), grad, self.tp_mode)
+        return merged(self.newton_schulz, self._plan(p), grad, self.tp_mode, self._active_book)
 
     @override
-    def _apply(
-        self,
-        group: dict[str, Any],
-        params: Sequence[torch.Tensor],
-        grads: Sequence[torch.Tensor],
-        updates: Sequence[torch.Tensor],
-    ) -> None:
+    def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
+        return False  # second moments are measured on updates of full precision
+
+    @override
+    def _transform(
+        self, group: dict[str, Any], params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
+    ) -> Iterator[Change]:
         settings = {key: value for key, value in group.items() if key != "params"}
-        for param, grad, update in zip(params, grads, updates, strict=True):
+        book = self._active_book = self._book(group)
+        for index, (param, update) in enumerate(zip(params, updates, strict=True)):
             plan = self._plan(param)
             change = self.moment.normalize(
                 self.orthogonalize(param, update, **settings).to(_wide(param.dtype)),
                 self.state[param]["moment2_buffer"],
                 plan,
-                grad=grad,
+                grad=gradient_of(param),
                 update=update,
                 beta2=group["beta2"],
                 eps=group["eps"],
             )
-            change = change.mul_(scales_of(plan, param.device))
-            self.pre_weight_update_fn_inplace(param, change)
-            param.sub_(change.mul_(group["lr"]))
-            self.post_weight_update_fn_inplace(param)
+            yield Change(index, None, change.mul_(scales_of(plan, param.device)))
+        group["ns_plan"] = book.text
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import torch
 
-from megaopt_muon.newton_schulz import NewtonSchulz, is_tall, normalized
+from megaopt_muon.methods import MethodBook, is_narrow
+from megaopt_muon.newton_schulz import SMALLEST_ALONE, NewtonSchulz, is_tall, normalized
 from megaopt_muon.plans import MatrixPlan
 from megaopt_muon.precision import compute_dtype, matmul_precision
 from megaopt_muon.tensor_parallel import (
@@ -16,8 +18,19 @@ from megaopt_muon.tensor_parallel import (
     orthogonalize_duplicated,
     own_part,
 )
+from megaopt_muon.whole import Scaled
 
-__all__ = ["batch_limit", "merged", "orthogonalize_pieces", "scales_of"]
+__all__ = ["Orthogonalized", "batch_limit", "is_single", "merged", "orthogonalize_pieces", "scales_of"]
+
+
+_BATCH: Final = 1 << 20
+"""Elements of 16 bits that are worth iterating together on a processor."""
+
+_GRANULE: Final = 64
+"""Small matrices are padded to multiples of it: fewer shapes, for which a kernel is compiled each."""
+
+type Orthogonalized = tuple[int, int, Scaled]
+"""Index of the plan, index of the piece, and its orthogonalized matrix (or batch), valid until the next is made."""
 
 
 def batch_limit(rows: int, columns: int, device: torch.device) -> int:
@@ -31,15 +44,33 @@ def batch_limit(rows: int, columns: int, device: torch.device) -> int:
         columns: of each matrix.
         device: where they are.
     """
-    if device.type == "cpu" and min(rows, columns) >= 256:
+    if device.type == "cpu" and min(rows, columns) >= SMALLEST_ALONE:
         return 1
     budget = 1 << (18 if device.type == "cpu" else 26)
     return max(1, budget // max(1, rows * columns))
 
 
+def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a matrix is iterated in 16 bits on a processor, by itself.
+
+    Args:
+        ns: how to orthogonalize.
+        shape: of the matrix.
+        dtype: of the update.
+        device: where it is.
+    """
+    narrow = is_narrow(compute_dtype(ns.precision, dtype, device), device)
+    return narrow and len(shape) == 2 and batch_limit(shape[0], shape[1], device) == 1
+
+
 def orthogonalize_pieces(
-    ns: NewtonSchulz, plans: Sequence[MatrixPlan], updates: Sequence[torch.Tensor], mode: str
-) -> Iterator[tuple[int, int, torch.Tensor]]:
+    ns: NewtonSchulz,
+    plans: Sequence[MatrixPlan],
+    updates: Sequence[torch.Tensor],
+    mode: str,
+    book: MethodBook | None = None,
+    consume: Sequence[bool] = (),
+) -> Iterator[Orthogonalized]:
     """Orthogonalize every matrix of every update.
 
     Args:
@@ -47,32 +78,88 @@ def orthogonalize_pieces(
         plans: what each parameter consists of; none of them gathers first.
         updates: one per plan, of the parameter's stored shape.
         mode: `"duplicated"` or `"distributed"`, for plans that are cut.
+        book: the methods to take; None: those of `ns`.
+        consume: which updates may be overwritten; by default none.
 
     Yields:
-        `(index of the plan, index of the piece, orthogonalized [*batch, rows, columns])`, unscaled. The tensor is valid
-        until the next is asked for.
+        `(index of the plan, index of the piece, orthogonalized [*batch, rows, columns])`, without the plan's scale. The
+        tensor is valid until the next is asked for.
     """
-    batches: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    batches: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     cut: list[tuple[int, int]] = []
     for index, plan in enumerate(plans):
         for number, piece in enumerate(plan.pieces):
             if plan.cut is not None:
                 cut.append((index, number))
             else:
-                batches.setdefault((*piece.shape, updates[index].device.index or 0), []).append(
-                    (index, number)
-                )
-    for members in batches.values():
-        yield from _batched(ns, plans, updates, members)
+                key = _batch_key(ns, piece.shape, updates[index])
+                batches.setdefault(key, []).append((index, number))
+    with matmul_precision(ns.precision):
+        for (kind, *_), members in batches.items():
+            if kind == "single":
+                for index, number in members:
+                    matrix = plans[index].pieces[number].read(updates[index])
+                    yield index, number, ns.scaled(matrix, book, consume=bool(consume) and consume[index])
+            else:
+                run = _padded if kind == "padded" else _batched
+                yield from run(ns, plans, updates, members)
     for index, number in cut:
         plan, piece = plans[index], plans[index].pieces[number]
         assert plan.cut is not None  # noqa: S101 - selected above
         part = piece.read(updates[index])
-        run = orthogonalize_distributed if mode == "distributed" else orthogonalize_duplicated
-        flat = run(
-            ns, part.reshape(-1, *piece.shape[-2:]) if part.dim() > 3 else part, plan.cut.group, plan.cut.dim
-        )
-        yield index, number, flat.view(piece.shape)
+        orthogonalize = orthogonalize_distributed if mode == "distributed" else orthogonalize_duplicated
+        flat = part.reshape(-1, *piece.shape[-2:]) if part.dim() > 3 else part
+        yield index, number, Scaled(orthogonalize(ns, flat, plan.cut.group, plan.cut.dim).view(piece.shape))
+
+
+def _batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:
+    """Return how a matrix is iterated, and what it must share with those of its batch."""
+    if is_single(ns, shape, update.dtype, update.device):
+        return "single", shape
+    if is_narrow(compute_dtype(ns.precision, update.dtype, update.device), update.device):
+        return "padded", _padded_shape(shape), shape[:-2]
+    return "batch", shape, update.device.index or 0, update.dtype
+
+
+def _padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    small, large = (-(-length // _GRANULE) * _GRANULE for length in sorted(shape[-2:]))
+    return small, large
+
+
+def _padded(
+    ns: NewtonSchulz,
+    plans: Sequence[MatrixPlan],
+    updates: Sequence[torch.Tensor],
+    members: Sequence[tuple[int, int]],
+) -> Iterator[Orthogonalized]:
+    """Orthogonalize matrices of 16 bits on a processor, whose padded shapes are equal; zeros change nothing."""
+    shape = plans[members[0][0]].pieces[members[0][1]].shape
+    padded = _padded_shape(shape)
+    inner = math.prod(shape[:-2])  # matrices in one member: experts
+    step = max(1, _BATCH // max(1, inner * math.prod(padded)))
+    dtype, device = compute_dtype(ns.precision, updates[0].dtype, updates[0].device), updates[0].device
+    for start in range(0, len(members), step):
+        chunk = members[start : start + step]
+        batch = ns.workspace.take("batch", (len(chunk), inner, *padded), dtype, device, dense=True).zero_()
+        slots, sources = [], []
+        for slot, (index, number) in zip(batch, chunk, strict=True):
+            matrices = plans[index].pieces[number].read(updates[index])
+            matrices = matrices.reshape(-1, *matrices.shape[-2:]) if matrices.dim() > 2 else matrices
+            tall = matrices.shape[-2] > matrices.shape[-1]
+            turned = matrices.mT if tall else matrices
+            inside = (slot if matrices.dim() > 2 else slot[0])[..., : turned.shape[-2], : turned.shape[-1]]
+            normalized(turned, inside, ns.eps)
+            slots.append((tall, turned.shape))
+            sources.append(matrices)
+        result = ns.batch(batch.view(-1, *padded))
+        values = result.values.view(batch.shape)
+        for (index, number), (tall, inside_shape), value, source in zip(
+            chunk, slots, values, sources, strict=True
+        ):
+            o = (value if source.dim() > 2 else value[0])[..., : inside_shape[-2], : inside_shape[-1]]
+            finite = ns.finite(Scaled(o.mT if tall else o, result.scale), source)
+            piece = plans[index].pieces[number]
+            yield index, number, Scaled(finite.values.reshape(piece.shape), finite.scale)
 
 
 def _batched(
@@ -80,7 +167,7 @@ def _batched(
     plans: Sequence[MatrixPlan],
     updates: Sequence[torch.Tensor],
     members: Sequence[tuple[int, int]],
-) -> Iterator[tuple[int, int, torch.Tensor]]:
+) -> Iterator[Orthogonalized]:
     """Orthogonalize whole matrices of one shape."""
     first = updates[members[0][0]]
     shape = plans[members[0][0]].pieces[members[0][1]].shape
@@ -88,29 +175,34 @@ def _batched(
     inner = math.prod(shape[:-2])  # matrices in one member: experts
     limit = batch_limit(rows, columns, first.device)
     step = max(1, limit // inner)
-    with matmul_precision(ns.precision):
-        for start in range(0, len(members), step):
-            chunk = members[start : start + step]
-            dtype = compute_dtype(ns.precision, first.dtype, first.device)
-            batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
-            for slot, (index, number) in zip(batch, chunk, strict=True):
-                normalized(plans[index].pieces[number].read(updates[index]), slot, ns.eps)
-            flat = batch.view(-1, rows, columns)
-            if limit > 1:
-                # Also a single one goes as a batch: what it becomes must not depend on how many there are.
-                result = ns.iterate(flat, tall=is_tall(flat))
-            elif len(flat) == 1:
-                result = ns.iterate(flat[0], tall=is_tall(flat))
-            else:
-                for matrix in flat:
-                    matrix.copy_(ns.iterate(matrix, tall=is_tall(flat)))
-                result = flat
-            yield from (
-                (index, number, o) for (index, number), o in zip(chunk, result.view(batch.shape), strict=True)
-            )
+    for start in range(0, len(members), step):
+        chunk = members[start : start + step]
+        dtype = compute_dtype(ns.precision, first.dtype, first.device)
+        batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
+        sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
+        for slot, source in zip(batch, sources, strict=True):
+            normalized(source, slot, ns.eps)
+        flat = batch.view(-1, rows, columns)
+        if limit > 1:
+            # Also a single one goes as a batch: what it becomes must not depend on how many there are.
+            result = ns.iterate(flat, tall=is_tall(flat))
+        elif len(flat) == 1:
+            result = ns.iterate(flat[0], tall=is_tall(flat))
+        else:
+            for matrix in flat:
+                matrix.copy_(ns.iterate(matrix, tall=is_tall(flat)))
+            result = flat
+        for (index, number), o, source in zip(chunk, result.view(batch.shape), sources, strict=True):
+            yield index, number, ns.finite(Scaled(o), source)
 
 
-def merged(ns: NewtonSchulz, plan: MatrixPlan, update: torch.Tensor, mode: str) -> torch.Tensor:
+def merged(
+    ns: NewtonSchulz,
+    plan: MatrixPlan,
+    update: torch.Tensor,
+    mode: str,
+    book: MethodBook | None = None,
+) -> torch.Tensor:
     """Return one parameter's orthogonalized update, unscaled, as a new tensor of its stored shape.
 
     Args:
@@ -118,6 +210,7 @@ def merged(ns: NewtonSchulz, plan: MatrixPlan, update: torch.Tensor, mode: str) 
         plan: what the parameter consists of.
         update: of the parameter's stored shape.
         mode: `"duplicated"` or `"distributed"`, for a plan that is cut.
+        book: the methods to take; None: those of `ns`.
     """
     source = update
     if plan.gather_first:
@@ -127,9 +220,11 @@ def merged(ns: NewtonSchulz, plan: MatrixPlan, update: torch.Tensor, mode: str) 
     out = torch.empty(
         source.shape, dtype=torch.promote_types(update.dtype, torch.float32), device=update.device
     )
-    for _, number, o in orthogonalize_pieces(ns, [local], [source], mode):
-        piece = plan.pieces[number]
-        piece.window(out).copy_(piece.fold(o))
+    for _, number, o in orthogonalize_pieces(ns, [local], [source], mode, book):
+        window = plan.pieces[number].window(out)
+        window.copy_(plan.pieces[number].fold(o.values))
+        if o.scale != 1.0:
+            window.mul_(o.scale)
     if plan.gather_first and plan.cut is not None:
         return own_part(out, plan.cut.group, plan.cut.stored_dim)
     return out

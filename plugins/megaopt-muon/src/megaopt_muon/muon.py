@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, override
 
 import torch
+from attrs import frozen
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
 
 from megaopt_core.errors import ConfigurationError, GradientError
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.execution import merged, orthogonalize_pieces, scales_of
+from megaopt_muon.elementwise import MomentumStep, subtract
+from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
 from megaopt_muon.groups import group_of, tensor_parallel_groups
+from megaopt_muon.methods import MethodBook
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
 from megaopt_muon.scale import get_muon_scale_factor, validate_scale_mode
@@ -22,11 +25,32 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from megaopt_core.config import OptimizerConfig
+    from megaopt_muon.pieces import Piece
 
-__all__ = ["TensorParallelMuon", "init_state"]
+__all__ = ["Change", "TensorParallelMuon", "gradient_of", "init_state"]
 
 # So many elements are updated together: enough to save calls, little enough not to double the memory of a model.
 _CHUNK = 1 << 25
+
+_ALIGNMENT = 32
+"""Elements of 16 bits in a cache line."""
+
+
+@frozen(eq=False)
+class Change:
+    """What is subtracted from a parameter, or from one of its matrices, times the learning rate: `scale * values`.
+
+    Args:
+        index: which of the parameters.
+        piece: which of its matrices; None for all of it.
+        values: of the shape of the piece's window, or of the parameter.
+        scale: the factor.
+    """
+
+    index: int
+    piece: Piece | None
+    values: torch.Tensor
+    scale: float = 1.0
 
 
 class TensorParallelMuon(OrthogonalizedOptimizer):
@@ -73,6 +97,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             would, `"distributed"` up to the rounding of these sums: in bfloat16, to bfloat16.
         norm_eps: least norm that an update is divided by before the iteration. An update below it shrinks.
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
+        ns_plan: how each shape is iterated, as the key `ns_plan` of a group tells it after a step; what it does not
+            name is chosen when it is first met.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 
     Raises:
@@ -113,6 +139,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         *,
         norm_eps: float = 1e-15,
         ns_method: str = "auto",
+        ns_plan: str = "",
         coefficients: Sequence[Sequence[float]] | None = None,
         **group_defaults: float,
     ) -> None:
@@ -145,7 +172,10 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self.pg_collection = pg_collection
         self.tp_mode = tp_mode
         self.tp_group, self.expert_tp_group = tensor_parallel_groups(pg_collection)
+        MethodBook(ns_method, self.newton_schulz.coefficients, ns_plan)  # refuses what it cannot read
         self._plans: dict[torch.Tensor, tuple[object, MatrixPlan]] = {}
+        self._books: dict[int, MethodBook] = {}
+        self._active_book: MethodBook | None = None
         OrthogonalizedOptimizer.__init__(
             self,
             params,
@@ -156,6 +186,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             weight_decay_method="decoupled" if use_decoupled_weight_decay else "l2",
             fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
             scaled_orthogonalize_fn=self._scaled_orthogonalize,
+            ns_plan=ns_plan,
             **group_defaults,
         )
         for group in self.param_groups:
@@ -200,50 +231,122 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
         plan = self._plan(p)
-        return merged(self.newton_schulz, plan, grad, self.tp_mode).mul_(scales_of(plan, grad.device))
+        update = merged(self.newton_schulz, plan, grad, self.tp_mode, self._active_book)
+        return update.mul_(scales_of(plan, grad.device))
 
     def _step_params(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        grads = self._decay(group, params, [_gradient(param) for param in params])
+        self._apply(group, params, self._transform(group, params, self._local_updates(group, params)))
+
+    def _local_updates(self, group: dict[str, Any], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Decay parameters, move their momentum, and return what is to be orthogonalized: element by element."""
+        updates: dict[int, torch.Tensor] = {}
+        grads = [gradient_of(param) for param in params]
         buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
-        torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
-        updates = list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
-        self._apply(group, params, grads, updates)
+        single = [index for index, param in enumerate(params) if self._is_swept(param, grads[index])]
+        for index, out in zip(single, self._update_memory([params[index] for index in single]), strict=True):
+            updates[index] = self._momentum_step(group)(params[index], grads[index], buffers[index], out)
+        together = [index for index in range(len(params)) if index not in updates]
+        if together:
+            some = [[tensors[index] for index in together] for tensors in (params, grads, buffers)]
+            updates |= zip(together, self._foreach_updates(group, *some), strict=True)
+        return [updates[index] for index in range(len(params))]
 
-    def _decay(
-        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Apply weight decay; return the gradients, which L2 adds to in a copy."""
-        if group["weight_decay"] == 0:
-            return grads
-        if self.weight_decay_method == "decoupled":
-            torch._foreach_mul_(params, 1.0 - group["lr"] * group["weight_decay"])
-            return grads
-        return list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
-
-    def _apply(
+    def _foreach_updates(
         self,
         group: dict[str, Any],
-        params: Sequence[torch.Tensor],
-        grads: Sequence[torch.Tensor],
-        updates: Sequence[torch.Tensor],
-    ) -> None:
-        """Orthogonalize the updates and apply them."""
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        if group["weight_decay"] != 0:
+            if self.weight_decay_method == "decoupled":
+                torch._foreach_mul_(params, 1.0 - group["lr"] * group["weight_decay"])
+            else:
+                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
+        return list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
+
+    def _transform(
+        self, group: dict[str, Any], params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
+    ) -> Iterator[Change]:
+        """Orthogonalize whole updates; each change is valid until the next is asked for."""
         plans = [self._plan(param) for param in params]
-        together = [
-            index for index, plan in enumerate(plans) if not plan.gather_first and not self._is_customized()
-        ]
-        chosen, lr = [plans[index] for index in together], group["lr"]
+        book = self._active_book = self._book(group)
+        custom = self._is_customized()
+        together = [index for index, plan in enumerate(plans) if not plan.gather_first and not custom]
         for position, number, o in orthogonalize_pieces(
-            self.newton_schulz, chosen, [updates[index] for index in together], self.tp_mode
+            self.newton_schulz,
+            [plans[index] for index in together],
+            [updates[index] for index in together],
+            self.tp_mode,
+            book,
+            [updates[index].dtype != params[index].dtype for index in together],
         ):
-            piece, scale = chosen[position].pieces[number], chosen[position].scales[number]
-            _subtract(piece.window(params[together[position]]), piece.fold(o), lr, scale)
+            index = together[position]
+            piece, scale = plans[index].pieces[number], plans[index].scales[number]
+            yield Change(index, piece, piece.fold(o.values), o.scale * scale)
         for index in sorted(set(range(len(params))) - set(together)):
             settings = {key: value for key, value in group.items() if key != "params"}
-            update = self.orthogonalize(params[index], updates[index], **settings)
-            self.pre_weight_update_fn_inplace(params[index], update)
-            _subtract(params[index], update, lr, 1.0)
-            self.post_weight_update_fn_inplace(params[index])
+            yield Change(index, None, self.orthogonalize(params[index], updates[index], **settings))
+        group["ns_plan"] = book.text
+
+    def _apply(
+        self, group: dict[str, Any], params: Sequence[torch.Tensor], changes: Iterable[Change]
+    ) -> None:
+        """Subtract what was transformed, times the learning rate: element by element."""
+        workspace = self.newton_schulz.workspace
+        for change in changes:
+            param = params[change.index]
+            if change.piece is not None:
+                window = change.piece.window(param)
+                subtract(window, change.values, group["lr"], change.scale, workspace)
+            else:
+                self.pre_weight_update_fn_inplace(param, change.values)
+                subtract(param, change.values, group["lr"], change.scale, workspace)
+                self.post_weight_update_fn_inplace(param)
+
+    def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
+        """Whether an update is written in 16 bits while it is made: where its matrices are iterated so, one by one."""
+        plan = self._plan(param)
+        dense = param.dtype is torch.float32 and param.is_contiguous() and grad.is_contiguous()
+        return (
+            dense
+            and plan.cut is None
+            and not self._is_customized()
+            and all(
+                is_single(self.newton_schulz, piece.shape, param.dtype, param.device) for piece in plan.pieces
+            )
+        )
+
+    def _momentum_step(self, group: dict[str, Any]) -> MomentumStep:
+        return MomentumStep(
+            lr=group["lr"],
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+            decoupled=self.weight_decay_method == "decoupled",
+            nesterov=self.nesterov,
+            workspace=self.newton_schulz.workspace,
+        )
+
+    def _update_memory(self, params: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Return memory for updates of 16 bits, that the next list of parameters uses again."""
+        if not params:
+            return
+        lengths = [-(-param.numel() // _ALIGNMENT) * _ALIGNMENT for param in params]
+        flat = self.newton_schulz.workspace.take(
+            "updates", (sum(lengths),), torch.bfloat16, params[0].device, dense=True
+        )
+        for param, memory in zip(params, flat.split(lengths), strict=True):
+            yield memory[: param.numel()].view(param.shape)
+
+    def _book(self, group: dict[str, Any]) -> MethodBook:
+        """Return the methods of a group: those that it says, which a checkpoint may have brought."""
+        text = group["ns_plan"]
+        known = self._books.get(id(group))
+        if known is None or known.text != text:
+            ns = self.newton_schulz
+            known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text)
+        return known
 
     def _is_customized(self) -> bool:
         """Whether a subclass replaces what is done per parameter."""
@@ -293,7 +396,15 @@ def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
         raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
 
 
-def _gradient(param: torch.Tensor) -> torch.Tensor:
+def gradient_of(param: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's gradient in the parameter's dtype.
+
+    Args:
+        param: the tensor that is stepped; it has a gradient.
+
+    Raises:
+        GradientError: the gradient is sparse or complex.
+    """
     grad = param.grad
     assert grad is not None  # noqa: S101 - filtered by the caller
     if grad.is_sparse or grad.is_complex():
@@ -318,10 +429,3 @@ def _chunks(params: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += param.numel()
     if chunk:
         yield chunk
-
-
-def _subtract(target: torch.Tensor, update: torch.Tensor, lr: float | torch.Tensor, scale: float) -> None:
-    if isinstance(lr, torch.Tensor):
-        target.sub_(update.to(target.dtype) * (lr * scale))
-    else:
-        target.add_(update, alpha=-lr * scale)

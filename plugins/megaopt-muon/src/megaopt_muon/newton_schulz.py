@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from attrs import Factory, field, frozen
 
 from megaopt_muon.gram import accumulate, scaled_product
+from megaopt_muon.methods import MethodBook, is_narrow
 from megaopt_muon.mkl import has_triangles
 from megaopt_muon.precision import compute_dtype, matmul_precision
-from megaopt_muon.schedule import Spectrum, are_measured, plan_blocks, spectrum_of
+from megaopt_muon.schedule import (
+    Spectrum,
+    are_measured,
+    are_tame,
+    plan_blocks,
+    spectrum_of,
+    whole_runs,
+)
 from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
+from megaopt_muon.whole import Scaled, iterate_whole, squared_norm
 from megaopt_muon.workspace import Workspace
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["NewtonSchulz", "is_tall", "normalized"]
+__all__ = ["SMALLEST_ALONE", "NewtonSchulz", "is_tall", "normalized"]
 
 type Reduce = Callable[[torch.Tensor], None]
+
+
+SMALLEST_ALONE = 256
+"""Rows and columns from which on matrices are iterated one by one on a processor."""
+
+_LEAST, _MOST = 1e-20, 1e20
+"""Squared norms between which no product of a matrix leaves the range of bfloat16."""
 
 
 @frozen
@@ -42,6 +59,7 @@ class NewtonSchulz:
         method: `"standard"`, `"gram"`, or `"auto"`, which takes the cheaper for each shape.
         eps: least norm that an update is divided by.
         workspace: where intermediate matrices live between calls.
+        book: the methods of matrices of 16 bits on a processor, chosen when a shape is first met.
 
     Source:
         Bernstein and Newhouse, "Old Optimizer, New Norm: An Anthology" (arXiv:2409.20325); K. Jordan et al., "Muon"
@@ -59,6 +77,11 @@ class NewtonSchulz:
     method: str = "auto"
     eps: float = 1e-15
     workspace: Workspace = field(default=Factory(Workspace), eq=False, repr=False)
+    book: MethodBook = field(init=False, eq=False, repr=False)
+
+    @book.default
+    def _empty_book(self) -> MethodBook:
+        return MethodBook(self.method, self.coefficients)
 
     def __call__(self, update: torch.Tensor) -> torch.Tensor:
         """Return the orthogonalized matrices as a new tensor.
@@ -67,13 +90,116 @@ class NewtonSchulz:
             update: `[rows, columns]` or `[matrices, rows, columns]`, any floating-point dtype.
 
         Returns:
-            The same shape, in the dtype that was computed in.
+            The same shape, float32 (float64 for a float64 update under `"high"` and `"highest"`).
+        """
+        with matmul_precision(self.precision):
+            result = self.scaled(update)
+        wide = torch.promote_types(result.values.dtype, torch.float32)
+        return result.values.to(wide, copy=True, memory_format=torch.contiguous_format).mul_(result.scale)
+
+    def scaled(
+        self, update: torch.Tensor, book: MethodBook | None = None, *, consume: bool = False
+    ) -> Scaled:
+        """Return the orthogonalized matrices, of which a scale is left to whoever uses them.
+
+        Args:
+            update: as for :meth:`__call__`.
+            book: the methods to take; None: this object's own.
+            consume: `update` may be overwritten.
+
+        Returns:
+            Matrices in memory that the next call uses again; never a number that is not finite, if `update` has none.
         """
         dtype = compute_dtype(self.precision, update.dtype, update.device)
+        if is_narrow(dtype, update.device):
+            if update.dim() == 2:
+                return self._whole(update, dtype, book or self.book, consume=consume)
+            tall = update.shape[-2] > update.shape[-1]
+            x = torch.empty(update.mT.shape if tall else update.shape, dtype=dtype)
+            normalized(update.mT if tall else update, x, self.eps)
+            result = self.batch(x)
+            turned = Scaled(result.values.mT, result.scale) if tall else result
+            return self.finite(turned, update)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x, self.eps)
-        with matmul_precision(self.precision):
-            return self.iterate(x, tall=is_tall(x)).clone()
+        return self.finite(Scaled(self.iterate(x, tall=is_tall(x))), update)
+
+    def batch(self, x: torch.Tensor) -> Scaled:
+        """Run all steps on normalized matrices of 16 bits on a processor, of which none is tall.
+
+        Args:
+            x: `[matrices, rows, columns]`, of norm at most 1; used up.
+        """
+        return iterate_whole(Scaled(x), self.coefficients, self.workspace)
+
+    def _whole(self, update: torch.Tensor, dtype: torch.dtype, book: MethodBook, *, consume: bool) -> Scaled:
+        """Orthogonalize one matrix in 16 bits; a tall one is turned, since products that read across take longer."""
+        rows, columns = update.shape
+        small, large = min(rows, columns), max(rows, columns)
+        x, scale = self._entered(update, dtype, consume=consume and are_tame(self.coefficients))
+        gram, runs = book.method_of(small, large) == "gram", None
+        if scale != 1.0:
+            runs = partial(whole_runs, self.coefficients) if gram else self._single_steps
+        result = iterate_whole(Scaled(x, scale), self.coefficients, self.workspace, runs)
+        if rows > columns:
+            out = self.workspace.take("turned", update.shape, dtype, update.device, dense=True)
+            result = Scaled(out.copy_(result.values.mT), result.scale)
+        return self.finite(result, update)
+
+    def _single_steps(self, norm: float) -> tuple[int, ...]:
+        del norm
+        return (1,) * len(self.coefficients)
+
+    def _entered(
+        self, update: torch.Tensor, dtype: torch.dtype, *, consume: bool
+    ) -> tuple[torch.Tensor, float]:
+        """Return a matrix in the compute dtype, turned if it is tall, and the factor that makes its norm 1.
+
+        Where the norm is below the floor, or no product of it has the range, and where matrices are small, so that
+        others of the shape go as a batch, the matrix is divided instead: the factor is 1.
+        """
+        tall, take = update.shape[0] > update.shape[1], self.workspace.take
+        narrow = update
+        if update.dtype != dtype or not update.is_contiguous() or not (consume or tall):
+            narrow = take("narrow", update.shape, dtype, update.device, dense=True).copy_(update)
+        alone = min(update.shape) >= SMALLEST_ALONE
+        square = squared_norm(narrow, self.workspace) if alone else 0.0
+        scale = 1.0
+        if max(_LEAST, self.eps**2) < square < _MOST:
+            scale = square**-0.5
+        else:
+            narrow = take("narrow", update.shape, dtype, update.device, dense=True)
+            normalized(update, narrow, self.eps)
+        if not tall:
+            return narrow, scale
+        turned = take("entered", update.mT.shape, dtype, update.device, dense=True)
+        return turned.copy_(narrow.mT), scale
+
+    def finite(self, result: Scaled, update: torch.Tensor) -> Scaled:
+        """Return the result, or what stands in for matrices that the iteration has blown up.
+
+        Where rounding, or the coefficients themselves, drive the largest singular value away, a processor iterates once
+        more in float32. Where that is not finite either, and on an accelerator, which would have to wait for an answer,
+        the normalized update stands in: the largest singular value grows so only if there is hardly another.
+
+        Args:
+            result: what the iteration gave.
+            update: what it was given.
+        """
+        if are_tame(self.coefficients):
+            return result
+        sums = result.values.sum(dim=(-2, -1), keepdim=True, dtype=_wide(result.values.dtype))
+        good = sums.isfinite()
+        on_processor = update.device.type == "cpu"
+        if on_processor and bool(good.all()):
+            return result
+        wide = torch.empty(update.shape, dtype=_wide(update.dtype), device=update.device)
+        normalized(update, wide, self.eps)
+        if on_processor:
+            again = self.iterate(wide.clone(), tall=is_tall(wide)).clone()
+            settled = again.sum(dim=(-2, -1), keepdim=True).isfinite()
+            wide = torch.where(settled, again, wide)
+        return Scaled(torch.where(good, result.values.to(wide.dtype) * result.scale, wide))
 
     def iterate(self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None) -> torch.Tensor:
         """Run all steps on normalized matrices.
@@ -86,6 +212,11 @@ class NewtonSchulz:
         Returns:
             The result, in memory that the next call uses again.
         """
+        if is_narrow(x.dtype, x.device):
+            wide = x.mT.contiguous() if tall else x
+            result = iterate_whole(Scaled(wide), self.coefficients, self.workspace, reduce=reduce)
+            scaled = result.values.to(torch.float32).mul_(result.scale)
+            return scaled.mT if tall else scaled
         small, large = (x.shape[-1], x.shape[-2]) if tall else (x.shape[-2], x.shape[-1])
         other = self.workspace.take("x", x.shape, x.dtype, x.device)
         gram = self.workspace.take_symmetric("gram", (*x.shape[:-2], small, small), x.dtype, x.device)
@@ -151,3 +282,7 @@ def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> t
         return torch.div(update, norm if math.isnan(norm) else max(norm, eps), out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from megaopt_core.parallel import ProcessGroupCollection
     from megaopt_core.params import ParamGroupOverride, ParamKey
 
-__all__ = ["megaopt_api", "megaopt_optimizer_entries"]
+__all__ = ["megaopt_api", "megaopt_commands", "megaopt_optimizer_entries"]
 
 megaopt_api = "1"
 
@@ -140,3 +141,11 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             example='build_optimizer(model, "adaptive_muon", lr=3e-4, adaptive_muon_moment2_method="normuon")',
         ),
     }
+
+
+@hookimpl
+def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add `calibrate`."""
+    from megaopt_muon.calibrate_command import add_calibrate_command
+
+    add_calibrate_command(commands)

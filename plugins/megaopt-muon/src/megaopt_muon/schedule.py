@@ -22,7 +22,17 @@ from megaopt_muon.symmetric import symmetric_share
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["SPREAD_LIMIT", "Spectrum", "are_measured", "longest_blocks", "plan_blocks", "spectrum_of"]
+__all__ = [
+    "SPREAD_LIMIT",
+    "Spectrum",
+    "are_gentle",
+    "are_measured",
+    "are_tame",
+    "longest_blocks",
+    "plan_blocks",
+    "spectrum_of",
+    "whole_runs",
+]
 
 
 class Spectrum(StrEnum):
@@ -128,6 +138,35 @@ def longest_blocks(
     return (1,) * steps
 
 
+def whole_runs(coefficients: Coefficients, norm: float = 0.0) -> tuple[int, ...]:
+    """Return the runs of a matrix of 16 bits that is iterated in whole products.
+
+    Three and two steps of gentle coefficients where no singular value stands out, else single ones: there a run is not
+    as accurate, or brings nothing.
+
+    Args:
+        coefficients: `(a, b, c)` of each step.
+        norm: Frobenius norm of the Gram matrix, whose trace is 1.
+
+    Example:
+        >>> whole_runs(((3.4445, -4.775, 2.0315),) * 5)
+        (3, 2)
+    """
+    steps = len(coefficients)
+    allowed = steps == 5 and norm <= SPREAD_LIMIT and are_gentle(coefficients)
+    return (3, 2) if allowed else (1,) * steps
+
+
+@lru_cache(maxsize=64)
+def are_gentle(coefficients: Coefficients) -> bool:
+    """Return whether no step multiplies small singular values by more than 4.1, or overshoots.
+
+    Args:
+        coefficients: `(a, b, c)` of each step.
+    """
+    return all(_is_gentle(*triple) for triple in coefficients)
+
+
 @lru_cache(maxsize=64)
 def are_measured(coefficients: Coefficients) -> bool:
     """Return whether no step is steeper than those for which long runs in the place of bfloat16 were measured.
@@ -138,6 +177,26 @@ def are_measured(coefficients: Coefficients) -> bool:
     return all(
         abs(value) <= most for triple in coefficients for value, most in zip(triple, _STEEPEST, strict=True)
     )
+
+
+@lru_cache(maxsize=64)
+def are_tame(coefficients: Coefficients) -> bool:
+    """Return whether no singular value up to 1 is driven away, also with three percent of rounding in every step.
+
+    Args:
+        coefficients: `(a, b, c)` of each step.
+
+    Example:
+        >>> are_tame(((3.4445, -4.775, 2.0315),) * 5), are_tame(((8.4703, -25.1081, 18.6293),) * 5)
+        (True, False)
+    """
+    largest = 1.03
+    for a, b, c in coefficients:
+        values = (largest * index / 999 for index in range(1000))
+        largest = 1.03 * max(abs(s * (a + s * s * (b + s * s * c))) for s in values)
+        if not largest < 2.0:
+            return False
+    return True
 
 
 def spectrum_of(gram: torch.Tensor) -> Spectrum:

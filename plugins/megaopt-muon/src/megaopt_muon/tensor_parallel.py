@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.precision import compute_dtype, matmul_precision
+from megaopt_muon.schedule import are_tame
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -104,4 +105,16 @@ def orthogonalize_distributed(
     x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
     with matmul_precision(ns.precision):
-        return ns.iterate(x, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group)).clone()
+        result = ns.iterate(x, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group)).clone()
+    return _finite(ns, result, part / norm, group)
+
+
+def _finite(
+    ns: NewtonSchulz, result: torch.Tensor, update: torch.Tensor, group: ProcessGroup
+) -> torch.Tensor:
+    """Return the result, or where the iteration has blown up a matrix on any rank, the normalized update on all."""
+    if are_tame(ns.coefficients):
+        return result
+    good = result.sum(dim=(-2, -1), keepdim=True, dtype=torch.float64).isfinite().float()
+    dist.all_reduce(good, op=dist.ReduceOp.MIN, group=group)
+    return torch.where(good > 0, result, update.to(result.dtype))

@@ -37,7 +37,15 @@ class Workspace:
         self._flat: dict[_Key, torch.Tensor] = {}
         self._symmetric: dict[_Key, dict[tuple[int, ...], SymmetricMatrix]] = {}
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def take(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        dense: bool = False,
+    ) -> torch.Tensor:
         """Return an uninitialised tensor; it is valid until the same name is taken again.
 
         Rows are contiguous. On a CPU there may be a gap of one cache line between them.
@@ -47,9 +55,10 @@ class Workspace:
             shape: of the tensor; at least one dimension.
             dtype: of the tensor.
             device: of the tensor.
+            dense: leave no gaps.
         """
         *lengths, columns = shape
-        pitch = _pitch(shape, dtype, device)
+        pitch = columns if dense else _pitch(shape, dtype, device)
         numel, key = math.prod(lengths) * pitch, (name, dtype, device)
         flat = self._flat.get(key)
         if flat is None or flat.numel() < numel:

@@ -1,0 +1,131 @@
+"""The file that keeps measured rates, so that all runs on a machine choose alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import asdict
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
+
+__all__ = ["VARIABLE", "calibration_path", "current_rates", "stored_rates", "write_calibration"]
+
+VARIABLE = "MEGAOPT_CALIBRATION"
+"""Environment variable that names the file."""
+
+_FORMAT = 1
+
+
+def calibration_path() -> Path:
+    """Return where rates are stored: the file that `MEGAOPT_CALIBRATION` names, else one in the user's cache folder."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_folder) / "megaopt" / "calibration.json"
+
+
+def write_calibration(path: Path | None = None) -> Path:
+    """Measure, add the result to the file, and return the file.
+
+    What is there for other processors, numbers of threads and versions of torch stays.
+
+    Args:
+        path: of the file; None: :func:`calibration_path`.
+    """
+    path = path or calibration_path()
+    known: dict[str, Any] = {}
+    if path.exists():
+        known = _read(path)
+    known[_key()] = [asdict(rates) for rates in calibrated()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"format": _FORMAT, "rates": known}, indent=2) + "\n")
+    draft.replace(path)
+    stored_rates_of.cache_clear()
+    return path
+
+
+def stored_rates() -> tuple[Rates, ...]:
+    """Return the rates that are stored for this processor, number of threads and version of torch, if any.
+
+    Raises:
+        ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
+    """
+    return stored_rates_of(calibration_path(), _key(), bool(os.environ.get(VARIABLE)))
+
+
+@cache
+def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
+    """Return the rates that a file holds, read once.
+
+    Args:
+        path: the file.
+        key: which processor, threads and torch.
+        named: the user named the file: that it is missing, or broken, is an error.
+
+    Raises:
+        ConfigurationError: the user named the file, and it cannot be read.
+    """
+    if not named and not path.exists():
+        return ()
+    try:
+        return tuple(Rates(**rates) for rates in _read(path).get(key, ()))
+    except (ConfigurationError, TypeError) as error:
+        if named:
+            raise ConfigurationError(
+                f"{VARIABLE}={str(path)!r}: not a calibration that `megaopt calibrate` wrote ({error})",
+                setting=VARIABLE,
+                value=str(path),
+            ) from error
+        warnings.warn(f"Muon does not use the calibration {path}: {error}", stacklevel=2)
+        return ()
+
+
+def current_rates(small: int) -> Rates:
+    """Return the rates for matrices of a size: the stored calibration's, else the assumed ones, else measured ones.
+
+    Where torch is to be deterministic, and nothing is stored, nothing is measured: two runs must choose alike.
+
+    Args:
+        small: the smaller dimension of the matrix.
+
+    Raises:
+        ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
+    """
+    stored = stored_rates()
+    if stored:
+        return min(stored, key=lambda rates: abs(rates.size - small))
+    if torch.are_deterministic_algorithms_enabled():
+        return DEFAULT
+    return _probed(torch.get_num_threads())
+
+
+@cache
+def _probed(threads: int) -> Rates:
+    del threads  # the key: with another number, other rates
+    return probe()
+
+
+def _key() -> str:
+    return f"{processor_kind()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}", setting=VARIABLE, value=str(path)) from error
+    rates = document.get("rates") if isinstance(document, dict) else None
+    if not isinstance(rates, dict) or document.get("format") != _FORMAT:
+        raise ConfigurationError(
+            f"{path}: no calibration of format {_FORMAT}", setting=VARIABLE, value=str(path)
+        )
+    return rates

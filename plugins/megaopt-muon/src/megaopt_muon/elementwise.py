@@ -1,0 +1,99 @@
+"""What Muon does to every element before and after it orthogonalizes: in pieces that stay in the cache of a core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from megaopt_muon.workspace import Workspace
+
+__all__ = ["MomentumStep", "subtract"]
+
+_IN_CACHE: Final = 1 << 17
+"""Elements of a piece."""
+
+
+class MomentumStep:
+    """Weight decay and momentum of one parameter in one sweep, whose update is written in the dtype it is needed in.
+
+    The numbers are those of the same operations on whole tensors, bit for bit.
+
+    Args:
+        lr: learning rate.
+        momentum: decay rate of the momentum.
+        weight_decay: weight decay coefficient.
+        decoupled: shrink the parameter; else its multiple is added to the gradient.
+        nesterov: look one step of momentum ahead.
+        workspace: where pieces live.
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: float | torch.Tensor,
+        momentum: float,
+        weight_decay: float,
+        decoupled: bool,
+        nesterov: bool,
+        workspace: Workspace,
+    ) -> None:
+        self._keep = 1.0 - lr * weight_decay if decoupled and weight_decay else None
+        self._add = 0.0 if decoupled else weight_decay
+        self._momentum = momentum
+        self._nesterov = nesterov
+        self._workspace = workspace
+
+    def __call__(
+        self, param: torch.Tensor, grad: torch.Tensor, buffer: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Decay the parameter, move its momentum, and return what is to be orthogonalized.
+
+        Args:
+            param: contiguous.
+            grad: of the same shape and dtype, contiguous.
+            buffer: its momentum, likewise.
+            out: where the update goes, of the same shape and any floating-point dtype.
+        """
+        flat = [tensor.view(-1) for tensor in (param, grad, buffer, out)]
+        length = min(_IN_CACHE, param.numel())
+        spare = self._workspace.take("elements", (2, length), param.dtype, param.device, dense=True)
+        for p, g, m, u in zip(*(tensor.split(length) for tensor in flat), strict=True):
+            if self._keep is not None:
+                p.mul_(self._keep)
+            source = torch.add(g, p, alpha=self._add, out=spare[1, : g.numel()]) if self._add else g
+            m.lerp_(source, 1.0 - self._momentum)
+            u.copy_(torch.lerp(source, m, self._momentum, out=spare[0, : g.numel()]) if self._nesterov else m)
+        return out
+
+
+def subtract(
+    target: torch.Tensor, update: torch.Tensor, lr: float | torch.Tensor, scale: float, workspace: Workspace
+) -> None:
+    """Apply `target -= lr * (scale * update)`, where the product in parentheses is rounded to the target's dtype.
+
+    Args:
+        target: of any strides.
+        update: of the same shape and any floating-point dtype.
+        lr: learning rate.
+        scale: factor on the update.
+        workspace: where pieces live.
+    """
+    for part, change in _rows(target, update):
+        wide = workspace.take("change", change.shape, target.dtype, target.device, dense=True)
+        wide.copy_(change)
+        if scale != 1.0:
+            wide.mul_(scale)
+        if isinstance(lr, torch.Tensor):
+            part.sub_(wide.mul_(lr))
+        else:
+            part.add_(wide, alpha=-lr)
+
+
+def _rows(target: torch.Tensor, update: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Cut both along their first dimension into pieces; an accelerator takes all at once."""
+    length = max(1, target.numel() // max(1, target.shape[0]))
+    height = target.shape[0] if target.device.type != "cpu" else max(1, _IN_CACHE // max(1, length))
+    yield from zip(target.split(max(1, height)), update.split(max(1, height)), strict=True)

@@ -1,0 +1,123 @@
+"""Which way each shape of matrix is iterated, chosen once and kept: what stands in a group as `ns_plan`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_muon.calibration import current_rates
+from megaopt_muon.schedule import whole_runs
+
+if TYPE_CHECKING:
+    from megaopt_muon.coefficients import Coefficients
+    from megaopt_muon.rates import Rates
+
+__all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow"]
+
+METHODS: Final = ("plain", "gram")
+"""`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows."""
+
+_MARGIN: Final = 0.95
+"""Part of the plain iteration's time that another must stay below to be taken."""
+
+_SMALLEST: Final = 160
+"""Rows from which on the norm of a Gram matrix can tell that no singular value stands out."""
+
+
+def choose_method(
+    method: str, coefficients: Coefficients, small: int, large: int, rates: Callable[[int], Rates]
+) -> str:
+    """Return the fastest method that is accurate for a shape.
+
+    Args:
+        method: `"standard"` and `"gram"` force one; `"auto"` chooses.
+        coefficients: `(a, b, c)` of each step.
+        small: the smaller dimension of the matrix.
+        large: the larger one.
+        rates: of operations on matrices of so many rows.
+    """
+    standard = (1,) * len(coefficients)
+    runs = whole_runs(coefficients)
+    if method == "standard" or runs == standard or small < _SMALLEST:
+        return "plain"
+    if method == "gram":
+        return "gram"
+    measured = rates(small)
+    fast = measured.run_time(runs, small, large) < _MARGIN * measured.run_time(standard, small, large)
+    return "gram" if fast else "plain"
+
+
+class MethodBook:
+    """The methods of all shapes of one group.
+
+    Args:
+        method: what the user asks for.
+        coefficients: `(a, b, c)` of each step.
+        text: methods that are already chosen, as :attr:`text` writes them.
+
+    Example:
+        >>> book = MethodBook("auto", ((3.4445, -4.775, 2.0315),) * 5, "512x4096:gram")
+        >>> book.method_of(512, 4096), book.text
+        ('gram', '512x4096:gram')
+    """
+
+    def __init__(self, method: str, coefficients: Coefficients, text: str = "") -> None:
+        self._method = method
+        self._coefficients = coefficients
+        self._chosen = _parsed(text)
+        for (small, large), name in list(self._chosen.items()):
+            if name == "gram" and whole_runs(coefficients) == (1,) * len(coefficients):
+                warnings.warn(
+                    f"Muon computes {small}x{large} step by step: its coefficients do not allow the runs of the stored "
+                    f"ns_plan {name!r}",
+                    stacklevel=2,
+                )
+                self._chosen[small, large] = "plain"
+
+    def method_of(self, small: int, large: int, rates: Callable[[int], Rates] = current_rates) -> str:
+        """Return the method of a shape, chosen when it is first asked for.
+
+        Args:
+            small: the smaller dimension of the matrix.
+            large: the larger one.
+            rates: of operations on matrices of so many rows.
+        """
+        known = self._chosen.get((small, large))
+        if known is None:
+            known = choose_method(self._method, self._coefficients, small, large, rates)
+            self._chosen[small, large] = known
+        return known
+
+    @property
+    def text(self) -> str:
+        """All that is chosen, as one string."""
+        return " ".join(f"{small}x{large}:{name}" for (small, large), name in sorted(self._chosen.items()))
+
+
+def _parsed(text: str) -> dict[tuple[int, int], str]:
+    chosen: dict[tuple[int, int], str] = {}
+    for item in text.split():
+        shape, _, name = item.partition(":")
+        small, _, large = shape.partition("x")
+        if name not in METHODS or not (small.isdigit() and large.isdigit()):
+            raise ConfigurationError(
+                f"ns_plan={text!r}: {item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}",
+                setting="ns_plan",
+                value=text,
+            )
+        chosen[int(small), int(large)] = name
+    return chosen
+
+
+def is_narrow(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether matrices are iterated in whole products: in 16 bits on a processor.
+
+    Args:
+        dtype: that the iteration computes in.
+        device: where it runs.
+    """
+    return device.type == "cpu" and dtype.itemsize == 2

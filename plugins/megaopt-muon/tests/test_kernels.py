@@ -1,0 +1,50 @@
+"""Kernels that the matrix library compiles: only in the first step."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys, torch
+from megaopt_muon import precision
+from megaopt_muon.muon import TensorParallelMuon
+precision.multiplies_bfloat16 = lambda: True
+torch.set_num_threads(1)
+shapes = [(512, 256), (256, 768), (48, 100), (100, 48), (64, 64)]
+params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+optimizer = TensorParallelMuon(params, ns_plan=sys.argv[1], coefficient_type=sys.argv[2])
+for step in range(3):
+    for param in params:
+        # Of other size and other spectrum in every step: what depends on them must not be compiled in.
+        param.grad = torch.randn(param.shape) * 10.0 ** (step - 2)
+        param.grad[step].mul_(1.0 + step)
+    print("step", step, flush=True)
+    optimizer.step()
+print("end", flush=True)
+"""
+
+
+def compiled(plan, coefficients):
+    """Return how many kernels oneDNN compiled in each step."""
+    found = subprocess.run(
+        [sys.executable, "-c", CODE, plan, coefficients],
+        env={**os.environ, "ONEDNN_VERBOSE": "profile_create", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    steps = found.stdout.split("step ")[1:]
+    return [text.count("create:cache_miss") for text in steps]
+
+
+@pytest.mark.parametrize(
+    ("plan", "coefficients"),
+    [("", "cans"), ("256x768:gram 256x512:gram", "quintic"), ("256x768:plain 256x512:plain", "simple")],
+)
+def test_only_the_first_step_compiles(plan, coefficients):
+    """With new gradients in every step, of new norm and spectrum, later steps find every kernel compiled."""
+    first, *later = compiled(plan, coefficients)
+    assert first > 0
+    assert later == [0, 0]

@@ -51,7 +51,7 @@ SUITES = {
     "many": (MANY, 15),
     "many_distinct": (MANY_DISTINCT, 15),
 }
-"""One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; one of a Llama of width 1024; one wide
+"""One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; one of a Llama of width 1024; a wide
 matrix; squares; a demo model; 126 small matrices in six shapes, and in 126."""
 
 PRECISIONS = ("medium", "highest")

@@ -6,6 +6,7 @@ small ones, and spends on passes over memory what others spend on products.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -19,9 +20,13 @@ from megaopt_core.errors import ConfigurationError
 __all__ = ["DEFAULT", "Rates", "probe", "processor_kind"]
 
 _SIZES: Final = (256, 768)
-"""Rows of the matrices that a calibration measures with; a probe takes the first."""
+"""Rows of the matrices that a calibration measures with, four times as long as high."""
 
-_ASPECT: Final = 4
+_PROBED: Final = 512
+"""Rows of the square matrices that a probe measures with: the rates of smaller ones tell little of larger ones."""
+
+_CALL: Final = 5e-6
+"""Seconds that a call takes before it computes."""
 
 
 def _positive(_: Any, attribute: Any, value: Any) -> None:
@@ -61,17 +66,17 @@ class Rates:
             >>> DEFAULT.run_time((3, 2), 512, 4096) < DEFAULT.run_time((1,) * 5, 512, 4096)
             True
         """
-        squares, passes = 0, 0.0
-        for length in lengths:
-            squares += 4 * length - 3
-            # A run adds matrices before it multiplies, and asks for the norm.
-            passes += (2 * length - 2) * small * small + (0 if length == 1 else small * large)
         large_product = small * small * large
-        return (
-            len(lengths) * large_product * (self.gram + self.apply)
-            + squares * small**3 * self.square
-            + passes * self.pass_
-        )
+        seconds = len(lengths) * large_product * (self.gram + self.apply)
+        for length in lengths:
+            squares = 4 * length - 3
+            seconds += squares * small**3 * self.square
+            if (
+                length > 1
+            ):  # matrices are added before they are multiplied, centered after it, and the norm is asked for
+                passes = (2 * length - 2) * small * small + small * large
+                seconds += passes * self.pass_ + 6 * squares * _CALL
+        return seconds
 
 
 DEFAULT: Final = Rates(size=768, gram=2.0e-12, square=2.2e-12, apply=2.2e-12, pass_=1.5e-10)
@@ -93,40 +98,42 @@ def processor_kind() -> str:
     return next(found, "neither")
 
 
-def probe(size: int = _SIZES[0], *, rounds: int = 3) -> Rates:
-    """Measure with matrices of one size; with the smallest in a few milliseconds, kernels compiled.
+def probe() -> Rates:
+    """Measure in some milliseconds, kernels compiled: of square matrices, whose two products need two kernels."""
+    return _measured(_PROBED, 1, rounds=3)
 
-    Args:
-        size: rows.
-        rounds: how often each operation is timed; the fastest counts.
+
+def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
+    """Measure with matrices of one size.
+
+    The operations take turns, and the fastest round of each counts: what else the machine does hits all of them alike.
     """
-    x = torch.ones(size, _ASPECT * size, dtype=torch.bfloat16)
+    x = torch.ones(size, aspect * size, dtype=torch.bfloat16)
     square, out = torch.ones(2, size, size, dtype=torch.bfloat16)
-    large_out = torch.empty_like(x)
-
-    def fastest(run: Callable[[], Any]) -> float:
-        run()  # compiles
-        times = []
-        for _ in range(rounds):
+    large_out, large = torch.empty_like(x), aspect * size**3
+    operations: dict[str, tuple[Callable[[], Any], int]] = {
+        "gram": (lambda: torch.mm(x, x.mT, out=out), large),
+        "square": (lambda: torch.addmm(square, square, square, beta=1, alpha=0.5, out=out), size**3),
+        "apply": (lambda: torch.addmm(x, square, x, beta=1, alpha=0.5, out=large_out), large),
+        "pass_": (lambda: torch.add(x, x, alpha=0.5, out=large_out), x.numel()),
+    }
+    if aspect == 1:
+        del operations["apply"]
+    fastest = dict.fromkeys(operations, math.inf)
+    for number in range(rounds + 1):  # the first one compiles
+        for name, (run, units) in operations.items():
             start = time.perf_counter()
             run()
-            times.append(time.perf_counter() - start)
-        return max(min(times), 1e-9)
-
-    large = _ASPECT * size**3
-    return Rates(
-        size=size,
-        gram=fastest(lambda: torch.mm(x, x.mT, out=out)) / large,
-        square=fastest(lambda: torch.addmm(square, square, square, beta=1, alpha=0.5, out=out)) / size**3,
-        apply=fastest(lambda: torch.addmm(x, square, x, beta=1, alpha=0.5, out=large_out)) / large,
-        pass_=fastest(lambda: torch.add(x, x, alpha=0.5, out=large_out)) / x.numel(),
-    )
+            elapsed = max(time.perf_counter() - start, 1e-9)
+            if number:
+                fastest[name] = min(fastest[name], elapsed / units)
+    return Rates(size=size, **{"apply": fastest["square"], **fastest})
 
 
 def calibrated() -> tuple[Rates, ...]:
     """Measure carefully, with matrices of two sizes: what `megaopt calibrate` stores."""
     found = []
     for size in _SIZES:
-        runs = [asdict(probe(size, rounds=9)) for _ in range(5)]
+        runs = [asdict(_measured(size, 4, rounds=9)) for _ in range(5)]
         found.append(Rates(**{key: statistics.median(run[key] for run in runs) for key in runs[0]}))
     return tuple(found)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import asdict
 
 from megaopt_core.errors import ConfigurationError
@@ -90,9 +91,10 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
 
 
 def current_rates(small: int) -> Rates:
-    """Return the rates for matrices of a size: the stored calibration's, else the assumed ones, else measured ones.
+    """Return the rates for matrices of a size: the stored calibration's, else measured ones, else the assumed ones.
 
-    Where torch is to be deterministic, and nothing is stored, nothing is measured: two runs must choose alike.
+    Two runs choose alike where torch is to be deterministic, and ranks that train one model choose alike: there nothing
+    is measured, and of several ranks a calibration is read only if `MEGAOPT_CALIBRATION` names it, for all of them.
 
     Args:
         small: the smaller dimension of the matrix.
@@ -100,10 +102,11 @@ def current_rates(small: int) -> Rates:
     Raises:
         ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
     """
-    stored = stored_rates()
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    stored = stored_rates() if not several or os.environ.get(VARIABLE) else ()
     if stored:
         return min(stored, key=lambda rates: abs(rates.size - small))
-    if torch.are_deterministic_algorithms_enabled():
+    if several or torch.are_deterministic_algorithms_enabled():
         return DEFAULT
     return _probed(torch.get_num_threads())
 

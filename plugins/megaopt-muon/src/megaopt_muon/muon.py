@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, override
 
@@ -14,9 +15,10 @@ from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.elementwise import MomentumStep, subtract
 from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
 from megaopt_muon.groups import group_of, tensor_parallel_groups
-from megaopt_muon.methods import MethodBook
+from megaopt_muon.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
+from megaopt_muon.precision import compute_dtype
 from megaopt_muon.scale import get_muon_scale_factor, validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, TP_MODES
 
@@ -318,6 +320,9 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             )
         )
 
+    def _is_narrow(self, param: torch.Tensor) -> bool:
+        return is_narrow(compute_dtype(self.newton_schulz.precision, param.dtype, param.device), param.device)
+
     def _momentum_step(self, group: dict[str, Any]) -> MomentumStep:
         return MomentumStep(
             lr=group["lr"],
@@ -344,7 +349,13 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         text = group["ns_plan"]
         known = self._books.get(id(group))
         if known is None or known.text != text:
-            ns = self.newton_schulz
+            ns, params = self.newton_schulz, group["params"]
+            if text and params and not self._is_narrow(params[0]):
+                warnings.warn(
+                    f"Muon does not use ns_plan={text!r}: it is for bfloat16 on a processor, and this run computes in "
+                    "something else",
+                    stacklevel=2,
+                )
             known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text)
         return known
 

@@ -1,0 +1,196 @@
+"""Which way a shape is iterated, where that is kept, and what it is chosen from."""
+
+import copy
+import json
+
+import pytest
+import torch
+from megaopt_muon import calibration, precision
+from megaopt_muon.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
+from megaopt_muon.coefficients import resolve_coefficients
+from megaopt_muon.methods import MethodBook, choose_method
+from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.rates import DEFAULT, Rates, probe, processor_kind
+
+from megaopt_core.cli import main
+from megaopt_core.errors import ConfigurationError
+
+QUINTIC = resolve_coefficients("quintic", 5)
+
+
+@pytest.fixture
+def file(monkeypatch, tmp_path):
+    """Name a calibration that is not there yet."""
+    path = tmp_path / "folder" / "calibration.json"
+    monkeypatch.setenv(VARIABLE, str(path))
+    stored_rates_of.cache_clear()
+    yield path
+    stored_rates_of.cache_clear()
+
+
+@pytest.fixture
+def no_file(monkeypatch, tmp_path):
+    """Look for a calibration where there is none."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stored_rates_of.cache_clear()
+    yield tmp_path / "megaopt" / "calibration.json"
+    stored_rates_of.cache_clear()
+
+
+def test_time_decides():
+    """Runs are taken where the measured rates say that they are faster by five percent."""
+    slow_squares = Rates(size=512, gram=1e-12, square=4e-12, apply=1e-12, pass_=1e-10)
+    fast_squares = Rates(size=512, gram=1e-12, square=1e-13, apply=1e-12, pass_=1e-13)
+    for shape, rates, expected in (
+        ((768, 768), DEFAULT, "plain"),
+        ((768, 3072), DEFAULT, "gram"),
+        ((768, 2304), slow_squares, "plain"),
+        ((768, 1152), fast_squares, "gram"),
+    ):
+        assert choose_method("auto", QUINTIC, *shape, lambda _, rates=rates: rates) == expected
+
+
+def test_accuracy_decides_what_is_allowed():
+    """No rate allows runs of steep coefficients, of another number of steps, or of small matrices."""
+    for coefficients in (resolve_coefficients("cans", 5), resolve_coefficients("quintic", 6)):
+        assert choose_method("auto", coefficients, 768, 7680, lambda _: DEFAULT) == "plain"
+        assert choose_method("gram", coefficients, 768, 7680, lambda _: DEFAULT) == "plain"
+    assert choose_method("gram", QUINTIC, 128, 4096, lambda _: DEFAULT) == "plain"
+
+
+def test_ns_method_forces():
+    """What the user asks for is not measured."""
+    assert choose_method("standard", QUINTIC, 768, 7680, pytest.fail) == "plain"
+    assert choose_method("gram", QUINTIC, 768, 768, pytest.fail) == "gram"
+
+
+def test_a_plan_is_read_as_it_is_written():
+    """The string names every shape that was met, and is enough to choose alike."""
+    book = MethodBook("auto", QUINTIC)
+    book.method_of(768, 3072, lambda _: DEFAULT)
+    book.method_of(256, 256, lambda _: DEFAULT)
+    assert book.text == "256x256:plain 768x3072:gram"
+    again = MethodBook("auto", QUINTIC, book.text)
+    assert again.method_of(768, 3072, pytest.fail) == "gram"
+
+
+@pytest.mark.parametrize("text", ["gram", "768:gram", "768x768:fast", "768xwide:gram"])
+def test_a_plan_that_cannot_be_read_is_refused(text):
+    """It is named, with what it must read."""
+    with pytest.raises(ConfigurationError, match="must read ROWSxCOLUMNS:METHOD"):
+        TensorParallelMuon([torch.nn.Parameter(torch.zeros(4, 8))], ns_plan=text)
+
+
+def test_a_plan_that_cannot_run_is_said():
+    """Coefficients that do not allow runs take single steps, with a warning."""
+    with pytest.warns(UserWarning, match="768x3072 step by step: its coefficients do not allow"):
+        book = MethodBook("auto", resolve_coefficients("cans", 5), "768x3072:gram")
+    assert book.text == "768x3072:plain"
+
+
+def test_a_plan_of_another_kind_of_processor_is_said(monkeypatch):
+    """Where the iteration runs in float32, a stored plan has nothing to say."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
+    param = torch.nn.Parameter(torch.zeros(4, 8))
+    param.grad = torch.ones(4, 8)
+    with pytest.warns(UserWarning, match=r"does not use ns_plan='256x512:gram'"):
+        TensorParallelMuon([param], ns_plan="256x512:gram").step()
+
+
+@pytest.mark.usefixtures("in_bfloat16", "no_file")
+@pytest.mark.parametrize("plan", ["256x512:gram", "256x512:plain"])
+def test_a_resume_takes_the_plan_of_the_checkpoint(monkeypatch, plan):
+    """Whatever would be chosen here; and it gives the same bits."""
+    torch.manual_seed(0)
+    start, grads = torch.randn(256, 512), torch.randn(3, 256, 512)
+
+    def stepped(optimizer, param, some):
+        for grad in some:
+            param.grad = grad.clone()
+            optimizer.step()
+
+    straight, saved, resumed = (torch.nn.Parameter(start.clone()) for _ in range(3))
+    stepped(TensorParallelMuon([straight], ns_plan=plan), straight, grads)
+    before = TensorParallelMuon([saved], ns_plan=plan)
+    stepped(before, saved, grads[:2])
+    after = TensorParallelMuon([resumed])
+    resumed.data.copy_(saved)
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    monkeypatch.setattr(calibration, "_probed", pytest.fail)
+    stepped(after, resumed, grads[2:])
+    assert after.param_groups[0]["ns_plan"] == plan
+    assert torch.equal(resumed, straight)
+
+
+def test_what_is_stored_is_read(file, monkeypatch):
+    """The nearest size counts, nothing is measured, and other processors' rates stay in the file."""
+    monkeypatch.setattr(calibration, "_probed", pytest.fail)
+    monkeypatch.setattr(calibration, "calibrated", lambda: (small, large))
+    small, large = (
+        Rates(size=size, gram=1e-12, square=1e-12, apply=1e-12, pass_=1e-10) for size in (256, 768)
+    )
+    file.parent.mkdir()
+    file.write_text(json.dumps({"format": 1, "rates": {"another": []}}))
+    assert write_calibration() == file
+    assert current_rates(200) == small
+    assert current_rates(4096) == large
+    document = json.loads(file.read_text())
+    assert set(document["rates"]) == {
+        "another",
+        f"{processor_kind()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+    }
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[]", '{"format": 2, "rates": {}}'])
+def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
+    """Nobody trains for weeks by another plan than he thinks."""
+    if content is not None:
+        file.parent.mkdir()
+        file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"MEGAOPT_CALIBRATION=.*megaopt calibrate"):
+        current_rates(256)
+
+
+def test_a_cached_file_that_cannot_be_read_is_said(no_file, monkeypatch):
+    """It is not what the user asked for: a warning, and the rates are measured."""
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    no_file.parent.mkdir()
+    no_file.write_text("{")
+    with pytest.warns(UserWarning, match="does not use the calibration"):
+        assert current_rates(256) is DEFAULT
+
+
+@pytest.mark.usefixtures("no_file")
+def test_deterministic_runs_and_ranks_measure_nothing(monkeypatch):
+    """Two runs, and two ranks, choose alike."""
+    monkeypatch.setattr(calibration, "_probed", pytest.fail)
+    with monkeypatch.context() as deterministic:
+        deterministic.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert current_rates(256) is DEFAULT
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert current_rates(256) is DEFAULT
+
+
+def test_a_probe_gives_rates():
+    """Each of them is a time."""
+    rates = probe()
+    assert all(0 < getattr(rates, name) < 1e-3 for name in ("gram", "square", "apply", "pass_"))
+
+
+def test_the_command_writes_the_file(file, monkeypatch, capsys):
+    """`megaopt calibrate` measures, writes, and names the file."""
+    monkeypatch.setattr(calibration, "calibrated", lambda: (DEFAULT,))
+    assert main(["calibrate"]) == 0
+    assert capsys.readouterr().out == f"{file}\n"
+    assert current_rates(64) == DEFAULT
+    assert main(["calibrate", "--threads", "0"]) == 2
+    assert "--threads 0: must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "fast", None])
+def test_rates_are_checked(value):
+    """A rate is a number above 0."""
+    with pytest.raises(ConfigurationError, match="square=.*: must be a number above 0"):
+        Rates(size=256, gram=1e-12, square=value, apply=1e-12, pass_=1e-10)

@@ -192,5 +192,5 @@ def test_the_command_writes_the_file(file, monkeypatch, capsys):
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "fast", None])
 def test_rates_are_checked(value):
     """A rate is a number above 0."""
-    with pytest.raises(ConfigurationError, match="square=.*: must be a number above 0"):
+    with pytest.raises(ConfigurationError, match=r"square=.*: must be a number above 0"):
         Rates(size=256, gram=1e-12, square=value, apply=1e-12, pass_=1e-10)

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, as data: what is stored under which name."""
+"""What a manifest says, as data: files, boxes of tensors, and what refers to them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from attrs import define, field, frozen
 
 __all__ = ["FORMAT_VERSION", "Manifest", "StoredChunk", "StoredTensor"]
 
-
 FORMAT_VERSION = 2
-
-
 """The newest format that is read, and the one that is written; 2 names the codes of states."""
 
 

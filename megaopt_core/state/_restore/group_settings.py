@@ -44,9 +44,6 @@ class GroupMerge:
             {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
             for group in optimizer.param_groups
         ]
-        for group, changes in zip(optimizer.param_groups, self.changes, strict=True):
-            for key, value in changes.items():
-                _set(group, key, value)
 
         def undo() -> None:
             for group, values in zip(optimizer.param_groups, before, strict=True):
@@ -55,6 +52,13 @@ class GroupMerge:
                 for key, value in values.items():
                     _set(group, key, value)
 
+        try:
+            for group, changes in zip(optimizer.param_groups, self.changes, strict=True):
+                for key, value in changes.items():
+                    _set(group, key, value)
+        except BaseException:
+            undo()
+            raise
         return undo
 
 

@@ -13,6 +13,13 @@ from megaopt_core.precision._policy import LOW_PRECISION
 from megaopt_core.state._model import ModelTensors
 from megaopt_core.state._pieces import PieceState, piece_states
 from megaopt_core.state._ranks import Ranks
+from megaopt_core.state._restore.fitting import (
+    load_or_restore,
+    named_errors,
+    require_numbers,
+    require_settings,
+    require_tensors,
+)
 from megaopt_core.state._restore.group_settings import GroupMerge, merge_groups
 from megaopt_core.state._restore.load_report import LoadReport
 from megaopt_core.state._restore.matching import Matching, match
@@ -61,28 +68,36 @@ class LoadPlan:
             ranks: who loads.
         """
         undo: list[Callable[[], None]] = []
-
-        def settings() -> None:
-            if self.optimizer is not None and self.groups.changes:
-                undo.append(self.groups.apply(self.optimizer))
-            if self.scheduler is not None:
-                scheduler, state = self.scheduler
-                before = dict(vars(scheduler))
-                undo.append(lambda: vars(scheduler).update(before))
-                scheduler.load_state_dict(state)
-
         try:
-            ranks.agree(settings)
-        except Exception:
+            ranks.agree(lambda: self._write_settings(undo))
+        except BaseException:
             for step in reversed(undo):
                 step()
             raise
         ranks.agree(self._write)
 
+    def _write_settings(self, undo: list[Callable[[], None]]) -> None:
+        """Write what is not read from files, and may be refused by whoever gets it."""
+        if self.optimizer is not None and self.groups.changes:
+            undo.append(self.groups.apply(self.optimizer))
+        scaler = None if self.optimizer is None else self.optimizer.grad_scaler
+        if self.scaler is not None and scaler is not None:
+            with named_errors(self.source, "the loss scaler does not take its state"):
+                undo.append(load_or_restore(scaler.load_state_dict, self.scaler, scaler.state_dict()))
+        for module, value in self.objects:
+            with named_errors(self.source, f"{type(module).__name__} does not take its extra state"):
+                undo.append(load_or_restore(module.set_extra_state, value, module.get_extra_state()))
+        if self.scheduler is not None:
+            scheduler, state = self.scheduler
+            before = dict(vars(scheduler))
+            undo.append(lambda: vars(scheduler).update(before))
+            with named_errors(self.source, "the scheduler does not take its state"):
+                scheduler.load_state_dict(state)
+
     def _write(self) -> None:
         try:
             self._write_values()
-        except (OSError, CheckpointError) as error:
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.source.name} could not be read to its end, although it was in order a moment before: {error}. "
                 "Model and optimizer are partly loaded: load again before you go on",
@@ -99,14 +114,6 @@ class LoadPlan:
             for piece in self.pieces:
                 for final in piece.finals:
                     final()
-            for module, value in self.objects:
-                module.set_extra_state(value)
-            if (
-                self.scaler is not None
-                and self.optimizer is not None
-                and self.optimizer.grad_scaler is not None
-            ):
-                self.optimizer.grad_scaler.load_state_dict(self.scaler)
 
 
 def plan_load(
@@ -138,12 +145,14 @@ def plan_load(
     plan = LoadPlan(source, found.report, optimizer, tensors)
 
     def fill() -> list[str]:
-        _plan_model(plan, found, tensors)
-        if optimizer is not None and source.manifest.optimizer is not None:
-            plan_optimizer(plan, found, optimizer)
-        if scheduler is not None:
-            _plan_scheduler(plan, scheduler)
-        plan.report.extra = read_values(source, source.manifest.extra)
+        with named_errors(source, "it cannot be planned"):
+            _plan_model(plan, found, tensors)
+            require_tensors(source, plan.model_requests)
+            if optimizer is not None and source.manifest.optimizer is not None:
+                plan_optimizer(plan, found, optimizer)
+            if scheduler is not None:
+                _plan_scheduler(plan, scheduler)
+            plan.report.extra = read_values(source, source.manifest.extra)
         return [entry for piece in plan.pieces for entry in piece.missing]
 
     absent = ranks.agree(fill)
@@ -203,6 +212,8 @@ def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer
         restore = PieceRestore(piece, _members(plan.source, found, piece), plan.source)
         restore.plan()
         plan.pieces.append(restore)
+        require_tensors(plan.source, restore.requests)
+    require_numbers(plan.source, plan.pieces)
     described = plan.source.manifest.optimizer or {}
     plan.scaler = read_values(plan.source, described.get("scaler"))
     plan.groups = merge_groups(
@@ -211,6 +222,7 @@ def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer
         described.get("groups", ()),
         lambda key: read_values(plan.source, {"$tensor": key}),
     )
+    require_settings(plan.source, optimizer, plan.groups)
 
 
 def _members(source: Source, found: Matching, piece: PieceState) -> list[Member]:

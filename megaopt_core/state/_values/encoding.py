@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import base64
 import math
+import reprlib
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from megaopt_core.errors import CheckpointError
+from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
 
 __all__ = ["decode", "dtype_named", "encode", "name_of_dtype"]
+
+
+_DEEPEST = 100
+_MOST_DIMS = 64
+_LONGEST_INT = 8192
+"""Bits of an integer that is written in decimal."""
+
+_SEQUENCES = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 
 
 def name_of_dtype(dtype: torch.dtype) -> str:
@@ -40,7 +49,7 @@ def dtype_named(name: object) -> torch.dtype:
     return dtype
 
 
-def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:
+def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str, depth: int = 0) -> Any:
     """Return a value as JSON has it; tensors of more than one element are put into `tensors`.
 
     None, booleans, integers, floats (with infinities and NaN), strings, bytes, lists, tuples, sets, mappings, dtypes
@@ -51,6 +60,7 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
         value: what is to be saved.
         tensors: receives tensors under names that begin with `where`.
         where: what the value is called, for those names and for errors.
+        depth: how many containers it is in.
 
     Raises:
         CheckpointError: something in it is none of the above, or its name is taken.
@@ -67,13 +77,14 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
         return {"$dtype": name_of_dtype(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
+    if depth == _DEEPEST:
+        raise CheckpointError(f"{where} is nested more than {_DEEPEST} deep, which a checkpoint cannot hold")
     if isinstance(value, Mapping):
-        return _encode_mapping(value, tensors, where)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = [encode(item, tensors, f"{where}.{index}") for index, item in enumerate(value)]
-        if isinstance(value, list):
-            return items
-        return {"$tuple" if isinstance(value, tuple) else "$set": items}
+        return _encode_mapping(value, tensors, where, depth + 1)
+    for kind, tag in _SEQUENCES.items():
+        if isinstance(value, kind):
+            items = [encode(item, tensors, f"{where}.{index}", depth + 1) for index, item in enumerate(value)]
+            return {tag: items} if tag else items
     raise CheckpointError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold: it holds "
         "None, booleans, numbers, strings, bytes, tensors, dtypes, and lists, tuples, sets and dicts of them"
@@ -81,13 +92,13 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str) -
 
 
 def _encode_mapping(
-    value: Mapping[Any, Any], tensors: MutableMapping[str, torch.Tensor], where: str
+    value: Mapping[Any, Any], tensors: MutableMapping[str, torch.Tensor], where: str, depth: int
 ) -> dict[str, Any]:
     ways = [f"{where}.{_escaped(key, index)}" for index, key in enumerate(value)]
-    items = [encode(item, tensors, way) for item, way in zip(value.values(), ways, strict=True)]
+    items = [encode(item, tensors, way, depth) for item, way in zip(value.values(), ways, strict=True)]
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return dict(zip(value, items, strict=True))
-    keys = [encode(key, tensors, f"{way}$key") for key, way in zip(value, ways, strict=True)]
+    keys = [encode(key, tensors, f"{way}$key", depth) for key, way in zip(value, ways, strict=True)]
     return {"$dict": [list(pair) for pair in zip(keys, items, strict=True)]}
 
 
@@ -103,7 +114,12 @@ def _escaped(key: object, index: int) -> str:
 def _encode_plain(value: bool | float | str | None) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    # Python reads no longer numbers as text.
+    return int(value) if value.bit_length() < _LONGEST_INT else {"$int": hex(value)}
 
 
 def _encode_tensor(value: torch.Tensor, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:
@@ -116,44 +132,98 @@ def _encode_tensor(value: torch.Tensor, tensors: MutableMapping[str, torch.Tenso
     return {"$tensor": where}
 
 
-def decode(value: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
+def decode(value: Any, tensor: Callable[[str], torch.Tensor], depth: int = 0) -> Any:
     """Return what :func:`encode` was given.
 
     Args:
-        value: what it returned.
+        value: what it returned, or what a stranger says that it has returned.
         tensor: returns the tensor of a name.
+        depth: how many containers it is in.
 
     Raises:
         CheckpointError: the value is of a kind that this version does not know.
+        CheckpointCorruptError: `encode` does not return such a value.
 
     Example:
         >>> decode({"$tuple": [1, {"$float": "nan"}]}, {}.__getitem__)
         (1, nan)
     """
+    if isinstance(value, (list, dict)) and depth > _DEEPEST:
+        raise CheckpointCorruptError(f"a value is nested more than {_DEEPEST} deep")
     if isinstance(value, list):
-        return [decode(item, tensor) for item in value]
+        return [decode(item, tensor, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     tag = next(iter(value), "")
-    if len(value) == 1 and tag.startswith("$"):
-        return _decode_tagged(tag, value[tag], tensor)
-    return {key: decode(item, tensor) for key, item in value.items()}
-
-
-def _decode_tagged(tag: str, inside: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    if tag == "$tensor":
-        return tensor(inside)
-    if tag == "$scalar":
-        dtype, shape, number = inside
-        return torch.tensor(decode(number, tensor), dtype=dtype_named(dtype)).reshape(shape)
-    kinds: dict[str, Callable[[], Any]] = {
-        "$float": lambda: float(inside),
-        "$dtype": lambda: dtype_named(inside),
-        "$bytes": lambda: base64.b64decode(inside),
-        "$dict": lambda: {decode(key, tensor): decode(item, tensor) for key, item in inside},
-        "$tuple": lambda: tuple(decode(item, tensor) for item in inside),
-        "$set": lambda: {decode(item, tensor) for item in inside},
-    }
-    if tag not in kinds:
+    if len(value) != 1 or not tag.startswith("$"):
+        return {key: decode(item, tensor, depth + 1) for key, item in value.items()}
+    if tag not in _KINDS:
         raise CheckpointError(f"the checkpoint holds a value of the unknown kind {tag!r}")
-    return kinds[tag]()
+    try:
+        return _KINDS[tag](value[tag], lambda item: decode(item, tensor, depth + 1), tensor)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, MegaoptError):
+            raise
+        raise CheckpointCorruptError(
+            f"a value is said to be {tag} of {reprlib.repr(value[tag])}, which it cannot be: {error}"
+        ) from error
+
+
+def _decode_float(inside: Any, *_: Any) -> float:
+    if inside not in {"inf", "-inf", "nan"}:
+        raise ValueError("JSON has all other numbers")
+    return float(inside)
+
+
+def _decode_bytes(inside: Any, *_: Any) -> bytes:
+    return base64.b64decode(inside, validate=True)
+
+
+def _decode_int(inside: Any, *_: Any) -> int:
+    if not isinstance(inside, str) or not inside.removeprefix("-").startswith("0x"):
+        raise ValueError("it is not hexadecimal")
+    return int(inside, 16)
+
+
+def _decode_named(inside: Any, _: Any, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    if not isinstance(inside, str):
+        raise TypeError("a tensor has a name")
+    return tensor(inside)
+
+
+def _decode_scalar(inside: Any, decoded: Callable[[Any], Any], _: Any) -> torch.Tensor:
+    dtype, shape, number = inside
+    number = decoded(number)
+    if not isinstance(number, (bool, int, float)) or not isinstance(shape, list) or len(shape) > _MOST_DIMS:
+        raise TypeError("it is no number with a shape")
+    return torch.tensor(number, dtype=dtype_named(dtype)).reshape(shape)
+
+
+def _decode_dict(inside: Any, decoded: Callable[[Any], Any], _: Any) -> dict[Any, Any]:
+    found = {decoded(key): decoded(item) for key, item in inside}
+    if len(found) != len(inside):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _decode_items(kind: Callable[[Any], Any]) -> Callable[[Any, Callable[[Any], Any], Any], Any]:
+    def decode_items(inside: Any, decoded: Callable[[Any], Any], _: Any) -> Any:
+        if not isinstance(inside, list):
+            raise TypeError("it is no list")
+        return kind(map(decoded, inside))
+
+    return decode_items
+
+
+_KINDS: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[str], torch.Tensor]], Any]] = {
+    "$tensor": _decode_named,
+    "$scalar": _decode_scalar,
+    "$float": _decode_float,
+    "$int": _decode_int,
+    "$dtype": lambda inside, *_: dtype_named(inside),
+    "$bytes": _decode_bytes,
+    "$dict": _decode_dict,
+    "$tuple": _decode_items(tuple),
+    "$set": _decode_items(set),
+    "$frozenset": _decode_items(frozenset),
+}

@@ -1,9 +1,12 @@
 """Plain values and tensors as JSON: whatever goes in comes out."""
 
+import json
 import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from training import make
 
@@ -88,3 +91,46 @@ def test_a_name_is_given_once():
     """Whatever would overwrite a tensor is an error that names it."""
     with pytest.raises(CheckpointError, match=r"two tensors of a checkpoint would both be called 'extra\.x'"):
         encode({"x": A}, {"extra.x": B}, "extra")
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+TENSORS = st.lists(st.integers(0, 255), min_size=2, max_size=4).map(
+    lambda v: torch.tensor(v, dtype=torch.uint8)
+)
+DTYPES = st.sampled_from([torch.float32, torch.bool, torch.bfloat16])
+KEYS = st.recursive(
+    PLAIN.filter(lambda value: value == value) | DTYPES,  # noqa: PLR0124 - a NaN is equal to nothing, not as a key either
+    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=2),
+    max_leaves=3,
+)
+VALUES = st.recursive(
+    PLAIN | DTYPES | TENSORS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "a.b", "b", "1", "0", "$0", "%2E"]), inner, max_size=4)
+        | st.sets(KEYS, max_size=2)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(value=VALUES)
+def test_whatever_goes_in_comes_out(value):
+    """Through JSON, with every tensor under a name of its own."""
+    tensors = {}
+    encoded = json.loads(json.dumps(encode(value, tensors, "extra"), allow_nan=False))
+    assert alike(decode(encoded, tensors.__getitem__), value)
+
+
+def test_what_is_too_deep_or_too_long():
+    """Depth has a limit that is said when it is saved; long integers come back."""
+    deep = []
+    for _ in range(150):
+        deep = [deep]
+    with pytest.raises(CheckpointError, match=r"extra\.0.* is nested more than 100 deep"):
+        encode(deep, {}, "extra")
+    number = -(10**6000)
+    assert decode(json.loads(json.dumps(encode(number, {}, "extra"))), None) == number

@@ -16,15 +16,16 @@ import torch
 from attrs import asdict, evolve
 
 from megaopt_checkpoint.files import sync_folder
-from megaopt_checkpoint.manifest import parse_manifest
+from megaopt_checkpoint.manifest import Manifest, StoredChunk, StoredTensor
 from megaopt_checkpoint.memory import bytes_of
+from megaopt_checkpoint.parsing import parse_manifest, read_json
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.staging import Staging
 from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named, name_of_dtype
+from megaopt_core.state import dtype_named, name_of_dtype
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]
 
@@ -134,7 +135,7 @@ def expand(file: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
         CheckpointError: the file is not a consolidated checkpoint, or is damaged.
     """
     text, tensors = _read(Path(file))
-    manifest = parse_manifest(Path(file), json.loads(text))
+    manifest = parse_manifest(Path(file), read_json(text, Path(file)), in_one_file=True)
     for key, stored in manifest.tensors.items():
         tensor = tensors.get(key)
         if tensor is None or _stored(tensor.contiguous()) != stored:

@@ -6,18 +6,27 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from attrs import asdict
 
 from megaopt_checkpoint.files import write_durably
 from megaopt_checkpoint.folder import HeldFolder
-from megaopt_core.errors import CheckpointCorruptError, CheckpointError, CheckpointVersionError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, with_named_codes
+from megaopt_checkpoint.parsing import parse_manifest, read_json
+from megaopt_core.errors import CheckpointCorruptError, CheckpointError
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor
 from megaopt_core.state._manifest import FORMAT_VERSION
 
-__all__ = ["MANIFEST", "manifest_in", "parse_manifest", "read_manifest", "write_manifest"]
-
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "Manifest",
+    "StoredChunk",
+    "StoredTensor",
+    "manifest_in",
+    "parse_manifest",
+    "read_manifest",
+    "write_manifest",
+]
 
 MANIFEST = "manifest.json"
 _CHECKSUM = "manifest.sha256"
@@ -74,10 +83,10 @@ def manifest_in(folder: HeldFolder) -> Manifest:
         raise CheckpointCorruptError(
             f"{path} is not what was written: its SHA-256 differs from that in {_CHECKSUM}", path=str(path)
         )
-    values = json.loads(data)
+    values = read_json(data, path)
     if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{path} is not a megaopt checkpoint's", path=str(folder.path))
-    return parse_manifest(folder.path, values)
+    return parse_manifest(path, values)
 
 
 def _no_manifest(folder: HeldFolder, missing: str) -> CheckpointError:
@@ -91,44 +100,3 @@ def _no_manifest(folder: HeldFolder, missing: str) -> CheckpointError:
     if names & {MANIFEST, _CHECKSUM}:
         return CheckpointCorruptError(f"{path / missing} is missing", path=str(path / missing))
     return CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}", path=str(path))
-
-
-def parse_manifest(folder: Path, values: Any) -> Manifest:
-    """Return the manifest that a JSON document holds.
-
-    Args:
-        folder: where it comes from.
-        values: the document.
-
-    Raises:
-        CheckpointVersionError: a newer version of megaopt wrote it.
-        CheckpointCorruptError: it names a file outside of its folder.
-    """
-    version = values.get("version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        by = values.get("written", {}).get("megaopt-core", "a newer version")
-        raise CheckpointVersionError(
-            f"{folder} has format version {version}, written by megaopt-core {by}; this one reads up to version "
-            f"{FORMAT_VERSION}: pip install --upgrade megaopt-core",
-            path=str(folder),
-        )
-    tensors = {
-        key: StoredTensor(
-            tensor["dtype"],
-            tuple(tensor["shape"]),
-            tuple(
-                StoredChunk(**{**chunk, "offsets": tuple(chunk["offsets"]), "sizes": tuple(chunk["sizes"])})
-                for chunk in tensor["chunks"]
-            ),
-        )
-        for key, tensor in values.pop("tensors").items()
-    }
-    for name in values["files"]:
-        if Path(name).name != name or name.startswith("."):
-            raise CheckpointCorruptError(
-                f"{folder / MANIFEST} names a file outside its folder: {name!r}", path=str(folder)
-            )
-    if version == 1 and values.get("optimizer"):
-        optimizer = values["optimizer"]
-        values["optimizer"] = {**optimizer, "parameters": with_named_codes(optimizer["parameters"])}
-    return Manifest(tensors=tensors, **{**values, "version": FORMAT_VERSION})

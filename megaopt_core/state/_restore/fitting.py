@@ -1,0 +1,184 @@
+"""Does what a checkpoint holds fit the values that are here: asked of all of it, before any of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
+from megaopt_core.state._restore.group_settings import GroupMerge
+from megaopt_core.state._restore.piece import PieceRestore
+from megaopt_core.state._sources import Request, Source
+from megaopt_core.state._values.encoding import decode, dtype_named
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = [
+    "fits",
+    "load_or_restore",
+    "named_errors",
+    "require_numbers",
+    "require_settings",
+    "require_tensors",
+]
+
+
+@contextmanager
+def named_errors(source: Source, what: str) -> Iterator[None]:
+    """Let whatever cannot be done with a checkpoint's values be an error that names the checkpoint.
+
+    Args:
+        source: the checkpoint.
+        what: what is done.
+    """
+    try:
+        yield
+    except (CheckpointError, ConfigurationError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointMismatchError(
+            f"{source.name} does not fit: {what}: {type(error).__name__}: {error}", path=source.name
+        ) from error
+
+
+def require_tensors(source: Source, requests: Iterable[Request]) -> None:
+    """Require that stored tensors have the shape and the kind of elements of the places that they go to.
+
+    Args:
+        source: the checkpoint.
+        requests: `(key, place)` pairs.
+
+    Raises:
+        CheckpointMismatchError: one has not.
+    """
+    for key, place in requests:
+        stored = source.stored(key)
+        there, here = _kind(dtype_named(stored.dtype)), _kind(place.dtype)
+        if tuple(place.shape) != stored.shape:
+            what = f"has shape {stored.shape} there and {tuple(place.shape)} here"
+        elif there != here:
+            what = f"holds {there} ({stored.dtype}) there and {here} ({place.dtype}) here"
+        else:
+            continue
+        raise CheckpointMismatchError(
+            f"{source.name} does not fit: {key} {what}", path=source.name, names=[key]
+        )
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "real numbers"
+    return "complex numbers" if dtype.is_complex else "whole numbers"
+
+
+def require_numbers(source: Source, pieces: Iterable[PieceRestore]) -> None:
+    """Require that numbers of a state, such as a step count, are numbers.
+
+    Args:
+        source: the checkpoint.
+        pieces: what a load will write; planned.
+
+    Raises:
+        CheckpointMismatchError: one is not.
+    """
+    for restore in pieces:
+        live = restore.piece.inner
+        for member in restore.members:
+            for key, record in member.state.items():
+                for value in _values(record):
+                    if not fits(live.get(key), decode(value, _some_tensor)):
+                        name = member.shard.name
+                        raise CheckpointMismatchError(
+                            f"state {key!r} of {name!r} in {source.name} is {value!r}, which cannot become what it is "
+                            f"here, {_shown(live[key])}",
+                            path=source.name,
+                            names=[name],
+                        )
+
+
+def _values(record: Mapping[str, Any]) -> list[Any]:
+    if "value" in record:
+        return [record["value"]]
+    return [entry[-1] for kind in ("ranges", "objects") for entry in record.get(kind, ())]
+
+
+def _some_tensor(key: str) -> torch.Tensor:
+    return torch.empty(2, device="meta")
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def fits(present: Any, value: Any) -> bool:
+    """Return whether a value can take the place of another one, by what kind of value they are.
+
+    Args:
+        present: what is here; None: anything can take its place.
+        value: what would come.
+
+    Example:
+        >>> fits(torch.zeros(()), 3), fits(0.9, "0.9"), fits((0.9, 0.99), [0.9, 0.95])
+        (True, False, True)
+    """
+    if present is None or value is None:
+        return True
+    if isinstance(present, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            return (present.numel() == 1) == (value.numel() == 1) and not value.is_complex()
+        return present.numel() == 1 and isinstance(value, (bool, int, float))
+    if isinstance(present, (bool, int, float)):
+        number = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+        return number or isinstance(value, (bool, int, float))
+    for kind in ((str,), (bytes,), (list, tuple), (Mapping,), (set, frozenset)):
+        if isinstance(present, kind):
+            return isinstance(value, kind)
+    return True
+
+
+def _fits_each(present: Any, value: Any) -> bool:
+    if isinstance(present, (list, tuple)) and isinstance(value, (list, tuple)):
+        return len(present) == len(value) and all(map(fits, present, value))
+    return fits(present, value)
+
+
+def require_settings(source: Source, optimizer: MegatronOptimizer, merge: GroupMerge) -> None:
+    """Require that settings of groups are of the kind that they are here.
+
+    Args:
+        source: the checkpoint.
+        optimizer: whose groups.
+        merge: what a load will write.
+
+    Raises:
+        CheckpointMismatchError: one is not.
+    """
+    for index, (group, changes) in enumerate(zip(optimizer.param_groups, merge.changes, strict=True)):
+        for key, value in changes.items():
+            present = group.get(key)
+            if key == "params" or not _fits_each(present, value):
+                raise CheckpointMismatchError(
+                    f"{source.name} does not fit: the setting {key!r} of group {index} is {value!r} there and "
+                    f"{_shown(present)} here",
+                    path=source.name,
+                )
+
+
+def load_or_restore(load: Callable[[Any], Any], state: Any, before: Any) -> Callable[[], None]:
+    """Give a state to something that takes one, and return what takes it back.
+
+    Args:
+        load: takes a state.
+        state: what it is given.
+        before: what it had; it is given that back at once if it refuses.
+    """
+    try:
+        load(state)
+    except BaseException:
+        load(before)
+        raise
+    return lambda: load(before)

@@ -1,0 +1,282 @@
+"""A manifest from JSON: every field checked before anything is done with it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from megaopt_checkpoint.coverage import tiles
+from megaopt_checkpoint.schema import Schema
+from megaopt_core.errors import CheckpointCorruptError, CheckpointVersionError
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor
+from megaopt_core.state._manifest import FORMAT_VERSION
+
+__all__ = ["parse_manifest", "read_json"]
+
+_FIELDS = {
+    *("version", "world_size", "files", "tensors", "model", "optimizer", "scheduler", "extra"),
+    *("configuration", "plugins", "written"),
+}
+_CHUNK = {"offsets", "sizes", "file", "position", "length", "crc32"}
+_RECORDS = {"tensor", "value", "ranges", "objects"}
+_NONE: frozenset[str] = frozenset()
+
+
+def read_json(data: bytes | str, path: Path) -> Any:
+    """Return a JSON document.
+
+    Args:
+        data: its text.
+        path: where it comes from.
+
+    Raises:
+        CheckpointCorruptError: it is none, or nested too deeply.
+    """
+    try:
+        with _without_collection():
+            return json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorruptError(f"{path} is no JSON document: {error}", path=str(path)) from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Nothing here makes circles; looking for them takes most of the time of a large document."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def parse_manifest(path: Path, values: Any, *, in_one_file: bool = False) -> Manifest:
+    """Return the manifest that a JSON document holds.
+
+    Args:
+        path: where it comes from.
+        values: the document.
+        in_one_file: its tensors are in a consolidated file, one box each, not in files of ranks.
+
+    Raises:
+        CheckpointVersionError: a newer version of megaopt wrote it.
+        CheckpointCorruptError: a field is not what the format says, a tensor has holes, or a file is outside of the
+            folder.
+    """
+    schema = Schema(path)
+    _require_version(path, schema.mapping(values, "the document"))
+    schema.fields(values, "the document", _FIELDS, _NONE)
+    with _without_collection():
+        return _parsed(schema, values, in_one_file)
+
+
+def _parsed(schema: Schema, values: Mapping[str, Any], in_one_file: bool) -> Manifest:
+    files = {
+        schema.file(name, "files"): schema.count(size, f"files.{name}")
+        for name, size in schema.mapping(values["files"], "files").items()
+    }
+    tensors = {
+        key: _tensor(schema, f"tensors.{key}", entry, files, in_one_file)
+        for key, entry in schema.mapping(values["tensors"], "tensors").items()
+    }
+    _require_files(schema, files, tensors)
+    references = _References(schema, tensors, set())
+    configuration = values["configuration"]
+    if configuration is not None:
+        schema.mapping(configuration, "configuration")
+    return Manifest(
+        world_size=schema.count(values["world_size"], "world_size", 1),
+        files=files,
+        tensors=tensors,
+        model=_model(schema, values["model"], references),
+        optimizer=_optimizer(schema, values["optimizer"], references),
+        scheduler=references.check(values["scheduler"], "scheduler"),
+        extra=references.check(values["extra"], "extra"),
+        configuration=configuration,
+        plugins=schema.texts(values["plugins"], "plugins"),
+        written=schema.texts(values["written"], "written"),
+        version=values["version"],
+    )
+
+
+def _require_version(path: Path, values: Mapping[str, Any]) -> None:
+    version, written = values.get("version"), values.get("written")
+    if type(version) is int and 1 <= version <= FORMAT_VERSION:
+        return
+    by = written.get("megaopt-core") if isinstance(written, dict) else None
+    raise CheckpointVersionError(
+        f"{path.parent} has format version {version!r}, written by megaopt-core {by or 'a newer version'}; this one "
+        f"reads up to version {FORMAT_VERSION}: pip install --upgrade megaopt-core",
+        path=str(path.parent),
+    )
+
+
+def _tensor(
+    schema: Schema, where: str, entry: Any, files: Mapping[str, int], in_one_file: bool
+) -> StoredTensor:
+    schema.fields(entry, where, {"dtype", "shape", "chunks"}, _NONE)
+    dtype = schema.dtype(entry["dtype"], where)
+    shape = schema.sizes(entry["shape"], where)
+    chunks = [
+        _chunk(schema, where, chunk, shape, dtype, files, in_one_file)
+        for chunk in schema.sequence(entry["chunks"], where)
+    ]
+    if not tiles(shape, [(chunk.offsets, chunk.sizes) for chunk in chunks]):
+        boxes = [[*chunk.offsets, *chunk.sizes] for chunk in chunks]
+        raise schema.fault(where, boxes, f"every element of the shape {shape} exactly once")
+    return StoredTensor(entry["dtype"], shape, tuple(chunks))
+
+
+def _chunk(
+    schema: Schema,
+    where: str,
+    chunk: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    files: Mapping[str, int],
+    in_one_file: bool,
+) -> StoredChunk:
+    schema.fields(chunk, where, _CHUNK, _NONE)
+    offsets, sizes = schema.box(chunk["offsets"], chunk["sizes"], where, shape)
+    file, length = schema.text(chunk["file"], where), chunk["length"]
+    if file not in files and not (in_one_file and file == ""):
+        raise schema.fault(where, file, "one of the manifest's files")
+    if type(length) is not int or length != math.prod(sizes) * dtype.itemsize:
+        raise schema.fault(where, length, f"the bytes of {sizes} elements of {dtype}")
+    position, crc32 = schema.count(chunk["position"], where), schema.count(chunk["crc32"], where)
+    return StoredChunk(offsets, sizes, file, position, length, crc32)
+
+
+def _require_files(schema: Schema, files: Mapping[str, int], tensors: Mapping[str, StoredTensor]) -> None:
+    """Every byte of every file belongs to one box: what is read into memory is no larger than the files are."""
+    ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for tensor in tensors.values():
+        for chunk in tensor.chunks:
+            ranges[chunk.file].append((chunk.position, chunk.length))
+    for name, size in files.items():
+        end = 0
+        for position, length in sorted(ranges[name]):
+            if position != end:
+                raise schema.fault(f"files.{name}", position, f"where its next box begins, which is {end}")
+            end += length
+        if end != size:
+            raise schema.fault(f"files.{name}", size, f"the sum of its boxes, which is {end}")
+
+
+@frozen
+class _References:
+    """Which values may name which tensors: those that were saved with them, and no tensor twice."""
+
+    schema: Schema
+    tensors: Mapping[str, StoredTensor]
+    used: set[str]
+
+    def check(self, value: Any, where: str, prefix: str | None = None) -> Any:
+        """Check an encoded value whose tensors are called `prefix` or `prefix.SOMETHING`, and return it."""
+        self.schema.encoded(value, where, self.named(prefix or where))
+        return value
+
+    def named(self, prefix: str) -> Callable[[str], torch.Tensor]:
+        """Return what finds tensors of a prefix."""
+
+        def find(key: str) -> torch.Tensor:
+            mine = key == prefix or key.startswith((f"{prefix}.", f"{prefix}@"))
+            if not mine or key not in self.tensors or key in self.used:
+                what = "is used twice" if key in self.used else "is not there"
+                what = what if mine else "does not belong to it"
+                raise CheckpointCorruptError(f"it refers to the tensor {key!r}, which {what}")
+            self.used.add(key)
+            return torch.empty(0)
+
+        return find
+
+    def shape(self, key: Any, expected: str, where: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that must be called `expected`."""
+        if key != expected or key not in self.tensors:
+            raise self.schema.fault(where, key, f"the stored tensor {expected!r}")
+        self.used.add(key)
+        return self.tensors[key].shape
+
+
+def _model(schema: Schema, model: Any, references: _References) -> dict[str, Any]:
+    kinds = frozenset({"tensors", "aliases", "objects"})
+    found = schema.fields(model, "model", set(), kinds)
+    tensors = schema.mapping(found.get("tensors", {}), "model.tensors")
+    for name, key in tensors.items():
+        references.shape(key, f"model.{name}", f"model.tensors.{name}")
+    for name, stored in schema.texts(found.get("aliases", {}), "model.aliases").items():
+        if stored not in tensors:
+            raise schema.fault(f"model.aliases.{name}", stored, "a tensor of the model")
+    for name, value in schema.mapping(found.get("objects", {}), "model.objects").items():
+        references.check(value, f"model.objects.{name}", f"model.{name}")
+    return found
+
+
+def _optimizer(schema: Schema, optimizer: Any, references: _References) -> dict[str, Any] | None:
+    if optimizer is None:
+        return None
+    schema.fields(optimizer, "optimizer", {"parameters", "groups", "scaler"}, _NONE)
+    groups = schema.sequence(optimizer["groups"], "optimizer.groups")
+    for index, group in enumerate(groups):
+        where = f"optim.groups.{index}"
+        schema.fields(group, where, {"settings", "configured"}, _NONE)
+        schema.settings(group["configured"], f"{where}.configured", references.named(f"{where}.configured"))
+        settings = schema.settings(group["settings"], where, references.named(where))
+        if "params" in settings:
+            raise schema.fault(where, [*settings], "settings: it names 'params'")
+    parameters = schema.mapping(optimizer["parameters"], "optimizer.parameters")
+    for name, described in parameters.items():
+        where = f"optimizer.parameters.{name}"
+        schema.fields(
+            described, where, {"optimizer", "strategy", "group", "shape", "state"}, frozenset({"fresh"})
+        )
+        schema.text(described["optimizer"], f"{where}.optimizer")
+        schema.text(described["strategy"], f"{where}.strategy")
+        if schema.count(described["group"], f"{where}.group") >= len(groups):
+            raise schema.fault(f"{where}.group", described["group"], f"one of {len(groups)} groups")
+        if described.get("fresh", True) is not True:
+            raise schema.fault(f"{where}.fresh", described["fresh"], "true")
+        shape = schema.sizes(described["shape"], f"{where}.shape")
+        for key, record in schema.mapping(described["state"], f"{where}.state").items():
+            _record(schema, f"optim.state.{name}.{key}", record, shape, references)
+    references.check(optimizer["scaler"], "optim.scaler")
+    return dict(optimizer)
+
+
+def _record(schema: Schema, where: str, record: Any, shape: tuple[int, ...], references: _References) -> None:
+    """Check a state: a tensor of the parameter's shape, one number, numbers of ranges, or objects of boxes."""
+    found = schema.mapping(record, where)
+    if len(found) != 1 or not found.keys() <= _RECORDS:
+        raise schema.fault(where, record, f"an object of one of the fields {sorted(_RECORDS)}")
+    if "tensor" in found:
+        stored = references.shape(found["tensor"], where, where)
+        if stored != shape:
+            raise schema.fault(where, [*stored], f"the parameter's shape {shape}")
+    elif "value" in found:
+        references.check(found["value"], where)
+    elif "ranges" in found:
+        for entry in schema.sequence(found["ranges"], where):
+            offsets, sizes, start, stop, value = schema.sequence(entry, where, 5)
+            box = schema.box(offsets, sizes, where, shape)
+            if not schema.count(start, where) <= schema.count(stop, where) <= math.prod(box[1]):
+                raise schema.fault(where, [start, stop], f"a range of elements of a box of {box[1]}")
+            references.check(value, where)
+    else:
+        for entry in schema.sequence(found["objects"], where):
+            offsets, sizes, value = schema.sequence(entry, where, 3)
+            schema.box(offsets, sizes, where, shape)
+            references.check(value, where)

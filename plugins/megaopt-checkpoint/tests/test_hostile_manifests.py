@@ -1,0 +1,274 @@
+"""A manifest is data from a stranger: one named error before anything is written, and nothing outside is opened."""
+
+import os
+import random
+import zlib
+from itertools import pairwise
+
+import pytest
+import torch
+from hostile import build, change, opened_files, read, save_good, sign, snapshot, unchanged
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from megaopt_checkpoint import convert_checkpoint, load_checkpoint, verify_checkpoint
+from megaopt_checkpoint.coverage import tiles
+
+from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
+from megaopt_core.params import Shard, whole
+from megaopt_core.state._values.chunks import chunks_of
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A checkpoint with something in every field."""
+    path = tmp_path_factory.mktemp("hostile") / "good"
+    save_good(path)
+    return path
+
+
+@pytest.fixture
+def bad(good, tmp_path):
+    """A copy of it, to be changed."""
+    path = tmp_path / "bad"
+    path.mkdir()
+    for file in good.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def refused(path, match):
+    """Require that verification, a load and a conversion refuse a checkpoint, and that nothing is changed."""
+    live = build(seed=1)
+    before = snapshot(*live)
+    with pytest.raises(CheckpointError, match=match):
+        load_checkpoint(path, *live)
+    assert unchanged(before, snapshot(*live))
+    with pytest.raises(CheckpointError, match=match):
+        verify_checkpoint(path)
+    with pytest.raises(CheckpointError, match=match):
+        convert_checkpoint(path, path.with_name("one.pt"))
+    assert not path.with_name("one.pt").exists()
+
+
+def first(document):
+    """Return a model tensor's entry of 16 elements and its box."""
+    entry = document["tensors"]["model.embedding.weight"]
+    return entry, entry["chunks"][0]
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.bin", "/secret.bin", "secret", "rank-00001.bin/../../secret.bin"]
+)
+def test_a_file_outside_is_not_opened(bad, name):
+    """Whatever the manifest says of it, with the right checksum and length."""
+    secret = bad.parent / "secret.bin"
+    document = read(bad)
+    _, chunk = first(document)
+    secret.write_bytes(b"s" * chunk["length"])
+    if name.startswith("/"):
+        name = str(secret)
+    chunk.update(file=name, position=0, crc32=zlib.crc32(secret.read_bytes()))
+    sign(bad, document)
+    with opened_files() as opened:
+        refused(bad, "is no valid manifest")
+    assert not [path for path in opened if "secret" in path]
+    document["files"][name] = chunk["length"]
+    sign(bad, document)
+    with opened_files() as opened:
+        refused(bad, r"not the name of a rank's file, such as rank-00000\.bin")
+    assert not [path for path in opened if "secret" in path]
+
+
+def test_a_link_or_a_pipe_in_place_of_a_file(bad):
+    """Neither is read, and a pipe lets nobody wait."""
+    file = bad / "rank-00000.bin"
+    file.rename(bad.parent / "moved")
+    file.symlink_to(bad.parent / "moved")
+    refused(bad, r"rank-00000\.bin is a symbolic link")
+    file.unlink()
+    os.mkfifo(file)
+    refused(bad, r"rank-00000\.bin is no regular file")
+    file.unlink()
+    refused(bad, r"rank-00000\.bin is missing")
+
+
+def _hole(document):
+    entry, _ = first(document)
+    entry["shape"][0] += 1
+
+
+def _overlap(document):
+    entry, chunk = first(document)
+    entry["chunks"] = [chunk, dict(chunk)]
+
+
+def _hole_in_extra(document):
+    document["tensors"]["extra.rng"]["chunks"] = []
+
+
+def _other_tensor(document):
+    state = document["optimizer"]["parameters"]["norm.weight"]["state"]
+    state["exp_avg"] = {"tensor": "optim.state.norm.weight.exp_avg_sq"}
+
+
+def _other_model_tensor(document):
+    document["model"]["tensors"]["norm.weight"] = "model.norm.bias"
+
+
+def _step(value):
+    def put(document):
+        document["optimizer"]["parameters"]["norm.weight"]["state"]["step"] = {"value": value}
+
+    return put
+
+
+def _chunk(**fields):
+    return lambda document: first(document)[1].update(fields)
+
+
+def _tensor(**fields):
+    return lambda document: first(document)[0].update(fields)
+
+
+def _extra(value):
+    return lambda document: document.update(extra=value)
+
+
+BAD = {
+    "a hole": (_hole, "is not every element of the shape"),
+    "an overlap": (_overlap, "is not every element of the shape"),
+    "a hole in extra": (_hole_in_extra, "is not every element of the shape"),
+    "another state's tensor": (_other_tensor, "not the stored tensor 'optim.state.norm.weight.exp_avg'"),
+    "another parameter's tensor": (_other_model_tensor, "not the stored tensor 'model.norm.weight'"),
+    "a negative offset": (_chunk(offsets=[-1, 0]), "not a list of 2 numbers"),
+    "a negative position": (_chunk(position=-4), "not a whole number from 0"),
+    "a NaN": (_chunk(position=float("nan")), "no JSON document: JSON has no NaN"),
+    "an absurd size": (_tensor(shape=[2**62, 2**62]), "is not every element of the shape"),
+    "a size as text": (_tensor(shape=["4", 4]), "not a list of at most 64 numbers"),
+    "an unknown dtype": (_tensor(dtype="float3_x"), "dtype 'float3_x', which torch .* lacks"),
+    "a dtype of another size": (_tensor(dtype="float64"), "not the bytes of"),
+    "a quantized dtype": (_tensor(dtype="quint8"), "not a dtype of plain elements"),
+    "a short length": (_chunk(length=1), "not the bytes of"),
+    "a foreign file": (_chunk(file="rank-00007.bin"), "not one of the manifest's files"),
+    "a list as a file": (_chunk(file=["rank-00000.bin"]), "not text"),
+    "a tensor of others in extra": (_extra({"$tensor": "model.norm.weight"}), "which does not belong to it"),
+    "a tensor twice in extra": (_extra([{"$tensor": "extra.rng"}] * 2), "which is used twice"),
+    "a missing tensor": (_extra({"$tensor": "extra.gone"}), "which is not there"),
+    "an unknown kind": (_extra({"$pickle": "x"}), r"unknown kind '\$pickle'"),
+    "no number": (_extra({"$scalar": ["float32", [], "x"]}), "no number with a shape"),
+    "an absurd scalar": (_extra({"$scalar": ["float32", [9], 1]}), "cannot be"),
+    "unhashable": (_extra({"$set": [[1]]}), "cannot be"),
+    "too deep": (_extra(eval("[" * 150 + "]" * 150)), "nested more than 100 deep"),  # noqa: S307 - a literal
+    "no group": (lambda d: d["optimizer"]["parameters"]["norm.weight"].update(group=7), "not one of"),
+    "params in a group": (
+        lambda d: d["optimizer"]["groups"][0]["settings"].update(params=[1]),
+        "it names 'params'",
+    ),
+    "a field more": (lambda d: d.update(more=1), "not an object of the fields"),
+    "a field less": (lambda d: d.pop("extra"), "not an object of the fields"),
+    "a list": (lambda d: d.update(tensors=[]), "not an object"),
+    "a version of text": (lambda d: d.update(version="1"), "has format version '1'"),
+    "no ranks": (lambda d: d.update(world_size=0), "not a whole number from 1"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), BAD.values(), ids=BAD)
+def test_fields_that_are_refused(bad, spoil, words):
+    """By verification, loads and conversions alike, in the words of what is wrong."""
+    document = read(bad)
+    spoil(document)
+    sign(bad, document)
+    refused(bad, words)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_step("3"), "state 'step' of 'norm.weight' .* is '3', which cannot become what it is here"),
+        (_step({"$tuple": [1, 2]}), "state 'step' of 'norm.weight'"),
+        (lambda d: d["optimizer"]["groups"][0]["settings"].update(lr="fast"), "the setting 'lr' of group 0"),
+        (
+            lambda d: d["optimizer"]["groups"][0]["settings"].update(betas={"$tuple": [0.9]}),
+            "'betas' of group 0",
+        ),
+        (lambda d: d["optimizer"].update(scaler={"scale": "x"}), "the loss scaler does not take its state"),
+        (lambda d: d["scheduler"].update(num_steps="x"), "the scheduler does not take its state"),
+        (_tensor(dtype="int16"), r"holds whole numbers \(int16\) there and real numbers"),
+    ],
+    ids=["step", "steps", "lr", "betas", "scaler", "scheduler", "dtype"],
+)
+def test_values_that_do_not_fit(bad, spoil, words):
+    """What only the live objects can tell is found before anything is written."""
+    document = read(bad)
+    spoil(document)
+    sign(bad, document)
+    live = build(seed=1)
+    before = snapshot(*live)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(bad, *live)
+    assert unchanged(before, snapshot(*live))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"nul", b"\xff", b"[" * 10**6, b'{"a":' + b"9" * 5000 + b"}"]
+)
+def test_documents_that_are_none(bad, data):
+    """Named, whatever the parser says."""
+    sign(bad, data)
+    refused(bad, "no JSON document|not a megaopt checkpoint's")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_random_changes(good, tmp_path, seed):
+    """A named error and nothing changed, or a load; never anything else. The script in tests/faults has more."""
+    chance = random.Random(seed)  # noqa: S311 - hypothesis chooses
+    document = read(good)
+    for _ in range(chance.choice([1, 2])):
+        change(document, chance)
+    for file in good.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    sign(tmp_path, document)
+    live = build(seed=1)
+    before = snapshot(*live)
+    try:
+        load_checkpoint(tmp_path, *live)
+    except MegaoptError as error:
+        assert unchanged(before, snapshot(*live))
+        if isinstance(error, CheckpointCorruptError):
+            with pytest.raises(MegaoptError):
+                verify_checkpoint(tmp_path)
+
+
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@settings(max_examples=200, deadline=None)
+@given(shape=SHAPES, cuts=st.lists(st.integers(0, 300), max_size=4), chance=st.randoms(use_true_random=False))
+def test_coverage_against_counting(shape, cuts, chance):
+    """Boxes of ranges tile; with one moved, dropped or doubled they do where counting each element says so."""
+    numel = torch.Size(shape).numel()
+    ends = [0, *sorted(cut % (numel + 1) for cut in cuts), numel]
+    boxes = [
+        (chunk.offsets, chunk.sizes)
+        for start, stop in pairwise(ends)
+        if start < stop or not numel
+        for chunk in chunks_of(Shard("w", shape, whole(shape), start, stop))
+    ]
+    assert tiles(shape, boxes)
+    if not numel or not boxes:
+        return
+    index = chance.randrange(len(boxes))
+    kind = chance.choice(["move", "drop", "double", "swap"])
+    if kind == "drop":
+        del boxes[index]
+    elif kind == "double":
+        boxes.append(boxes[index])
+    elif kind == "move":
+        sizes = boxes[index][1]
+        offsets = tuple(chance.randint(0, extent - size) for extent, size in zip(shape, sizes, strict=True))
+        boxes[index] = offsets, sizes
+    count = torch.zeros(shape)
+    for offsets, sizes in boxes:
+        count[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))] += 1
+    assert tiles(shape, boxes) == bool((count == 1).all())

@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointMismatchError",
     "CheckpointVersionError",
+    "CheckpointWarning",
     "ConfigFileError",
     "ConfigurationError",
     "ConformanceError",
@@ -331,6 +332,10 @@ class CheckpointVersionError(CheckpointError):
 
 class CheckpointBusyError(CheckpointError):
     """Somebody else is saving to the same path at this moment."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is complete, but something beside it did not go well."""
 
 
 class CheckpointMismatchError(CheckpointError, StateDictError):

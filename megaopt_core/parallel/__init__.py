@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         size_of,
     )
     from megaopt_core.parallel._reduction import all_reduce, stopped
+    from megaopt_core.parallel._timeouts import timeout_of
 else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
@@ -24,6 +25,7 @@ else:
             "rank_in": "_groups",
             "size_of": "_groups",
             "stopped": "_reduction",
+            "timeout_of": "_timeouts",
         },
     )
 
@@ -35,4 +37,5 @@ __all__ = [
     "rank_in",
     "size_of",
     "stopped",
+    "timeout_of",
 ]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import CheckpointError
+from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.params._names import join, named_modules
 from megaopt_core.state._pieces import sliced
+from megaopt_core.state._restore.load_report import shown
 from megaopt_core.state._values.encoding import encode
 
 if TYPE_CHECKING:
@@ -123,6 +124,30 @@ def collect_model(
                     found.tensors[stored] = _logical(tensor.detach(), shards.get(stored))
             _collect_extra(found, join(prefix, "_extra_state"), module, index, fqn)
     return found
+
+
+def require_pair(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: MegatronOptimizer | None
+) -> None:
+    """Require that an optimizer steps parameters of this model and of no other.
+
+    Args:
+        model: the model or its chunks; None: there is nothing to compare.
+        optimizer: the optimizer, or None.
+
+    Raises:
+        CheckpointMismatchError: it steps others too.
+    """
+    if model is None or optimizer is None:
+        return
+    here = {id(param) for chunk in _chunks(model) for param in chunk.parameters()}
+    others = [name for param, name in optimizer.names.items() if id(param) not in here]
+    if others:
+        raise CheckpointMismatchError(
+            f"the optimizer steps parameters that are not in this model: {shown(others)}. Give the model, with all its "
+            "chunks, that the optimizer was built for",
+            names=others,
+        )
 
 
 def _own_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -2,21 +2,24 @@
 
 import multiprocessing
 import re
+from contextlib import ExitStack
 
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.files import exchange
 from megaopt_checkpoint.memory import bytes_of
-from megaopt_checkpoint.staging import Staging
+from megaopt_checkpoint.staging import begin
 from training import make
 
 from megaopt_core.errors import CheckpointBusyError
 
+HELD = ExitStack()
+
 
 def hold(path, connection):
     """Take the lock in another process until told to let go."""
-    Staging.begin(path)
+    begin(path, HELD)
     connection.send("held")
     connection.recv()
 
@@ -42,10 +45,10 @@ def test_two_runs_on_one_path_are_told(tmp_path):
 def test_a_background_save_is_waited_for(tmp_path, monkeypatch):
     """A second save to the same path says so; `result` has a time limit."""
     model, optimizer = make()
-    staging = Staging.begin(tmp_path / "last")
-    with pytest.raises(CheckpointBusyError, match=re.escape("`pending.result()`")):
-        save_checkpoint(tmp_path / "last", model, optimizer, async_save=True)
-    staging.abandon()
+    with ExitStack() as held:
+        begin(tmp_path / "last", held)
+        with pytest.raises(CheckpointBusyError, match=re.escape("`pending.result()`")):
+            save_checkpoint(tmp_path / "last", model, optimizer, async_save=True)
     pending = save_checkpoint(tmp_path / "last", model, optimizer, async_save=True)
     pending.result(60)
     assert pending.done()

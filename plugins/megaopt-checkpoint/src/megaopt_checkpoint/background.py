@@ -10,6 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from attrs import frozen
 
+from megaopt_core.errors import CheckpointError
+from megaopt_core.parallel import timeout_of
 from megaopt_core.state import Ranks
 
 __all__ = ["PendingSave", "background_group", "in_thread"]
@@ -27,6 +29,7 @@ class PendingSave:
 
     path: Path
     _future: Future[None]
+    _warn: Callable[[], None]
 
     @classmethod
     def of(
@@ -35,6 +38,7 @@ class PendingSave:
         writing: Future[Any],
         end: Callable[[], None],
         failed: Callable[[BaseException], BaseException],
+        warn: Callable[[], None],
     ) -> PendingSave:
         """Return a handle on writing that is under way.
 
@@ -43,19 +47,24 @@ class PendingSave:
             writing: done when everything is written.
             end: cleans up, before anybody hears of the result.
             failed: turns whatever went wrong into what is raised.
+            warn: tells whoever waits for the result what did not go well, although the checkpoint is complete.
         """
         result: Future[None] = Future()
 
         def done(finished: Future[Any]) -> None:
-            end()
-            error = finished.exception()
+            try:
+                end()
+            finally:
+                tell(finished.exception())
+
+        def tell(error: BaseException | None) -> None:
             if error is None:
                 result.set_result(None)
             else:
                 result.set_exception(failed(error))
 
         writing.add_done_callback(done)
-        return cls(path, result)
+        return cls(path, result, warn)
 
     def done(self) -> bool:
         """Return whether the save is over, one way or the other."""
@@ -72,6 +81,7 @@ class PendingSave:
             TimeoutError: it is not complete yet.
         """
         self._future.result(timeout)
+        self._warn()
 
 
 def in_thread(action: Callable[[], None]) -> Future[None]:
@@ -95,9 +105,17 @@ def background_group(ranks: Ranks) -> Any:
     if ranks.size == 1:
         return None
     group = ranks.group or dist.group.WORLD
+    if group is None:
+        raise CheckpointError("torch.distributed was shut down")
     known = _GROUPS.get(id(group))
     if known is None or known[0] is not group:
         members = dist.get_process_group_ranks(group)
-        known = group, dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        try:
+            made = dist.new_group(
+                members, timeout=timeout_of(group), backend="gloo", use_local_synchronization=True
+            )
+        except RuntimeError as error:
+            raise CheckpointError(f"another rank is gone: {error}") from error
+        known = group, made
         _GROUPS[id(group)] = known
     return known[1]

@@ -8,6 +8,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from megaopt_checkpoint.manifest import Manifest, StoredChunk, StoredTensor
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_checkpoint.parsing import parse_manifest, read_json
 from megaopt_checkpoint.sources import FileSource
-from megaopt_checkpoint.staging import Staging
+from megaopt_checkpoint.staging import begin
 from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
@@ -141,14 +142,15 @@ def expand(file: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
         if tensor is None or _stored(tensor.contiguous()) != stored:
             what = "is missing" if tensor is None else "is not what was written"
             raise CheckpointCorruptError(f"{file}: {key} {what}", path=str(file))
-    staging = Staging.begin(Path(os.path.abspath(path)))  # noqa: PTH100 - resolve() would follow a link
+    target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link
     try:
-        manifest = evolve(manifest, world_size=1)
-        write_alone(dict(tensors), CheckpointWriter(staging.folder, 0, manifest, staging.commit))
+        with ExitStack() as held:
+            staging = begin(target, held)
+            manifest = evolve(manifest, world_size=1)
+            write_alone(dict(tensors), CheckpointWriter(staging.folder, 0, manifest, staging.commit))
+            held.close()  # in here, where an interrupt still finds its way to it
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error}", path=str(path)) from error
-    finally:
-        staging.abandon()
 
 
 def _read(file: Path) -> tuple[str, dict[str, torch.Tensor]]:

@@ -17,10 +17,10 @@ def write_durably(path: Path, data: bytes) -> None:
     """Write a file and return when it is on the disk.
 
     Args:
-        path: the file; it is replaced if it exists.
+        path: the file; nothing may be there yet, not even a link.
         data: its contents.
     """
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -32,6 +32,8 @@ def sync_folder(folder: Path) -> None:
     Args:
         folder: an existing folder.
     """
+    if os.name == "nt":
+        return  # Windows opens no folders, and writes names by itself
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,7 +51,10 @@ def exchange(first: Path, second: Path) -> bool:
     Returns:
         False when the system cannot; nothing has changed then.
     """
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    try:
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    except (OSError, TypeError):  # no such library
+        rename = None
     if rename is None:
         return False
     failed: int = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)

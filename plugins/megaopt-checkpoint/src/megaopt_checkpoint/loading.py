@@ -15,6 +15,7 @@ from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
 from megaopt_core.errors import CheckpointError
 from megaopt_core.state import LoadReport, Ranks, Rename, collect_model, finish_param_sync, plan_load
+from megaopt_core.state._model import require_pair
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -84,6 +85,7 @@ def load_checkpoint(
     ranks = Ranks(process_group)
     with _open(path, ranks, verify) as source:
         finish_param_sync(model)
+        ranks.agree(lambda: require_pair(model, optimizer))
         tensors = None if model is None else ranks.agree(lambda: collect_model(model, optimizer, fqn))
         plan = plan_load(source, tensors, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
         if verify:

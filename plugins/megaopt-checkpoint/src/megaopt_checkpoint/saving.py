@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -16,8 +17,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_checkpoint.background import PendingSave, background_group, in_thread
 from megaopt_checkpoint.manifest import Manifest
-from megaopt_checkpoint.retention import remove_older, require_numbered
-from megaopt_checkpoint.staging import Staging
+from megaopt_checkpoint.retention import Removal, require_numbered
+from megaopt_checkpoint.staging import Staging, begin, staging_folder
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import failed, planner, write_alone
 from megaopt_core.state import (
@@ -31,6 +32,7 @@ from megaopt_core.state import (
     plugins_of,
     versions,
 )
+from megaopt_core.state._model import require_pair
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -126,20 +128,22 @@ def save_checkpoint(
     require_numbered(target, keep_last)
     finish_param_sync(model)
     tensors, manifest = _collect(model, optimizer, scheduler, extra, ranks, fqn)
-    held: list[Staging] = []
-    ranks.first(lambda: held.append(Staging.begin(target)))
-    folder = target.with_name(f".{target.name}.saving")
+    begun: list[Staging] = []
+    with ExitStack() as held:
+        ranks.first(lambda: begun.append(begin(target, held)))
+        removal = Removal(target, keep_last)
 
-    def finish() -> None:
-        held[0].commit()
-        if keep_last is not None:
-            remove_older(target, keep_last)
+        def finish() -> None:
+            begun[0].commit()
+            removal.run()
 
-    writer = CheckpointWriter(folder, ranks.rank, manifest, finish)
-    save = _Save(target, tensors, writer, ranks, held)
-    if async_save:
-        return save.run_in_background()
-    save.run()
+        writer = CheckpointWriter(staging_folder(target), ranks.rank, manifest, finish)
+        save = _Save(target, tensors, writer, ranks, removal)
+        if async_save:
+            return save.run_in_background(held)
+        save.run()
+        held.close()  # in here, where an interrupt still finds its way to it
+    removal.warn()
     return None
 
 
@@ -155,6 +159,7 @@ def _collect(
     manifest = Manifest(world_size=ranks.size, written=versions())
 
     def collect() -> Any:
+        require_pair(model, optimizer)
         manifest.model = collect_model(model, optimizer, fqn).describe(tensors)
         manifest.scheduler = (
             None if scheduler is None else encode(scheduler.state_dict(), tensors, "scheduler")
@@ -182,10 +187,10 @@ class _Save:
     tensors: dict[str, torch.Tensor]
     writer: CheckpointWriter
     ranks: Ranks
-    held: list[Staging]
+    removal: Removal
 
     def run(self) -> None:
-        """Write, put in place, and let go of the lock, whatever happens."""
+        """Write and put in place."""
         try:
             if self.ranks.size == 1:
                 write_alone(self.tensors, self.writer)
@@ -198,16 +203,15 @@ class _Save:
                 )
         except (CheckpointException, OSError, RuntimeError) as error:
             raise failed(self.target, error) from error
-        finally:
-            self.end()
 
-    def run_in_background(self) -> PendingSave:
-        """Copy the state and begin to write it."""
+    def run_in_background(self, held: ExitStack) -> PendingSave:
+        """Copy the state and begin to write it; who writes takes over what is held."""
+        writing: Future[Any] | None = None
         try:
             group = background_group(self.ranks)
             staged = {key: _copy(tensor) for key, tensor in self.tensors.items()}
             if self.ranks.size == 1:
-                writing: Future[Any] = in_thread(lambda: write_alone(staged, self.writer))
+                writing = in_thread(lambda: write_alone(staged, self.writer))
             else:
                 response: Any = dcp_async_save(
                     staged,
@@ -217,15 +221,18 @@ class _Save:
                     async_stager=cast("Any", _AlreadyStaged()),
                 )
                 writing = getattr(response, "upload_completion", response)
+            return PendingSave.of(
+                self.target,
+                writing,
+                held.pop_all().close,
+                lambda error: failed(self.target, error),
+                self.removal.warn,
+            )
         except BaseException:
-            self.end()
+            if writing is not None:
+                end = held.pop_all()
+                writing.add_done_callback(lambda _: end.close())
             raise
-        return PendingSave.of(self.target, writing, self.end, lambda error: failed(self.target, error))
-
-    def end(self) -> None:
-        """Remove what is left of the save, unless it was put in place."""
-        for staging in self.held:
-            staging.abandon()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

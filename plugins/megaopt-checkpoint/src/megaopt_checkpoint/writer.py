@@ -115,7 +115,7 @@ class CheckpointWriter(StorageWriter):
         results = []
         if plan.items:
             name = rank_file(self._rank)
-            with (self._folder / name).open("wb", buffering=0) as file:
+            with (self._folder / name).open("xb", buffering=0) as file:
                 position = 0
                 for item in plan.items:
                     length, crc32 = _write(file, planner, item)

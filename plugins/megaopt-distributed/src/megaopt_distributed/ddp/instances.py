@@ -8,7 +8,7 @@ import torch.distributed as dist
 from attrs import evolve
 
 from megaopt_core.errors import ParallelGroupError
-from megaopt_core.parallel import ProcessGroupCollection, size_of
+from megaopt_core.parallel import ProcessGroupCollection, size_of, timeout_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -62,6 +62,7 @@ def _divide(group: ProcessGroup | None, instances: int) -> tuple[ProcessGroup | 
         )
     size, me = len(ranks) // instances, group.rank()
     first = me // size * size
-    intra: Any = dist.new_group(ranks[first : first + size], use_local_synchronization=True)
-    inter: Any = dist.new_group(ranks[me % size :: size], use_local_synchronization=True)
+    timeout = timeout_of(group)
+    intra: Any = dist.new_group(ranks[first : first + size], timeout=timeout, use_local_synchronization=True)
+    inter: Any = dist.new_group(ranks[me % size :: size], timeout=timeout, use_local_synchronization=True)
     return intra, inter

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from megaopt_core.errors import StateDictError
 from megaopt_core.state._document import describe_optimizer
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor

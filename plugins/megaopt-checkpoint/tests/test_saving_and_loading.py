@@ -265,7 +265,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 
 
 def _newer(**values):
-    from megaopt_checkpoint.manifest import Manifest
+    from megaopt_core.state import Manifest
 
     return Manifest(**values, version=3)
 

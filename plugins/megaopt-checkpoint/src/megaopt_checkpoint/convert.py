@@ -17,7 +17,6 @@ import torch
 from attrs import asdict, evolve
 
 from megaopt_checkpoint.files import sync_folder
-from megaopt_checkpoint.manifest import Manifest, StoredChunk, StoredTensor
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_checkpoint.parsing import parse_manifest, read_json
 from megaopt_checkpoint.sources import FileSource
@@ -26,7 +25,7 @@ from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import dtype_named, name_of_dtype
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named, name_of_dtype
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_checkpoint.manifest import Manifest
 from megaopt_core.errors import StateDictError
 from megaopt_core.params import named_params, whole
 from megaopt_core.state import (
     LoadPlan,
     LoadReport,
+    Manifest,
     MemorySource,
     ModelTensors,
     Ranks,

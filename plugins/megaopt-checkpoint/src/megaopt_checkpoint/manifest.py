@@ -13,20 +13,9 @@ from megaopt_checkpoint.files import write_durably
 from megaopt_checkpoint.folder import HeldFolder
 from megaopt_checkpoint.parsing import parse_manifest, read_json
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor
-from megaopt_core.state._manifest import FORMAT_VERSION
+from megaopt_core.state import Manifest
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST",
-    "Manifest",
-    "StoredChunk",
-    "StoredTensor",
-    "manifest_in",
-    "parse_manifest",
-    "read_manifest",
-    "write_manifest",
-]
+__all__ = ["MANIFEST", "manifest_in", "parse_manifest", "read_manifest", "write_manifest"]
 
 MANIFEST = "manifest.json"
 _CHECKSUM = "manifest.sha256"

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from megaopt_checkpoint.coverage import tiles
 from megaopt_checkpoint.schema import Schema
 from megaopt_core.errors import CheckpointCorruptError, CheckpointVersionError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor, with_named_codes
 from megaopt_core.state._manifest import FORMAT_VERSION
 
 __all__ = ["parse_manifest", "read_json"]
@@ -81,7 +81,16 @@ def parse_manifest(path: Path, values: Any, *, in_one_file: bool = False) -> Man
     _require_version(path, schema.mapping(values, "the document"))
     schema.fields(values, "the document", _FIELDS, _NONE)
     with _without_collection():
-        return _parsed(schema, values, in_one_file)
+        manifest = _parsed(schema, values, in_one_file)
+    return _upgraded(manifest) if manifest.version == 1 else manifest
+
+
+def _upgraded(manifest: Manifest) -> Manifest:
+    """Return a manifest of format 1 as one of format 2, in which codes of states have names."""
+    optimizer = manifest.optimizer
+    if optimizer is not None:
+        optimizer = {**optimizer, "parameters": with_named_codes(optimizer["parameters"])}
+    return evolve(manifest, optimizer=optimizer, version=FORMAT_VERSION)
 
 
 def _parsed(schema: Schema, values: Mapping[str, Any], in_one_file: bool) -> Manifest:
@@ -260,12 +269,15 @@ def _optimizer(schema: Schema, optimizer: Any, references: _References) -> dict[
 def _record(schema: Schema, where: str, record: Any, shape: tuple[int, ...], references: _References) -> None:
     """Check a state: a tensor of the parameter's shape, one number, numbers of ranges, or objects of boxes."""
     found = schema.mapping(record, where)
-    if len(found) != 1 or not found.keys() <= _RECORDS:
+    coded = {"codes"} if "tensor" in found else set()
+    if len(found.keys() - coded) != 1 or not found.keys() - coded <= _RECORDS:
         raise schema.fault(where, record, f"an object of one of the fields {sorted(_RECORDS)}")
     if "tensor" in found:
         stored = references.shape(found["tensor"], where, where)
         if stored != shape:
             raise schema.fault(where, [*stored], f"the parameter's shape {shape}")
+        if "codes" in found:
+            _codes(schema, where, found["codes"], shape, references)
     elif "value" in found:
         references.check(found["value"], where)
     elif "ranges" in found:
@@ -280,3 +292,28 @@ def _record(schema: Schema, where: str, record: Any, shape: tuple[int, ...], ref
             offsets, sizes, value = schema.sequence(entry, where, 3)
             schema.box(offsets, sizes, where, shape)
             references.check(value, where)
+
+
+def _codes(schema: Schema, where: str, codes: Any, shape: tuple[int, ...], references: _References) -> None:
+    """Check what decodes a state: every element of the parameter lies in exactly one range."""
+    ranges: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
+    for entry in schema.sequence(codes, where):
+        offsets, sizes, start, stop, code, values = schema.sequence(entry, where, 6)
+        box, first, last = schema.box(offsets, sizes, where, shape), schema.count(start, where), stop
+        if not first <= schema.count(last, where) <= math.prod(box[1]):
+            raise schema.fault(where, [start, stop], f"a range of elements of a box of {box[1]}")
+        schema.text(code, where)
+        references.check(values, where)
+        ranges[box].append((first, last))
+    for box, some in ranges.items():
+        end = 0
+        for first, last in sorted(some):
+            if first != end:
+                raise schema.fault(where, [first, last], f"where the next range begins, which is {end}")
+            end = last
+        if end != math.prod(box[1]):
+            raise schema.fault(where, end, f"the {math.prod(box[1])} elements of a box of {box[1]}")
+    if not tiles(shape, list(ranges)):
+        raise schema.fault(
+            where, [[*box[0], *box[1]] for box in ranges], f"every element of the shape {shape} once"
+        )

@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
-from megaopt_checkpoint.manifest import Manifest, StoredChunk, StoredTensor, manifest_in
+from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_checkpoint.verify import damaged
 from megaopt_core.errors import CheckpointCorruptError
-from megaopt_core.state import dtype_named
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named
 
 __all__ = ["CheckpointReader", "metadata_of"]
 

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_checkpoint.background import PendingSave, background_group, in_thread
-from megaopt_checkpoint.manifest import Manifest
 from megaopt_checkpoint.retention import Removal, require_numbered
 from megaopt_checkpoint.staging import Staging, begin, staging_folder
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import failed, planner, write_alone
 from megaopt_core.state import (
+    Manifest,
     Ranks,
     collect_model,
     collect_state,

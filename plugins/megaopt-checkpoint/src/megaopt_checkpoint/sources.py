@@ -11,11 +11,11 @@ from attrs import frozen
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from megaopt_checkpoint.folder import MOST_OPEN, HeldFolder
-from megaopt_checkpoint.manifest import Manifest, StoredTensor, manifest_in
+from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.reader import CheckpointReader
 from megaopt_checkpoint.staging import recover
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Request
+from megaopt_core.state import Manifest, Request, StoredTensor
 
 __all__ = ["FileSource"]
 

@@ -8,8 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
-from megaopt_checkpoint.manifest import Manifest, StoredChunk, manifest_in
+from megaopt_checkpoint.manifest import manifest_in
 from megaopt_core.errors import CheckpointCorruptError
+from megaopt_core.state import Manifest, StoredChunk
 
 __all__ = ["check_files", "damaged", "verify_checkpoint"]
 

@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from megaopt_checkpoint.manifest import Manifest, StoredChunk, StoredTensor, write_manifest
+from megaopt_checkpoint.manifest import write_manifest
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import name_of_dtype
+from megaopt_core.state import Manifest, StoredChunk, StoredTensor, name_of_dtype
 
 __all__ = ["CheckpointWriter", "rank_file"]
 

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from megaopt_core.params._views import MatrixView
 
-__all__ = ["Role", "RoleDecision"]
+__all__ = ["Doubt", "Role", "RoleDecision"]
 
 
 class Role(StrEnum):
@@ -30,20 +30,46 @@ class Role(StrEnum):
         return self in (Role.EMBEDDING, Role.OUTPUT)
 
 
+class Doubt(StrEnum):
+    """What about a decision is a guess.
+
+    `NONE`: every step to it was certain. `LAYOUT`: it is a matrix, but which matrices lie inside it is not known; it
+    is seen as one. `ROLE`: it may be something else; a matrix optimizer leaves it to its fallback.
+    """
+
+    NONE = "none"
+    LAYOUT = "layout"
+    ROLE = "role"
+
+    @property
+    def settled_by(self) -> str:
+        """The attribute of the parameter that settles it; empty where there is nothing to settle."""
+        return {Doubt.NONE: "", Doubt.LAYOUT: "matrix_view", Doubt.ROLE: "use_muon"}[self]
+
+
 @frozen
 class RoleDecision:
     """A role with its reason.
 
     Args:
-        role: what the parameter is.
+        role: what the parameter is; the best guess where that is doubtful.
         reason: why, in words that a user can check against the model.
         view: how it is seen as matrices; None unless the role is `MATRIX`.
-        uncertain: the decision rests on a guess; reports say so.
+        doubt: what about it is a guess; reports say so.
         unread: nothing that reads models was there, and it would know more.
+
+    Example:
+        >>> RoleDecision(Role.OUTPUT, "no forward calls it", doubt=Doubt.ROLE).uncertain
+        True
     """
 
     role: Role
     reason: str
     view: MatrixView | None = None
-    uncertain: bool = False
+    doubt: Doubt = Doubt.NONE
     unread: bool = False
+
+    @property
+    def uncertain(self) -> bool:
+        """True when any of it is a guess."""
+        return self.doubt is not Doubt.NONE

@@ -13,6 +13,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OverrideError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import OVERRIDE_FIELDS, ParamGroupOverride, param_group_override_to_tuple
+from megaopt_core.params._roles import Doubt
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._entries import OptimizerEntry
@@ -80,7 +81,7 @@ class Assigner:
     def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
         why = item.decision.reason
         name = asked or self.config.optimizer
-        refusal = self._refusal(name, item)
+        refusal = self._refusal(name, item, asked=bool(asked))
         if refusal is None:
             return name, f"{match.origin['optimizer']} asks for {asked!r}" if asked else why
         if asked:
@@ -110,10 +111,14 @@ class Assigner:
                 return name, f"{why}; not for {tried[0]}: {refusal}"
             refusal = refused_again
 
-    def _refusal(self, name: str, item: InventoryItem) -> str | None:
+    def _refusal(self, name: str, item: InventoryItem, *, asked: bool = False) -> str | None:
         entry = get_registry().optimizer(name)
         if entry.accepts is None:
             return None
+        # Element-wise steps are safe for whatever a parameter is; those of a matrix optimizer are not.
+        doubtful = item.decision.doubt is Doubt.ROLE and not asked
+        if doubtful and item.decision.view is not None:
+            return "what it is is doubtful"
         # What it costs is not known of a parameter that may not be accepted.
         spec = item.spec(name, 0, evolve(entry, step_cost=_no_cost))
         return entry.accepts(spec, item.decision.view)

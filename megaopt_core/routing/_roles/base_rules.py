@@ -8,7 +8,7 @@ from torch import nn
 from megaopt_core.params._names import NamedParam, ParamOwner, named_modules
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.registry._catalogue import ROLE_READER
-from megaopt_core.routing._roles.decisions import elementwise
+from megaopt_core.routing._roles.decisions import doubted, elementwise
 from megaopt_core.routing._roles.module_types import by_module_type, by_shape, is_projection
 from megaopt_core.routing._roles.parametrized import target_of
 from megaopt_core.routing._roles.tied import tied_role
@@ -54,4 +54,4 @@ class BaseRules:
         return decision
 
     def _in_doubt(self, why: str) -> RoleDecision:
-        return evolve(elementwise(f"{why}{self._hint}", uncertain=True), unread=self._unread)
+        return evolve(doubted(elementwise(f"{why}{self._hint}")), unread=self._unread)

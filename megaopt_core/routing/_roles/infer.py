@@ -12,6 +12,7 @@ from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
 from megaopt_core.routing._roles.annotations import ask_plugins
 from megaopt_core.routing._roles.base_rules import BaseRules
+from megaopt_core.routing._roles.decisions import settleable
 from megaopt_core.routing._roles.explicit import apply_explicit
 
 __all__ = ["infer_roles"]
@@ -55,7 +56,7 @@ def infer_roles(
     _require_known(said, known)
     rules = BaseRules(unwrap(model), has_reader=bool(plugins.read))
     return {
-        entry.name: apply_explicit(entry, _read(entry, plugins.read) or rules.decide(entry), said)
+        entry.name: settleable(apply_explicit(entry, _read(entry, plugins.read) or rules.decide(entry), said))
         for entry in entries
     }
 

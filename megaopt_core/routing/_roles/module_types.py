@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from megaopt_core.params._roles import RoleDecision
+from megaopt_core.params._roles import Doubt, RoleDecision
 from megaopt_core.params._views import Fused, MatrixView
-from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix
+from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix
 
 __all__ = ["by_module_type", "by_shape", "inputs_of", "is_conv1d", "is_linear", "is_projection", "outputs_of"]
 
@@ -164,7 +164,7 @@ def _recurrent(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> Rol
         return None
     gates = next((count for base, count in _GATES.items() if isinstance(module, base)), None)
     if gates is None or shape[0] % gates:
-        return matrix(f"weight of {kind}, whose gates are not known", uncertain=True)
+        return doubted(matrix(f"weight of {kind}"), "its gates are not known", Doubt.LAYOUT)
     if gates == 1:
         return matrix(f"weight of {kind}")
     view = MatrixView(split_sizes=(shape[0] // gates,) * gates, label="gates")

@@ -9,6 +9,7 @@ from torch import nn
 
 from megaopt_core.errors import RoutingError, ViewError
 from megaopt_core.params import MatrixView, Role
+from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles, register_matrix_view
 
 PLAIN = MatrixView()
@@ -330,7 +331,10 @@ def test_unknown_layouts_stay_whole():
     decision = infer_roles(inside(OddSplit()))["0.proj.weight"]
     assert decision.view == PLAIN
     assert decision.uncertain
-    assert decision.reason == "weight of Linear; its parts are used in a way that no view describes"
+    assert decision.reason == (
+        "weight of Linear; its parts are used in a way that no view describes; its attribute matrix_view settles this"
+    )
+    assert decision.doubt is Doubt.LAYOUT
 
 
 def test_wrappers_change_nothing():

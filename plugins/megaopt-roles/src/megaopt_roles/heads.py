@@ -8,6 +8,7 @@ from torch import nn
 
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import is_projection, output
+from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.widths import Widths
 
@@ -32,17 +33,24 @@ def find_heads(
     tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     outside = _outside_base(modules)
     candidates = (set(ends - tables) | outside) - set(found)
-    if not candidates:
+    stacks = {
+        id(param)
+        for part in modules.values()
+        for param in part._parameters.values()
+        if param is not None and param.dim() != 2
+    }
+    kept = candidates - reading.consumed - stacks
+    if not kept:
         return found
-    kept = candidates - reading.consumed(model, candidates)
     widths = Widths(model, modules, reading, kept | set(found))
     residual = passes or bool(ends & tables)
     for projection in kept:
         if projection in outside:
-            found[projection] = output("stands outside the base model, and no other layer takes its output")
+            head = output("stands outside the base model, and no other layer takes its output")
+            found[projection] = head if projection in ends else doubted(head, "no forward returns it")
         elif projection in reading.guessed:
             if not widths.is_hidden(projection):
-                found[projection] = output("probably the last projection: no forward says so", uncertain=True)
+                found[projection] = doubted(output("probably the last projection: no forward says so"))
         elif not widths.is_hidden(projection, residual=residual):
             found[projection] = output("the last projection before the model's output")
     return found

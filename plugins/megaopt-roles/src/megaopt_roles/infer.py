@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import (
@@ -13,7 +12,15 @@ from megaopt_core.params import (
     named_params,
     unwrap,
 )
-from megaopt_core.routing import by_module_type, by_shape, elementwise, target_of, tied_role
+from megaopt_core.routing import (
+    by_module_type,
+    by_shape,
+    elementwise,
+    is_projection,
+    target_of,
+    tied_role,
+)
+from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.adapters import adapted_role
 from megaopt_roles.heads import find_heads
 from megaopt_roles.reading import ModelReading
@@ -57,6 +64,7 @@ class _Rules:
             self.modules = dict(named_modules(model))
         self.reading = ModelReading(self.modules)
         self.heads = find_heads(model, self.modules, self.reading)
+        self.ends = self.reading.ends(model)[0] - self.reading.guessed
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         shape = tuple(entry.param.shape)
@@ -82,20 +90,36 @@ class _Rules:
             return self.heads[id(module)]
         decision = by_module_type(module, attribute, shape)
         if decision is not None and attribute == "weight":
-            return self._if_read(name, module, with_split(decision, module, shape, self.reading))
-        if decision is not None:
-            return decision
-        if id(param) in self.heads:
-            return self.heads[id(param)]
-        readable = self.reading.analysis(module).readable
-        found = by_uses(shape, self.reading.uses.get(id(param), ()), readable=readable)
-        if found.role is not Role.MATRIX and is_stack_bias(module, shape, self.reading.uses):
-            return elementwise("bias of a stack of matrices: one row each")
-        return with_split(found, param, shape, self.reading)
+            return self._if_followed(name, module, param, with_split(decision, module, shape, self.reading))
+        return decision if decision is not None else self._bare(module, param)
 
-    def _if_read(self, name: str, module: nn.Module, decision: RoleDecision) -> RoleDecision:
-        """Return the decision for a projection, uncertain where no forward that can be read calls it."""
-        if decision.role is not Role.MATRIX or self.reading.is_read(name, module):
+    def _bare(self, module: nn.Module, param: nn.Parameter) -> RoleDecision:
+        """Return the decision for a parameter that its module uses by hand."""
+        shape, uses = tuple(param.shape), self.reading.uses
+        readable = self.reading.analysis(module).readable
+        found = by_uses(shape, uses.get(id(param), ()), readable=readable)
+        if is_stack_bias(module, shape, uses) and found.role is not Role.MATRIX:
+            return elementwise("bias of a stack of matrices: one row each")
+        if found.role is Role.EMBEDDING:
+            return found
+        if found.role is not Role.MATRIX:
+            return found
+        if id(param) in self.heads:
+            head = self.heads[id(param)]
+            return doubted(head, found.reason) if found.uncertain else head
+        found = with_split(found, param, shape, self.reading)
+        if id(param) in self.reading.consumed or id(param) in self.ends:
+            return found
+        return doubted(found, "no layer that was read takes the output of the product")
+
+    def _if_followed(
+        self, name: str, module: nn.Module, param: nn.Parameter, decision: RoleDecision
+    ) -> RoleDecision:
+        """Return the decision for a projection, doubtful where its output, or its weight, was lost sight of."""
+        if decision.role is not Role.MATRIX or not is_projection(module):
             return decision
-        why = f"{decision.reason}; the forward that calls it cannot be read"
-        return evolve(decision, reason=why, uncertain=True)
+        if any(use.kind == "passed" for use in self.reading.uses.get(id(param), ())):
+            return doubted(decision, "its weight goes to a function whose source cannot be read")
+        if id(module) in self.ends or self.reading.is_followed(name, module):
+            return decision
+        return doubted(decision, "no layer that was read takes its output")

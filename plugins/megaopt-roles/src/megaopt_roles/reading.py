@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -17,6 +18,8 @@ from megaopt_roles.unread import guessed_ends, is_torchs
 __all__ = ["ModelReading"]
 
 _HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList)
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 type Split = tuple[int, ...] | None
 type Ends = tuple[frozenset[int], bool]
@@ -36,11 +39,16 @@ class ModelReading:
         self.cuts: dict[tuple[int, int], Split] = {}
         self._analyses: dict[int, Analysis] = {}
         self.guessed: set[int] = set()
+        self._unread: set[int] = set()
         self._modules = modules
         self._ends: dict[tuple[int, int | None], Ends] = {}
         self._templates = Templates()
+        self._owners: dict[int, nn.Module] = {}
         seen: set[int] = set()
         for module in modules.values():
+            weight = module._parameters.get("weight")
+            if weight is not None and (is_projection(module) or isinstance(module, _TABLES)):
+                self._owners.setdefault(id(weight), module)
             if id(module) not in seen and _worth_reading(module):
                 self._add(self.analysis(module))
             seen.add(id(module))
@@ -65,13 +73,13 @@ class ModelReading:
             module: a module of the model, or a weight that is used by hand.
             item: ask for this item of the tuple that the module returns.
         """
-        if isinstance(module, nn.Parameter):
-            return frozenset({id(module)} if module.dim() == 2 else ()), False
+        if isinstance(module, nn.Parameter):  # of a module that is not called, or of none
+            return frozenset({id(self._owners.get(id(module), module))}), False
         if is_projection(module) or isinstance(module, nn.Bilinear | nn.Embedding | nn.EmbeddingBag):
             return frozenset({id(module)}), False
         base = module._modules.get("base_layer")
-        if base is not None and is_projection(base):
-            return frozenset({id(base)}), False
+        if base is not None and is_projection(base):  # an adapter: the layer, and the factors beside it
+            return frozenset(id(part) for part in module.modules() if is_projection(part)), False
         if (id(module), item) not in self._ends:
             self._ends[id(module), item] = (frozenset(), False)  # what a recursion sees
             self._ends[id(module), item] = self._found_ends(module, item)
@@ -82,6 +90,7 @@ class ModelReading:
         if not analysis.readable and not analysis.calls and not is_torchs(module):
             found = guessed_ends(module, self.ends)
             self.guessed |= found
+            self._unread |= found
             return found, False
         if forward_of(module) is None and not isinstance(module, _HOLDERS):  # a holder of several models
             found, passes = self._resolve(analysis.returned)
@@ -94,57 +103,48 @@ class ModelReading:
             deps = analysis.parts[item]
         return self._resolve(deps)
 
-    def is_read(self, name: str, module: nn.Module) -> bool:
-        """True for a module that a forward calls which could be read, or whose caller is torch's own.
+    def is_followed(self, name: str, module: nn.Module) -> bool:
+        """True for a projection that some later layer takes the output of, or that torch's own module calls.
 
         Args:
             name: its canonical name.
-            module: the module.
+            module: the projection.
         """
+        if id(module) in self.consumed and id(module) not in self._unread:
+            return True
         holder: nn.Module | None = None
         while name and (holder is None or isinstance(holder, _HOLDERS) or holder is module):
             name = name.rpartition(".")[0]
             holder = self._modules.get(name)
-        if holder is None or holder is module or is_torchs(holder):
-            return True
-        analysis = self.analysis(holder)
-        return analysis.readable or any(call.module is module for call in analysis.calls)
+        return holder is None or holder is module or is_torchs(holder)
 
-    def consumed(self, module: nn.Module, among: Iterable[int]) -> set[int]:
-        """Return which projections a later module takes as input, anywhere inside a module.
-
-        Args:
-            module: where to look.
-            among: the projections that are asked about, by identity.
-        """
-        wanted, found, seen = set(among), set[int](), set[int]()
-        stack: list[Any] = [module]
-        while stack:
-            current = stack.pop()
-            if isinstance(current, nn.Parameter) or id(current) in seen or is_projection(current):
+    @cached_property
+    def consumed(self) -> frozenset[int]:
+        """The projections, and weights used by hand, whose output a later layer takes, by identity."""
+        found, done, seen = set[int](), set[Any](), set[int]()
+        for module in self._modules.values():
+            if id(module) in seen or is_projection(module) or (is_torchs(module) and not module._modules):
                 continue
-            seen.add(id(current))
-            analysis = self.analysis(current)
-            first: dict[int, int] = {}
-            for call in analysis.calls:
-                first.setdefault(id(call.module), call.order)
-                stack.append(call.module)
-            for call in analysis.calls:
-                for dep in call.deps:
-                    if dep == ARGUMENT or dep.order >= first[id(call.module)]:
-                        continue  # the input, or something fed back in a loop
-                    found |= self._resolve(frozenset({dep}))[0] & wanted
-        return found
+            seen.add(id(module))
+            first: dict[Any, int] = {}
+            for call in self.analysis(module).calls:
+                by_hand = isinstance(call.module, nn.Parameter)
+                start = call.order if by_hand else first.setdefault((id(call.module), call.site), call.order)
+                # the input aside, and what is fed back in a loop
+                fed = [dep for dep in call.deps if dep != ARGUMENT and dep.order < start]
+                found |= self._resolve(frozenset(fed), done)[0]
+        return frozenset(found)
 
-    def _resolve(self, deps: frozenset[Any]) -> Ends:
+    def _resolve(self, deps: frozenset[Any], done: set[Any] | None = None) -> Ends:
+        """Return what dependencies come from; those in `done` are passed over, and the others added to it."""
         found: frozenset[int] = frozenset()
         passes = False
-        stack, seen = list(deps), set[int]()
+        stack, seen = list(deps), set[Any]() if done is None else done
         while stack:
             dep = stack.pop()
-            if id(dep) in seen:
+            if dep in seen:
                 continue
-            seen.add(id(dep))
+            seen.add(dep)
             if dep == ARGUMENT:
                 passes = True
                 continue

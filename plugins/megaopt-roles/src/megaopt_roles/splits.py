@@ -7,7 +7,9 @@ from torch import nn
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params import MatrixView, Role, RoleDecision
+from megaopt_core.params._roles import Doubt
 from megaopt_core.params._views import Fused
+from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["with_split"]
@@ -35,11 +37,7 @@ def with_split(
         elif split:
             found.append((split_dim, split))
     if unclear or len(found) > 1:
-        return evolve(
-            decision,
-            uncertain=True,
-            reason=f"{decision.reason}; its parts are used in a way that no view describes",
-        )
+        return doubted(decision, "its parts are used in a way that no view describes", Doubt.LAYOUT)
     if not found:
         return decision
     split_dim, sizes = found[0]
@@ -48,7 +46,7 @@ def with_split(
     try:
         fused.matrix_shapes(shape)
     except ViewError:
-        return evolve(decision, uncertain=True, reason=f"{decision.reason}; its split does not fit its shape")
+        return doubted(decision, "its split does not fit its shape", Doubt.LAYOUT)
     how = "side by side" if sum(sizes) == _extent(fused, shape) else "repeated in groups"
     return evolve(
         decision, view=fused, reason=f"{decision.reason}; forward takes {len(sizes)} parts apart, {how}"

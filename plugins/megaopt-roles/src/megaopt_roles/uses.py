@@ -8,6 +8,7 @@ from torch import nn
 
 from megaopt_core.params import MATRIX, MatrixView, RoleDecision
 from megaopt_core.routing import elementwise, embedding, matrix
+from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.forward.values import Use
 
 __all__ = ["by_uses", "is_stack_bias", "oriented"]
@@ -30,16 +31,18 @@ def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = F
         return elementwise("kernel of a depthwise convolution")
     if "indexed" in kinds:
         return embedding("a table that its module indexes with what it is given")
+    if "passed" in kinds:
+        return _unread(shape, "is passed to a function whose source cannot be read")
     if "elementwise" in kinds:
         return elementwise("no matrix product contracts it")
     if kinds & {"looked_up", "sliced"}:
         return elementwise("a table that is looked up by position: no matrix product contracts it")
-    if "passed" in kinds:
-        return _unread(shape, "is passed to a function whose source cannot be read")
+    if kinds & {"fixed", "expanded"}:
+        return doubted(elementwise("a table that is expanded, or multiplied with something fixed"))
     if "returned" in kinds:
         return elementwise("its module returns it as it is: no matrix product contracts it")
     if readable:
-        return elementwise("a bare parameter that forward does not use", uncertain=True)
+        return doubted(elementwise("a bare parameter that forward does not use"))
     return _unread(shape, "is not used in any source that can be read")
 
 
@@ -71,26 +74,44 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
         (use for use in uses if use.kind == "contracted" and use.inputs),
         key=lambda use: (-max(use.inputs), use.outputs, use.batch, use.block or 0),
     )
-    if "indexed" in kinds and len(shape) == 2 and not exact:
+    if "indexed" in kinds and len(shape) == 2:
         return embedding("a table that its module indexes with what it is given")
-    if "sliced" in kinds and (len(shape) == 2 or shape[0] == 1):
-        return elementwise("a table that is sliced by position", uncertain=True)
-    if "looked_up" in kinds and len(shape) == 2 and (not exact or "elementwise" in kinds):
-        return elementwise("a table that is looked up by position")
+    also = _also(len(shape) > 2 and shape[0] > 1 or any(use.block for use in exact), kinds)
+    if also:
+        return doubted(elementwise(f"a matrix product contracts it, but it is also {also}"))
     if not exact:
         view = MATRIX if len(shape) == 2 else MatrixView(batch_dims=len(shape) - 2)
         if "factor" in kinds and len(shape) == 2:
             return matrix("a factor of a matrix product", view)
-        return matrix("a matrix product contracts it, over axes that were not found", view, uncertain=True)
+        return doubted(matrix("a matrix product contracts it, over axes that were not found", view))
     view, sure = oriented(shape, exact[0])
     if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other
-        return elementwise("a matrix product contracts it, but its axes fit no view", uncertain=True)
+        return doubted(elementwise("a matrix product contracts it, but its axes fit no view"))
     what = (
         "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
     )
     if view.transposed:
         what += ", stored [in, out]"
-    return matrix(what if sure else f"{what}; its axes fit no view", view, uncertain=not sure)
+    decision = matrix(what, view)
+    return decision if sure else doubted(decision, "its axes fit no view")
+
+
+def _also(stack: bool, kinds: set[str]) -> str:
+    """Return what else is done with a weight that a product contracts, in words; empty where that says nothing.
+
+    Experts of a stack are looked up one by one, and their rows sliced: that makes no table of it.
+    """
+    words = {
+        "sliced": "sliced by position",
+        "expanded": "expanded over the batch",
+        "looked_up": "looked up by position",
+        "elementwise": "used element by element",
+        "fixed": "multiplied with something fixed",
+        "passed": "passed to a function whose source cannot be read",
+        "returned": "returned as it is",
+    }
+    silent = {"looked_up", "sliced", "expanded", "elementwise", "returned"} if stack else set()
+    return next((word for kind, word in words.items() if kind in kinds - silent), "")
 
 
 def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
@@ -124,5 +145,5 @@ def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
 
 def _unread(shape: tuple[int, ...], why: str) -> RoleDecision:
     if len(shape) == 2:
-        return matrix(f"two dimensions; it {why}", uncertain=True)
-    return elementwise(f"a bare parameter that {why}", uncertain=True)
+        return doubted(matrix(f"two dimensions; it {why}"))
+    return doubted(elementwise(f"a bare parameter that {why}"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
 from megaopt_core.routing import inputs_of, is_projection, outputs_of
-from megaopt_roles.forward.values import ARGUMENT
+from megaopt_roles.forward.values import ARGUMENT, Use
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["Widths"]
@@ -43,10 +43,19 @@ class Widths:
             elif "norm" in type(module).__name__.lower():
                 norms |= _normalized(module)
             for param in module._parameters.values():
-                if param is not None and id(param) in heads and param.dim():
-                    self._by_identity[id(param)] = param.shape[-1]
+                if param is not None and param.dim() == 2:
+                    self._by_hand(param, reading.uses.get(id(param), ()), norms)
         self._hidden = (norms - {1}) or ((made & taken) - {1})
         self._hidden |= _lone_width(model, reading, heads)
+
+    def _by_hand(self, param: nn.Parameter, uses: Collection[Use], tables: set[int]) -> None:
+        """Note the width that a product with a bare weight returns, and the sizes of a bare table."""
+        outputs = {param.shape[use.outputs[0]] for use in uses if len(use.outputs) == 1}
+        if id(param) not in self._by_identity and len(outputs) == 1:
+            self._by_identity[id(param)] = outputs.pop()
+        if any(use.kind == "indexed" for use in uses):
+            self._rows.add(param.shape[0])
+            tables.add(param.shape[1])
 
     def is_hidden(self, projection: int, *, residual: bool = False) -> bool:
         """True for a projection that hands a hidden width on; not when it is as wide as a table is long.

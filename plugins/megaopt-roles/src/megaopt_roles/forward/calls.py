@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward import ops
+from megaopt_roles.forward import ops, products
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
@@ -47,7 +47,11 @@ class CallEvaluator(ModuleCallEvaluator):
             args, kwargs = self._arguments(node, frame)
         finally:
             self.trace.silent -= _is_opaque(callee)
-        result = self.call(callee, args, kwargs)
+        self.trace.sites.append(id(node))
+        try:
+            result = self.call(callee, args, kwargs)
+        finally:
+            self.trace.sites.pop()
         self._in_place(node, result, frame)
         return result
 
@@ -147,18 +151,26 @@ class CallEvaluator(ModuleCallEvaluator):
                 return Flow()
         if callee is len or (callee in (int, float, max, min, math.prod) and args):
             return self.trace.unknown(*args) if callee is not len else Flow()
+        if name == "apply" and isinstance(getattr(callee, "__self__", None), type):
+            return self._call_unread(callee, args, kwargs)  # an autograd.Function
+        if module.startswith("torch._ops"):
+            name, args = products.as_function(name, args)
         if module.split(".")[0] in ("torch", "einops", "torch_scatter", "opt_einsum"):
-            return ops.operation(self.trace, name.removesuffix("_default"), args, kwargs)
+            return ops.operation(
+                self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs
+            )
         if inspect.isfunction(callee):
             return self._call_python(callee, args, kwargs)
         if callee in (dict, list, tuple):
             return self._container(callee, args, kwargs)
         return self._call_unread(callee, args, kwargs)
 
-    def _call_unread(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    def _call_unread(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow | Weight:
         """Return the result of a function that cannot be read."""
-        self.trace.use_all(weights_of((args, kwargs)), "passed")
-        return self.trace.unknown(callee, args, kwargs)
+        found = weights_of((args, kwargs))
+        if len(found) == 1 and not any(flow.deps for flow in flows_of((args, kwargs))):
+            return found[0]  # a function of a weight alone: quantized, masked, gathered
+        return self.trace.passed(found, callee, args, kwargs)
 
     def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         nested = sum(function is other for other in self.running)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward import shapes, weights
-from megaopt_roles.forward.op_names import CUTS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
+from megaopt_roles.forward import products, shapes, weights
+from megaopt_roles.forward.op_names import CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
 from megaopt_roles.forward.rows import merge
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
@@ -44,7 +44,7 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return arithmetic(trace, "+" if name in SUMS else "*", args[0], args[1])
     if name in KEEPS_SHAPE and args:
         return _keep(trace, args, kwargs)
-    return _anything(trace, args, kwargs)
+    return _anything(trace, name, args, kwargs)
 
 
 def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
@@ -154,14 +154,16 @@ def _join(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return trace.unknown(args, kwargs)
 
 
-def _anything(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the result of another function of torch: it may do anything, but no product with a weight."""
+def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of another function: one that contracts nothing, or one that may do anything."""
     flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
     if found and not any(flow.deps for flow in flows):
         first = found[0]
         return first if len(found) == 1 else Weight(first.params, None, None, first.base)
-    trace.use_all(found, "elementwise")
-    return trace.unknown(args, kwargs)
+    if name in HARMLESS:
+        trace.use_all(found, "elementwise")
+        return trace.unknown(args, kwargs)
+    return trace.passed(found, args, kwargs)
 
 
 def _argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -174,7 +176,7 @@ def _linear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    operands = [*args, *kwargs.values()]
+    operands = [*args, *kwargs.values()]  # scales and dtypes of quantized products come third
     return weights.product(trace, *operands[:2]) if len(operands) > 1 else trace.unknown(*operands)
 
 
@@ -237,8 +239,17 @@ def _attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(
-        ("matmul", "mm", "bmm", "mv", "_grouped_mm", "grouped_mm", "dot", "__matmul__"), _product
+        (
+            *("matmul", "mm", "bmm", "mv", "dot", "__matmul__"),
+            *("_grouped_mm", "grouped_mm", "_scaled_mm", "scaled_mm", "_scaled_grouped_mm", "_int_mm"),
+        ),
+        _product,
     ),
+    **dict.fromkeys(("multi_dot", "chain_matmul"), products.chain),
+    "tensordot": products.tensordot,
+    "inner": products.inner,
+    "slice": products.cut,
+    "index": products.item,
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addmm_", "baddbmm_"), _add_product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_nd"), _convolve(transposed=False)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),

@@ -9,7 +9,7 @@ import torch
 
 from megaopt_roles.forward.rows import relabel
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.values import Flow, Use, Weight
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
 from megaopt_roles.forward.weights import reorder, reshape
 
@@ -152,6 +152,8 @@ def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], k
             return reorder(weight, [size - 2 for size in _run(name, stand_in, _plain(args), kwargs).shape])
         if name in ("expand", "repeat", "broadcast_to", "tile"):
             sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+            if len(sizes) > rank and name != "repeat_interleave":
+                trace.use(weight, Use("expanded"))
             return widened(weight, len(sizes))
         if name in _PIECEWISE:
             return cut_weight(trace, name, weight, args, kwargs)

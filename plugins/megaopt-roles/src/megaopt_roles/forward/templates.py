@@ -94,7 +94,8 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
     if not (analysis.calls or analysis.uses or analysis.splits or analysis.cuts or analysis.returned):
         return analysis
     calls = {
-        call: Call(twin.get(id(call.module), call.module), frozenset(), call.order) for call in analysis.calls
+        call: Call(twin.get(id(call.module), call.module), frozenset(), call.order, call.site)
+        for call in analysis.calls
     }
 
     def moved(deps: frozenset[Any]) -> frozenset[Any]:

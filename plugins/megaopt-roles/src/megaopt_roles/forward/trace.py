@@ -36,6 +36,7 @@ class Trace:
         cuts: axes of weights that were cut before use, by identity of the parameter and axis.
         reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
         silent: greater than zero while reads do not matter.
+        sites: the call expressions that are being evaluated, by identity, the outermost first.
     """
 
     rank: int = 3
@@ -46,6 +47,7 @@ class Trace:
     cuts: dict[tuple[int, int], Source] = field(factory=dict)
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
     silent: int = 0
+    sites: list[int] = field(factory=list)
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -64,7 +66,7 @@ class Trace:
 
     def call(self, module: nn.Module | nn.Parameter, deps: frozenset[Any]) -> Call:
         """Note the call of a child module."""
-        call = Call(module, deps, len(self.calls))
+        call = Call(module, deps, len(self.calls), tuple(self.sites))
         self.calls.append(call)
         return call
 
@@ -75,7 +77,17 @@ class Trace:
 
     def weigh(self, weight: Weight, *values: Any) -> frozenset[Any]:
         """Note a product with a weight as the call that it amounts to, and return what its result depends on."""
-        return frozenset({self.call(weight.base, deps_of((values, weight)))})
+        deps = deps_of((values, weight))
+        return frozenset(self.call(param, deps) for param in weight.params if param.dim() > 1)
+
+    def is_contracted(self, param: nn.Parameter) -> bool:
+        """True for a parameter that a product has contracted already."""
+        return any(use.kind == "contracted" for use in self.uses.get(id(param), ()))
+
+    def passed(self, weights: Iterable[Weight], *values: Any) -> Flow:
+        """Note that weights go where they cannot be followed, and return what may have become of them."""
+        self.use_all(weights, "passed")
+        return self.unknown(*values)
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

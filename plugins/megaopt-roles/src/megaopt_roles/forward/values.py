@@ -35,11 +35,13 @@ class Call:
         module: what was called, or the weight.
         deps: what its arguments depend on.
         order: position among the calls of one evaluation.
+        site: where in the source it stands; the calls of one module in the rounds of a loop have the same.
     """
 
     module: nn.Module | nn.Parameter
     deps: frozenset[Any]
     order: int
+    site: tuple[int, ...] = ()
 
 
 @frozen
@@ -194,8 +196,9 @@ class Use:
     """One way in which a parameter is used.
 
     Args:
-        kind: `contracted`, `indexed` (by what the caller passed), `looked_up` (by something fixed), `elementwise` or
-            `passed` (to something that cannot be read).
+        kind: `contracted`, `factor` (of a product of parameters), `indexed` (by what the caller passed), `looked_up` (by
+            something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
+            `elementwise`, `returned` or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -12,7 +12,20 @@ from attrs import evolve
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
 
-__all__ = ["combine", "contract", "einsum", "product", "reorder", "reshape", "scale", "whole_weight"]
+__all__ = [
+    "combine",
+    "contract",
+    "convolve",
+    "einsum",
+    "linear",
+    "lookup",
+    "product",
+    "reorder",
+    "reshape",
+    "scale",
+    "sum_over",
+    "whole_weight",
+]
 
 
 def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
@@ -119,8 +132,36 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
     return True
 
 
+def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: Any) -> Any:
+    """Return a product of a weight with something else that sums over some of its axes (None: not known which)."""
+    if is_fixed(other):
+        return lookup(trace, weight)
+    if inputs is None or weight.shape is None:
+        trace.use(weight, Use("contracted"))
+        return Flow(trace.weigh(weight, other))
+    outputs = [axis for axis in range(len(weight.shape)) if axis not in inputs]
+    if not contract(trace, weight, inputs, outputs):
+        trace.use(weight, Use("elementwise"))
+        return trace.unknown(weight, other)
+    return Flow(trace.weigh(weight, other))
+
+
+def is_fixed(other: Any) -> bool:
+    """True for an operand that no activation went into: a buffer, a matrix of an interpolation."""
+    return isinstance(other, Flow) and not other.deps
+
+
+def lookup(trace: Trace, weight: Weight) -> Weight:
+    """Return the product of a weight with something fixed: still a table, in another form."""
+    trace.use(weight, Use("fixed"))
+    return Weight(weight.params, None, None, weight.base, weight.deps)
+
+
 def product(trace: Trace, left: Any, right: Any) -> Any:
     """Return `left @ right`."""
+    for weight, other in ((left, right), (right, left)):
+        if isinstance(weight, Weight) and is_fixed(other) and not other.one_hot:
+            return lookup(trace, weight)
     if isinstance(left, Weight) and isinstance(right, Weight):
         return _of_parameters(trace, left, right)
     if isinstance(left, Flow) and left.one_hot and isinstance(right, Weight):
@@ -128,6 +169,9 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
         return Flow(left.deps)
     if isinstance(right, Weight):
         rank = len(right.shape or ())
+        if right.shape is None:
+            trace.use(right, Use("contracted"))
+            return Flow(trace.weigh(right, left))
         if rank < 2:
             trace.use(right, Use("elementwise"))
             return trace.unknown(left, right)
@@ -136,6 +180,9 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
         return _rows(trace, left, right, rank - 1)
     if isinstance(left, Weight):
         rank = len(left.shape or ())
+        if left.shape is None:
+            trace.use(left, Use("contracted"))
+            return Flow(trace.weigh(left, right))
         if rank < 2:
             trace.use(left, Use("elementwise"))
         elif contract(trace, left, (rank - 1,), (rank - 2,)):
@@ -147,9 +194,12 @@ def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
     """Return the product of two parameters."""
     ranks = len(left.shape or ()), len(right.shape or ())
     if ranks == (1, 2):  # a learned code, and the matrix that makes something of it
-        trace.use(left, Use("elementwise"))
+        made = tuple(param for param in left.params if trace.is_contracted(param))
+        codes = tuple(param for param in left.params if not trace.is_contracted(param))
+        trace.use(evolve(left, params=codes), Use("elementwise"))
         contract(trace, right, (0,), (1,))
-        return Weight(right.params, None if right.shape is None else right.shape[1:], None, right.base)
+        shape = None if right.shape is None else right.shape[1:]
+        return Weight((*right.params, *made), shape, None, right.base)
     trace.use_all((left, right), "factor")
     if left.shape is None or right.shape is None or ranks != (2, 2):
         return combine(left, right)
@@ -169,7 +219,7 @@ def _rows(trace: Trace, activation: Any, weight: Weight, axis: int) -> Flow:
     return trace.rows_of(weight.base, weight.shape[axis], deps, leading)
 
 
-def linear(trace: Trace, activation: Any, weight: Any) -> Flow:
+def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     """Return `F.linear(activation, weight)`."""
     if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
         trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
@@ -182,7 +232,12 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Flow:
         trace.use(activation, Use("elementwise"))
     if not isinstance(weight, Weight):
         return trace.unknown(activation, weight)
+    if is_fixed(activation):
+        return lookup(trace, weight)
     rank = len(weight.shape or ())
+    if weight.shape is None:
+        trace.use(weight, Use("contracted"))
+        return Flow(trace.weigh(weight, activation))
     if rank < 2:
         trace.use(weight, Use("elementwise"))
         return trace.unknown(activation, weight)
@@ -216,6 +271,8 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
         trace.use_all(found, "factor")
         return Flow(trace.weigh(found[0], *found[1:]))
     deps = deps_of(operands)
+    if len(found) == 1 and not deps:
+        return lookup(trace, found[0])
     terms, result = _subscripts(equation, len(operands))
     rows: Flow | None = None
     for position, operand in enumerate(operands):
@@ -223,6 +280,7 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
             continue
         if terms is None:
             trace.use(operand, Use("contracted"))
+            deps |= trace.weigh(operand, Flow(deps))
             continue
         others = set("".join(terms[:position] + terms[position + 1 :]))
         made = _einsum_operand(trace, operand, terms[position], others, result, deps)

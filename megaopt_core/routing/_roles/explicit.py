@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import evolve
 from torch import nn
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params._names import NamedParam
-from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._roles import Doubt, Role, RoleDecision
 from megaopt_core.params._views import MATRIX, Fused, MatrixView
 from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.registered_views import registered_view
@@ -131,7 +132,10 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
         return decision
     if not use_muon and decision.role is Role.MATRIX:
         return elementwise("attribute use_muon is False")
-    if use_muon and param.dim() > 1 and not param.dtype.is_complex and decision.role is not Role.MATRIX:
+    if not use_muon:
+        return evolve(decision, doubt=Doubt.NONE)
+    settles = decision.role is not Role.MATRIX or decision.doubt is Doubt.ROLE
+    if param.dim() > 1 and not param.dtype.is_complex and settles:
         if getattr(param, "is_embedding_or_output_parameter", False):
             raise ViewError(
                 f"{entry.name}: two descriptions contradict each other: attribute use_muon says role 'matrix', "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import torch
@@ -13,7 +14,16 @@ from megaopt_core.params._roles import Doubt, RoleDecision
 from megaopt_core.params._views import Fused, MatrixView
 from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix
 
-__all__ = ["by_module_type", "by_shape", "inputs_of", "is_conv1d", "is_linear", "is_projection", "outputs_of"]
+__all__ = [
+    "by_module_type",
+    "by_shape",
+    "inputs_of",
+    "is_conv1d",
+    "is_linear",
+    "is_projection",
+    "outputs_of",
+    "stated",
+]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _GATES: dict[type[nn.Module], int] = {
@@ -84,7 +94,7 @@ def is_linear(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     if weight is None:
         return False
-    sizes = (getattr(module, "out_features", None), getattr(module, "in_features", None))
+    sizes = (stated(module, "out_features"), stated(module, "in_features"))
     return not torch.nn.parameter.is_lazy(weight) and tuple(weight.shape) == sizes
 
 
@@ -98,8 +108,19 @@ def is_conv1d(module: nn.Module) -> bool:
         base.__name__ == "Conv1D" for base in type(module).__mro__
     ):
         return False
-    weight, outputs = module._parameters.get("weight"), getattr(module, "nf", None)
+    weight, outputs = module._parameters.get("weight"), stated(module, "nf")
     return weight is not None and weight.dim() == 2 and weight.shape[1] == outputs
+
+
+def stated(module: nn.Module, name: str) -> int | None:
+    """Return a size that a module states as an attribute of its own; no property is run.
+
+    Args:
+        module: any module.
+        name: of the attribute.
+    """
+    size = module.__dict__.get(name, inspect.getattr_static(type(module), name, None))
+    return size if isinstance(size, int) else None
 
 
 def is_projection(module: nn.Module) -> bool:

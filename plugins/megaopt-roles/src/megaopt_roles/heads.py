@@ -9,6 +9,7 @@ from torch import nn
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import is_projection, output
 from megaopt_core.routing._roles.decisions import doubted
+from megaopt_roles.forward.analysis import returned_by
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.widths import Widths
 
@@ -59,12 +60,9 @@ def find_heads(
 def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
     for name, module in modules.items():
         for getter in ("get_output_embeddings", "get_classifier"):
-            if not hasattr(type(module), getter) or (getter == "get_classifier" and not _is_root(name)):
+            if getter == "get_classifier" and not _is_root(name):
                 continue
-            try:
-                head = getattr(module, getter)()
-            except (AttributeError, NotImplementedError, TypeError, KeyError):
-                continue
+            head = returned_by(module, getter)
             for part in head if isinstance(head, list | tuple) else (head,):
                 if isinstance(part, nn.Module):
                     yield part, f"{getter}()"

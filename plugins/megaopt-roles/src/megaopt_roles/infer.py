@@ -22,6 +22,7 @@ from megaopt_core.routing import (
 )
 from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.adapters import adapted_role
+from megaopt_roles.forward.source import is_readable
 from megaopt_roles.heads import find_heads
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.scripted import stand_ins
@@ -118,6 +119,8 @@ class _Rules:
         """Return the decision for a projection, doubtful where its output, or its weight, was lost sight of."""
         if decision.role is not Role.MATRIX or not is_projection(module):
             return decision
+        if not is_readable(module):
+            return doubted(decision, "its forward was replaced by one that cannot be read")
         if any(use.kind == "passed" for use in self.reading.uses.get(id(param), ())):
             return doubted(decision, "its weight goes to a function whose source cannot be read")
         if id(module) in self.ends or self.reading.is_followed(name, module):

@@ -174,7 +174,7 @@ def _worth_reading(module: nn.Module) -> bool:
     if kind not in _own_source:
         readable = forward_of(module) is not None or bool(own_methods(module))
         _own_source[kind] = not is_torchs(module) and readable
-    if not _own_source[kind]:
+    if not _own_source[kind] and "forward" not in module.__dict__:
         return False
     if any(param is not None for param in module._parameters.values()):
         return True

@@ -12,12 +12,13 @@ __all__ = ["guessed_ends", "is_torchs"]
 
 
 def is_torchs(module: nn.Module) -> bool:
-    """True for the modules that torch itself brings.
+    """True for the modules that torch itself brings, unless their forward was replaced.
 
     Args:
         module: any module.
     """
-    return type(module).__module__.startswith(("torch.nn.", "torch.ao."))
+    kind = type(module).__module__
+    return kind.startswith(("torch.nn.", "torch.ao.")) and "forward" not in module.__dict__
 
 
 def guessed_ends(

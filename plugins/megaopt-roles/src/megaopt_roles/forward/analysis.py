@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,12 +15,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, is_projection
 from megaopt_roles.forward.evaluator import Evaluator
+from megaopt_roles.forward.objects import Bound, Choice
 from megaopt_roles.forward.rows import find_split
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Source, Use, deps_of, weights_of
 
-__all__ = ["Analysis", "analyze"]
+__all__ = ["Analysis", "analyze", "returned_by"]
 
 _CUTTING = frozenset(
     ["chunk", "split", "split_with_sizes", "tensor_split", "unbind", "glu", "GLU", "rearrange"]
@@ -75,6 +77,22 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
         if not _may_split(module, forward) or (result.splits and all(result.splits.values())):
             break
     return result
+
+
+def returned_by(module: nn.Module, method: str) -> Any:
+    """Return what a method without arguments returns, by reading it: a module, or several; None for anything else.
+
+    Args:
+        module: the module.
+        method: its name.
+    """
+    function = inspect.getattr_static(type(module), method, None)
+    if not inspect.isfunction(function):
+        return None
+    value: Any = None
+    with suppress(Exception):  # a source may do anything
+        value = Evaluator(Trace()).call(Bound(module, function, method), (), {})
+    return list(value.modules) if isinstance(value, Choice) else value
 
 
 def _evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megaopt_roles.forward import quiet
 from megaopt_roles.forward.expressions import ExpressionEvaluator
 from megaopt_roles.forward.objects import is_abstract, items_of
 from megaopt_roles.forward.values import Flow
@@ -52,7 +53,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
     def _builtin_getattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if len(args) < 2 or not isinstance(args[1], str):
             return Flow()
-        if len(args) > 2 and not is_abstract(args[0]) and not hasattr(args[0], args[1]):
+        if len(args) > 2 and not is_abstract(args[0]) and not quiet.has(args[0], args[1:2]):
             return args[2]
         return self.read(args[0], args[1])
 
@@ -66,4 +67,17 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return self.trace.unknown(*args)
 
     def _builtin_hasattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return Flow() if is_abstract(args[0]) or is_abstract(args[1]) else hasattr(args[0], args[1])
+        known = len(args) == 2 and isinstance(args[1], str) and not is_abstract(args[0])
+        return quiet.has(args[0], args[1:]) if known else Flow()
+
+    def _builtin_isinstance(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        kinds = tuple(args[1]) if len(args) == 2 and isinstance(args[1], list) else args[-1]
+        known = None if is_abstract(args[0]) else quiet.is_instance(args[0], kinds)
+        return Flow() if known is None else known
+
+    def _builtin_len(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        held = quiet.items(args[0]) if args else None
+        return Flow() if held is None else len(held)
+
+    def _builtin_type(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return Flow() if len(args) != 1 or is_abstract(args[0]) else type(args[0])

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward import ops, products
+from megaopt_roles.forward import ops, products, quiet
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
@@ -23,8 +23,7 @@ from megaopt_roles.forward.values import Flow, Weight, flows_of, weights_of
 __all__ = ["CallEvaluator"]
 
 _PLAIN = (
-    len, int, float, bool, str, abs, min, max, sum, round, hasattr, isinstance, issubclass, all, any, sorted, tuple,
-    divmod, type, repr, slice, pow,
+    int, float, bool, str, abs, min, max, sum, round, all, any, sorted, divmod, repr, slice, pow,
 )  # fmt: skip
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 
@@ -103,8 +102,8 @@ class CallEvaluator(ModuleCallEvaluator):
             own = forward_of(owner)
             if method.function is own or method.function is None:
                 return self.call_module(owner, args, kwargs)
-        if isinstance(owner, nn.Module) and method.name in _LISTINGS and not args:
-            listed = getattr(owner, method.name)()
+        if isinstance(owner, nn.Module) and method.name in _LISTINGS and not args and _lists_plainly(owner):
+            listed = getattr(nn.Module, method.name)(owner)
             return [
                 tuple(map(abstract, item)) if isinstance(item, tuple) else abstract(item) for item in listed
             ]
@@ -129,6 +128,8 @@ class CallEvaluator(ModuleCallEvaluator):
         if isinstance(owner, list | dict | set | str | tuple):
             if isinstance(owner, dict) and name == "get" and args and is_abstract(args[0]):
                 return self._either(list(owner.values()))
+            if not all(map(_is_harmless, (*args, *kwargs.values()))):
+                return self.trace.unknown(owner, args, kwargs)
             try:
                 return getattr(owner, name)(*args, **kwargs)
             except Exception:  # noqa: BLE001 - any container, any arguments
@@ -136,6 +137,16 @@ class CallEvaluator(ModuleCallEvaluator):
         return self.trace.unknown(args, kwargs)
 
     def _call_function(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if inspect.ismethod(callee):
+            return self.call(Bound(callee.__self__, callee.__func__, callee.__name__), args, kwargs)
+        if type(callee).__module__.partition(".")[0] not in ("builtins", "functools", "abc", "enum", "torch"):
+            own = inspect.getattr_static(type(callee), "__call__", None)
+            found = own if inspect.isfunction(own) and not isinstance(callee, type) else None
+            return (
+                self._call_python(found, [callee, *args], kwargs)
+                if found
+                else self._call_unread(None, args, kwargs)
+            )
         special = getattr(self, f"_builtin_{getattr(callee, '__name__', '')}", None)
         if special is not None and getattr(callee, "__module__", None) == "builtins":
             return special(args, kwargs)
@@ -143,14 +154,14 @@ class CallEvaluator(ModuleCallEvaluator):
         name = getattr(callee, "__name__", "")
         if name == "checkpoint" and args:
             return self.call(args[0], args[1:], {})
-        plain = not (flows_of((args, kwargs)) or weights_of((args, kwargs)))
+        plain = quiet.is_plain(list(args)) and quiet.is_plain(kwargs)
         if plain and (callee in _PLAIN or module in ("math", "_operator")):
             try:
                 return abstract(callee(*args, **kwargs))
             except Exception:  # noqa: BLE001 - any function, any arguments
                 return Flow()
-        if callee is len or (callee in (int, float, max, min, math.prod) and args):
-            return self.trace.unknown(*args) if callee is not len else Flow()
+        if callee in (int, float, max, min, math.prod) and args:
+            return self.trace.unknown(*args)
         if name == "apply" and isinstance(getattr(callee, "__self__", None), type):
             return self._call_unread(callee, args, kwargs)  # an autograd.Function
         if module.startswith("torch._ops"):
@@ -181,6 +192,19 @@ class CallEvaluator(ModuleCallEvaluator):
             return self.run(inspect.unwrap(function), bind(function, args, kwargs))
         finally:
             self.running.pop()
+
+
+def _lists_plainly(module: nn.Module) -> bool:
+    """True for a module that lists its children and parameters as torch does."""
+    return all(getattr(type(module), name) is getattr(nn.Module, name) for name in _LISTINGS)
+
+
+def _is_harmless(value: Any) -> bool:
+    """True for what a list or a dictionary may be handed without running its code."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_harmless, value))
+    known = is_abstract(value) or isinstance(value, nn.Module | Bound | Choice | Closure | dict)
+    return known or quiet.is_plain(value)
 
 
 def _is_opaque(callee: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward import ops, shapes
+from megaopt_roles.forward import ops, quiet, shapes
 from megaopt_roles.forward.objects import (
     Bound,
     Choice,
@@ -19,13 +19,17 @@ from megaopt_roles.forward.objects import (
     attribute_of,
     is_abstract,
     items_of,
-    own_copy,
 )
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
 from megaopt_roles.forward.source import global_of
 from megaopt_roles.forward.values import Flow, Weight, deps_of
 
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
+
+
+def _indexable(value: Any, held: list[Any]) -> Any:
+    """Return what stands for a container when one item, or a slice, of it is asked for."""
+    return held if isinstance(value, nn.Module) else value
 
 
 class ExpressionEvaluator(OperatorEvaluator):
@@ -69,9 +73,16 @@ class ExpressionEvaluator(OperatorEvaluator):
         if isinstance(value, Property):
             return self.call(Bound(value.owner, value.function, name), (), {})
         if isinstance(value, list | dict | set) and not isinstance(owner, list | dict | set):
-            value = self.assigned[id(owner), name] = own_copy(value)
-            self.kept.append(owner)
+            value = self._own(owner, name, value)
         return value
+
+    def _own(self, owner: Any, name: str, value: Any) -> Any:
+        """Return a copy of a container that something holds, the same copy every time."""
+        key = (id(owner), name)
+        if key not in self.assigned:
+            self.assigned[key] = quiet.plain_copy(value)
+            self.kept.append(owner)
+        return self.assigned[key]
 
     def _read_abstract(self, owner: Flow | Weight, name: str) -> Any:
         if name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"):
@@ -106,6 +117,8 @@ class ExpressionEvaluator(OperatorEvaluator):
                 return scope.names[node.id]
             scope = scope.outer
         found, value = global_of(frame.function, node.id)
+        if found and isinstance(value, list | dict | set):
+            return self._own(value, node.id, value)
         return abstract(value) if found else Flow()
 
     def _attribute(self, node: ast.Attribute, frame: Frame) -> Any:
@@ -162,11 +175,15 @@ class ExpressionEvaluator(OperatorEvaluator):
                 abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)
             ]
             return found[0] if found else Flow()
+        held = quiet.items(value)
+        if held is None or not (quiet.is_plain(key) or isinstance(value, dict)):
+            return Flow()
+        if isinstance(value, nn.ModuleDict):
+            return value._modules.get(key) or Flow()
         try:
-            return abstract(value[key])
+            return abstract((value if isinstance(value, dict) else _indexable(value, held))[key])
         except Exception:  # noqa: BLE001 - any container, any key
-            items = value.values() if isinstance(value, dict) else value
-            return self._either(list(items)) if isinstance(value, dict | list | tuple) else Flow()
+            return self._either(list(value.values())) if isinstance(value, dict) else self._either(held)
 
     def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
         parts = [self.evaluate(part, frame) for part in node.values]

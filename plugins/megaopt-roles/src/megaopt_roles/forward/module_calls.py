@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear
+from megaopt_core.routing._roles.module_types import stated
 from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
@@ -44,7 +45,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         values = (list(args), kwargs)
         first = args[0] if args else next(iter(kwargs.values()), Flow())
         if isinstance(module, nn.Sequential) and forward_of(module) is nn.Sequential.forward:
-            for child in module:
+            for child in module._modules.values():
+                if child is None:
+                    continue
                 first = self.call_module(child, [first], {})
             return first
         if is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd):
@@ -92,7 +95,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         if isinstance(module, _ConvNd):
             spatial = (4, 6, 7)[: len(module.kernel_size)]
             return self.trace.rows_of(module, module.out_channels, frozenset({call}), BATCH[:1], spatial)
-        size = getattr(module, "out_features", None) or getattr(module, "nf", None)
+        size = stated(module, "out_features") or stated(module, "nf")
         if size is None and weight is not None:
             size = weight.shape[0]
         if not isinstance(size, int):

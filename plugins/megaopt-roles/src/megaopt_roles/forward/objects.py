@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import nn
 
+from megaopt_roles.forward import quiet
 from megaopt_roles.forward.source import forward_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight
@@ -24,7 +27,6 @@ __all__ = [
     "is_abstract",
     "items_of",
     "merge_values",
-    "own_copy",
 ]
 
 _MOST_ITEMS = 8
@@ -49,7 +51,7 @@ class Bound:
 class Property:
     """A property whose getter is still to be read."""
 
-    owner: nn.Module
+    owner: Any
     function: Callable[..., Any]
 
 
@@ -74,17 +76,8 @@ def abstract(value: Any) -> Any:
     return value
 
 
-def own_copy(value: Any) -> Any:
-    """Return a container that may be changed without changing the model that it came from."""
-    if isinstance(value, dict):
-        return {key: own_copy(item) for key, item in value.items()}
-    if type(value) in (list, set):
-        return type(value)(own_copy(item) if isinstance(item, list | dict) else item for item in value)
-    return value
-
-
 def attribute_of(owner: Any, name: str) -> Any:
-    """Return an attribute of a concrete object, without running any of a module's own code."""
+    """Return an attribute of a concrete object, without running any code of the user's."""
     if isinstance(owner, nn.Module):
         return _module_attribute(owner, name)
     if isinstance(owner, Choice):
@@ -92,12 +85,39 @@ def attribute_of(owner: Any, name: str) -> Any:
         if found and all(isinstance(item, nn.Module) for item in found):
             return Choice(tuple(found))
         return found[0] if found else Flow()
-    if isinstance(owner, list | dict | tuple | str | set) and hasattr(owner, name):
+    if type(owner) in (list, dict, tuple, str, set, torch.Size) and hasattr(owner, name):
         return Bound(owner, None, name)
-    try:
-        return abstract(getattr(owner, name))
-    except Exception:  # noqa: BLE001 - a configuration may raise anything for a field that it does not have
-        return Flow()
+    if isinstance(owner, type):
+        return _of_class(owner, name)
+    if isinstance(owner, types.ModuleType) or type(owner).__module__.partition(".")[0] == "torch":
+        try:
+            return abstract(getattr(owner, name))
+        except (AttributeError, RuntimeError):
+            return Flow()
+    found, value = quiet.static(owner, name)
+    if isinstance(value, property):
+        return Property(owner, value.fget) if value.fget else Flow()
+    if isinstance(value, staticmethod):
+        return value.__func__
+    if isinstance(value, classmethod):
+        return Bound(type(owner), value.__func__, name)
+    if inspect.isfunction(value) and name not in getattr(owner, "__dict__", {}):
+        return Bound(owner, value, name)
+    opaque = inspect.isdatadescriptor(value) or inspect.ismethoddescriptor(value)
+    return abstract(value) if found and not opaque else Flow()
+
+
+def _of_class(owner: type, name: str) -> Any:
+    if issubclass(owner, torch.autograd.Function) and name == "apply":
+        return owner.apply
+    if issubclass(owner, Enum) and name in owner.__members__:
+        return owner.__members__[name]
+    value = inspect.getattr_static(owner, name, None)
+    if isinstance(value, staticmethod):
+        return value.__func__
+    if isinstance(value, classmethod):
+        return Bound(owner, value.__func__, name)
+    return Flow() if value is None or inspect.isdatadescriptor(value) else abstract(value)
 
 
 def _module_attribute(module: nn.Module, name: str) -> Any:
@@ -138,21 +158,15 @@ def _class_attribute(module: nn.Module, name: str) -> Any:
 
 def items_of(trace: Trace, value: Any) -> list[Any]:
     """Return what a loop over a value sees; of long plain sequences the two ends."""
-    if isinstance(value, nn.ModuleDict):
-        return list(value.keys())
-    if isinstance(value, nn.ParameterList):
-        return [abstract(item) for item in value]
-    if isinstance(value, nn.ModuleList | nn.Sequential):
-        return list(value)
     if isinstance(value, Weight):
         return [value]
-    if is_abstract(value) or value is None or isinstance(value, Choice | Bound | nn.Module):
+    if is_abstract(value) or value is None or isinstance(value, Choice | Bound):
         return [trace.unknown(value)] * 2
-    if not isinstance(value, Iterable):
-        return [Flow()]
-    if isinstance(value, str):
-        return list(value)
-    items = list(value)
+    items = quiet.items(value)
+    if items is None:
+        return [trace.unknown(value)] * 2 if isinstance(value, nn.Module) else [Flow()]
+    if isinstance(value, nn.Module | str):
+        return [abstract(item) for item in items]
     plain = len(items) > _MOST_ITEMS and not any(
         isinstance(item, nn.Module | Weight | tuple) for item in items
     )
@@ -185,7 +199,4 @@ def _says_more(value: Any, flow: Flow) -> bool:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    try:
-        return bool(first == second)
-    except Exception:  # noqa: BLE001 - any object may refuse to be compared
-        return False
+    return quiet.is_plain(first) and quiet.is_plain(second) and bool(first == second)

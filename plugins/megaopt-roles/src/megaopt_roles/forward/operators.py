@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from attrs import define, field
-from torch import nn
 
-from megaopt_roles.forward import ops
+from megaopt_roles.forward import ops, quiet
 from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight
@@ -40,6 +39,23 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda item, container: item in container,
     ast.NotIn: lambda item, container: item not in container,
 }
+
+
+def _compared(kind: type[ast.cmpop], left: Any, right: Any) -> bool | None:
+    """Return what a comparison of two objects says; None where only their own code could tell."""
+    if kind in (ast.Is, ast.IsNot):
+        return bool(_COMPARE[kind](left, right))
+    if kind in (ast.In, ast.NotIn) and quiet.is_plain(left):
+        held = quiet.items(right)
+        if held is None or not quiet.is_plain(held):
+            return None
+        return (left in (right if isinstance(right, str) else held)) is (kind is ast.In)
+    if not (quiet.is_plain(left) and quiet.is_plain(right)):
+        return None
+    try:
+        return bool(_COMPARE[kind](left, right))
+    except (TypeError, ValueError):
+        return None
 
 
 @define(eq=False)
@@ -85,12 +101,7 @@ class OperatorEvaluator(ABC):
         """Return whether a value is true; None when that is not known."""
         if is_abstract(value):
             return None
-        if isinstance(value, nn.Module | Bound | Choice | Closure):
-            return True
-        try:
-            return bool(value)
-        except Exception:  # noqa: BLE001 - any object may refuse
-            return None
+        return True if isinstance(value, Bound | Choice | Closure) else quiet.truth(value)
 
     def _either(self, values: list[Any]) -> Any:
         result = values[0] if values else Flow()
@@ -112,6 +123,8 @@ class OperatorEvaluator(ABC):
                 return self.trace.unknown(left, right)
         elif is_abstract(left) or is_abstract(right):
             return ops.arithmetic(self.trace, symbol, left, right)
+        if not (quiet.is_plain(left) and quiet.is_plain(right)):
+            return Flow()
         try:
             return abstract(function(left, right))
         except Exception:  # noqa: BLE001 - any objects
@@ -124,10 +137,9 @@ class OperatorEvaluator(ABC):
             return Flow() if known is None else not known
         if is_abstract(value):
             return value
-        try:
-            return -value if isinstance(node.op, ast.USub) else value
-        except TypeError:
-            return Flow()
+        if not isinstance(node.op, ast.USub):
+            return value
+        return -value if type(value) in (int, float) else Flow()
 
     def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
         stops = isinstance(node.op, ast.Or)
@@ -153,10 +165,9 @@ class OperatorEvaluator(ABC):
             elif is_abstract(left) or is_abstract(right):
                 return Flow()
             else:
-                try:
-                    result = bool(_COMPARE[type(kind)](left, right))
-                except Exception:  # noqa: BLE001 - any objects
-                    return Flow()
+                result = _compared(type(kind), left, right)
+            if result is None:
+                return Flow()
             if not result:
                 return False
             left = right

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["forward_of", "function_tree", "global_of", "own_methods"]
+__all__ = ["forward_of", "function_tree", "global_of", "is_readable", "own_methods"]
+
+_UNREAD: Callable[..., Any] = print
+"""Stands for a function without a source."""
 
 _trees: dict[Any, ast.FunctionDef | None] = {}
 
@@ -72,10 +75,23 @@ def forward_of(module: nn.Module) -> Callable[..., Any] | None:
     Args:
         module: any module.
     """
+    own = module.__dict__.get("forward")
+    if own is not None:  # replaced on the instance
+        bound = inspect.ismethod(own) and own.__self__ is module
+        return own.__func__ if bound else _UNREAD
     forward: Callable[..., Any] | None = getattr(type(module), "forward", None)
     if forward is None or forward is nn.Module.forward:
         return None
     return _behind_closure(forward, type(module))
+
+
+def is_readable(module: nn.Module) -> bool:
+    """False for a module whose forward was replaced by something without a source.
+
+    Args:
+        module: any module.
+    """
+    return forward_of(module) is not _UNREAD
 
 
 def own_methods(module: nn.Module) -> list[Callable[..., Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from megaopt_roles.forward import quiet
 from megaopt_roles.forward.analysis import Analysis, analyze
 from megaopt_roles.forward.values import Call, Part
 
@@ -60,7 +61,8 @@ class Templates:
                     for name, child in module._modules.items()
                 ]
             )
-            key = (type(module), own, children)
+            patched = module.__dict__.get("forward")
+            key = (type(module), getattr(patched, "__func__", patched), own, children)
             self._structures[id(module)] = self._numbers.setdefault(key, len(self._numbers))
         return self._structures[id(module)]
 
@@ -82,10 +84,7 @@ def _agree(module: nn.Module, reads: list[Read]) -> bool:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    try:
-        return bool(first == second)
-    except Exception:  # noqa: BLE001 - a container may hold anything, tensors that cannot be compared too
-        return False
+    return quiet.is_plain(first) and quiet.is_plain(second) and bool(first == second)
 
 
 def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Analysis:

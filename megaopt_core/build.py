@@ -65,6 +65,7 @@ def build_optimizer(
     overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
     pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
     fqn: NameMap | None = None,
+    example: Any = None,
     **settings: Any,
 ) -> MegatronOptimizer:
     """Build an optimizer by name: the short form of :func:`get_megatron_optimizer`.
@@ -76,6 +77,7 @@ def build_optimizer(
         pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, or
             the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name.
+        example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`...
 
     Returns:
@@ -95,7 +97,9 @@ def build_optimizer(
     """
     config = OptimizerConfig(optimizer=optimizer, **settings)
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
-    return get_megatron_optimizer(config, chunks, overrides, pg_collection=pg_collection, fqn=fqn)
+    return get_megatron_optimizer(
+        config, chunks, overrides, pg_collection=pg_collection, fqn=fqn, example=example
+    )
 
 
 def get_megatron_optimizer(
@@ -107,6 +111,7 @@ def get_megatron_optimizer(
     dump_param_to_param_group_map: str | None = None,
     *,
     fqn: NameMap | None = None,
+    example: Any = None,
 ) -> MegatronOptimizer:
     """Build the optimizer of a model's chunks.
 
@@ -119,6 +124,7 @@ def get_megatron_optimizer(
             the default group.
         dump_param_to_param_group_map: folder into which `{parameter name: group id}` is written.
         fqn: maps `(chunk index, local name)` to a globally unique name.
+        example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
 
     Returns:
         The optimizer; a chain when more than one is needed.
@@ -129,7 +135,7 @@ def get_megatron_optimizer(
     chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
-    routing = route(config, chunks, config_overrides, pgs, fqn=fqn)
+    routing = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example)
     for chunk in chunks:
         wrapped_for = getattr(chunk, "megaopt_routing", None)
         if wrapped_for is not None:

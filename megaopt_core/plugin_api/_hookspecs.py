@@ -7,7 +7,7 @@ marks its implementations with :data:`hookimpl`. All hooks are optional.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 import torch
@@ -53,7 +53,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:  # type: ignore
 
 @hookspec
 def megaopt_annotate_params(  # type: ignore[empty-body]
-    model_chunk: torch.nn.Module,
+    model_chunk: torch.nn.Module, example: Any
 ) -> Mapping[str, Role | MatrixView | RoleDecision]:
     """Say what parameters of a model are that the plugin knows how to see.
 
@@ -63,6 +63,7 @@ def megaopt_annotate_params(  # type: ignore[empty-body]
 
     Args:
         model_chunk: one model chunk, unwrapped, possibly on the meta device.
+        example: a batch of the user's for one forward, which a reader may run on the meta device; None: there is none.
 
     Returns:
         `{qualified name: Role, MatrixView or RoleDecision}`; a `MatrixView` means role matrix with that view.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import define, evolve, frozen
@@ -108,6 +109,7 @@ def take_inventory(
     chunks: Sequence[torch.nn.Module],
     pgs: ProcessGroupCollection,
     fqn: Callable[[int, str], str] | None = None,
+    example: Any = None,
 ) -> Inventory:
     """Return every parameter of the chunks with its role and its place in the logical tensor.
 
@@ -115,14 +117,17 @@ def take_inventory(
         chunks: the model chunks.
         pgs: the process groups.
         fqn: maps `(chunk index, local name)` to a globally unique name.
+        example: a batch for the one chunk that there is.
 
     Raises:
         RoutingError: two parameters have one name, or tensor parallelism has cut one in a way that cannot be stepped.
     """
+    if example is not None and len(chunks) != 1:
+        raise RoutingError(f"example: a batch is for a model of one chunk, this one has {len(chunks)}")
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
     for index, chunk in enumerate(chunks):
-        decisions: Mapping[str, RoleDecision] = infer_roles(chunk)
+        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, example=example)
         for named in named_params(chunk):
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
             if name in seen:

@@ -186,11 +186,14 @@ def route(
     pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
     *,
     fqn: NameMap | None = None,
+    example: Any = None,
 ) -> Routing:
     """Decide for every parameter which optimizer, group and sharding strategy it gets, and why.
 
-    Nothing is built and no parameter is read: a model on the meta device is enough. With torch.distributed
-    initialised it is a collective over the default group, after which every rank holds the same optimizers and groups.
+    Nothing is built and no parameter is read: a model on the meta device is enough. No code of the model is run, but
+    for one forward on the meta device where there is an `example`, which settles what is doubtful. With
+    torch.distributed initialised it is a collective over the default group, after which every rank holds the same
+    optimizers and groups.
 
     Args:
         config: the run's configuration.
@@ -198,6 +201,7 @@ def route(
         config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
         pg_collection: process groups, or a DeviceMesh that names them.
         fqn: maps `(chunk index, local name)` to a globally unique name, where ranks number locally.
+        example: a batch to run one forward with: a tensor, a tuple of arguments or a mapping of keyword arguments.
 
     Returns:
         The routing.
@@ -219,7 +223,7 @@ def route(
     overrides = OverrideSet()
     mine, error = None, None
     try:
-        mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn)
+        mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn, example)
     except MegaoptError as raised:
         error = raised
     gathered = agree_over_ranks(_Told() if mine is None else mine.tell(overrides), error)
@@ -242,10 +246,11 @@ def _route_this_rank(
     pgs: ProcessGroupCollection,
     overrides: OverrideSet,
     fqn: NameMap | None,
+    example: Any,
 ) -> _Rank:
     registry = get_registry()
     primary = registry.optimizer(config.optimizer)
-    inventory = take_inventory(chunks, pgs, fqn)
+    inventory = take_inventory(chunks, pgs, fqn, example)
     if config_overrides is None or getattr(config_overrides, "with_standard", False):
         standard = get_standard_config_overrides(config)
         given = config_overrides or {}

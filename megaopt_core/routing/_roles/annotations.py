@@ -30,18 +30,19 @@ class PluginAnnotations:
     read: dict[str, RoleDecision] = field(factory=dict)
 
 
-def ask_plugins(model: nn.Module) -> PluginAnnotations:
+def ask_plugins(model: nn.Module, example: Any = None) -> PluginAnnotations:
     """Return what plugins say about a model's parameters.
 
     Args:
         model: one model chunk, unwrapped.
+        example: a batch that a plugin may run one forward with; None: there is none.
 
     Raises:
         RoutingError: two plugins contradict each other, or one returned something else.
     """
     found = PluginAnnotations()
     owner: dict[tuple[str, bool], PluginInfo] = {}
-    for plugin, result in get_registry().call_each("megaopt_annotate_params", model_chunk=model):
+    for plugin, result in get_registry().call_each("megaopt_annotate_params", model_chunk=model, example=example):
         if not isinstance(result, Mapping):
             raise RoutingError(
                 f"{plugin}: megaopt_annotate_params returned {type(result).__name__}; it must return "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ __all__ = ["infer_roles"]
 
 
 def infer_roles(
-    model: nn.Module, annotations: Mapping[str, Role | MatrixView] | None = None
+    model: nn.Module, annotations: Mapping[str, Role | MatrixView] | None = None, *, example: Any = None
 ) -> dict[str, RoleDecision]:
     """Find what every parameter of a model is.
 
@@ -31,6 +32,8 @@ def infer_roles(
     Args:
         model: any module, on any device (meta too), wrapped or not.
         annotations: canonical name to role or view, beside what plugins annotate.
+        example: a batch that a reader may run one forward with, on the meta device: a tensor, a tuple of arguments or a
+            mapping of keyword arguments.
 
     Returns:
         A decision for every parameter, frozen ones included, by canonical name, in registration order.
@@ -51,7 +54,7 @@ def infer_roles(
     for entry in entries:
         if nn.parameter.is_lazy(entry.param):
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
-    plugins = ask_plugins(unwrap(model))
+    plugins = ask_plugins(unwrap(model), example)
     said = {**plugins.said, **(annotations or {})}
     _require_known(said, known)
     rules = BaseRules(unwrap(model), has_reader=bool(plugins.read))

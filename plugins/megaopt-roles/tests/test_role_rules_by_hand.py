@@ -98,8 +98,9 @@ def decided(model):
     return infer_roles(made)
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("product", "end"), [*((product, "logits") for product in PRODUCTS), *(("linear", end) for end in ENDS)]
+)
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_heads_by_hand(weight, product, end):
     """A head or a tied table is what it is, whichever product uses it; the hidden layers stay certain matrices."""
@@ -168,7 +169,7 @@ def patched(how):
     if how == "method":
         model.forward = forward.__get__(model)
     else:
-        model.forward = lambda *args: model(*args)
+        model.forward = nn.Identity()
     return model
 
 
@@ -176,7 +177,7 @@ def patched(how):
     ("how", "first", "last"),
     [
         ("method", (Role.MATRIX, True), (Role.OUTPUT, False)),
-        ("lambda", (Role.MATRIX, True), (Role.OUTPUT, True)),
+        ("another module", (Role.MATRIX, True), (Role.OUTPUT, True)),
     ],
 )
 def test_patched_forwards(how, first, last):
@@ -200,7 +201,11 @@ TABLES = {  # a table of [9, 16], what meets it, whether it may be a certain mat
 @pytest.mark.parametrize("case", TABLES)
 def test_tables(case):
     """A table that is contracted, and also indexed, sliced or expanded, is no certain matrix."""
-    parts = "self.wte = nn.Embedding(100, 16)\nself.table = nn.Parameter(torch.zeros(9, 16))\nself.head = nn.Linear(16, 100)"
+    parts = (
+        "self.wte = nn.Embedding(100, 16)\n"
+        "self.table = nn.Parameter(torch.zeros(9, 16))\n"
+        "self.head = nn.Linear(16, 100)"
+    )
     found = decided(
         generated.language_model(
             parts, "self.wte(ids)", f"x = {TABLES[case]}", "return self.head(self.ln(x))"

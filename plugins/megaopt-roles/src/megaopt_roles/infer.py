@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from megaopt_core.params import (
@@ -22,6 +24,8 @@ from megaopt_core.routing import (
 )
 from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.adapters import adapted_role
+from megaopt_roles.example.run import run_example
+from megaopt_roles.example.verdicts import with_example
 from megaopt_roles.forward.source import is_readable
 from megaopt_roles.heads import find_heads
 from megaopt_roles.reading import ModelReading
@@ -32,14 +36,17 @@ from megaopt_roles.uses import by_uses, is_stack_bias
 __all__ = ["read_roles"]
 
 
-def read_roles(model: nn.Module) -> dict[str, RoleDecision]:
+def read_roles(model: nn.Module, example: Any = None) -> dict[str, RoleDecision]:
     """Find what every parameter of a model is, as far as its modules and their forwards tell.
 
-    The module that owns a parameter decides, by its type, and by what its forward does with it. Nothing is run, and
-    names decide nothing. What is said explicitly, by attributes or registered views, is the core's business.
+    The module that owns a parameter decides, by its type, and by what its forward does with it. Names decide nothing,
+    and no code of the model is run, unless there is an example to run it with. A decision is certain only when every
+    step to it was. What is said explicitly, by attributes or registered views, is the core's business.
 
     Args:
         model: any module, on any device (meta too), wrapped or not.
+        example: a batch to run one forward with, on the meta device: a tensor, a tuple of arguments or a mapping of
+            keyword arguments. What it shows wins over what the source says.
 
     Returns:
         A decision for every parameter, frozen ones included, by canonical name, in registration order.
@@ -51,7 +58,12 @@ def read_roles(model: nn.Module) -> dict[str, RoleDecision]:
         {'0.weight': 'embedding', '1.weight': 'matrix', '2.weight': 'output'}
     """
     rules = _Rules(unwrap(model))
-    return {entry.name: rules.decide(entry) for entry in named_params(model)}
+    entries = named_params(model)
+    found = {entry.name: rules.decide(entry) for entry in entries}
+    seen = None if example is None else run_example(unwrap(model), example)
+    if seen is not None:
+        found.update({entry.name: with_example(entry, found[entry.name], seen) for entry in entries})
+    return found
 
 
 class _Rules:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megaopt_core.plugin_api import hookimpl
 
@@ -18,8 +18,8 @@ megaopt_api = "1"
 
 
 @hookimpl
-def megaopt_annotate_params(model_chunk: torch.nn.Module) -> Mapping[str, RoleDecision]:
+def megaopt_annotate_params(model_chunk: torch.nn.Module, example: Any) -> Mapping[str, RoleDecision]:
     """Return a decision for every parameter, with its reason and whether it is certain."""
     from megaopt_roles.infer import read_roles  # it reads sources, which nothing but routing needs
 
-    return read_roles(model_chunk)
+    return read_roles(model_chunk, example)

@@ -27,23 +27,27 @@ def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = F
         return elementwise(f"a gain of shape {list(shape)}")
     if kinds & {"contracted", "factor"}:
         return _contracted(shape, uses, kinds)
-    if "depthwise" in kinds:
-        return elementwise("kernel of a depthwise convolution")
-    if "indexed" in kinds:
-        return embedding("a table that its module indexes with what it is given")
-    if "passed" in kinds:
+    if "passed" in kinds and not kinds & {"depthwise", "indexed"}:
         return _unread(shape, "is passed to a function whose source cannot be read")
-    if "elementwise" in kinds:
-        return elementwise("no matrix product contracts it")
-    if kinds & {"looked_up", "sliced"}:
-        return elementwise("a table that is looked up by position: no matrix product contracts it")
-    if kinds & {"fixed", "expanded"}:
-        return doubted(elementwise("a table that is expanded, or multiplied with something fixed"))
-    if "returned" in kinds:
-        return elementwise("its module returns it as it is: no matrix product contracts it")
+    for kind, decision in _KINDS.items():
+        if kind in kinds:
+            return decision
     if readable:
         return doubted(elementwise("a bare parameter that forward does not use"))
     return _unread(shape, "is not used in any source that can be read")
+
+
+_BY_POSITION = elementwise("a table that is looked up by position: no matrix product contracts it")
+_KINDS = {  # of what no product contracts; the first that fits
+    "depthwise": elementwise("kernel of a depthwise convolution"),
+    "indexed": embedding("a table that its module indexes with what it is given"),
+    "elementwise": elementwise("no matrix product contracts it"),
+    "looked_up": _BY_POSITION,
+    "sliced": _BY_POSITION,
+    "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
+    "expanded": doubted(elementwise("a table that is expanded")),
+    "returned": elementwise("its module returns it as it is: no matrix product contracts it"),
+}
 
 
 def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, Collection[Use]]) -> bool:
@@ -76,7 +80,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     )
     if "indexed" in kinds and len(shape) == 2:
         return embedding("a table that its module indexes with what it is given")
-    also = _also(len(shape) > 2 and shape[0] > 1 or any(use.block for use in exact), kinds)
+    also = _also(kinds, stack=(len(shape) > 2 and shape[0] > 1) or any(use.block for use in exact))
     if also:
         return doubted(elementwise(f"a matrix product contracts it, but it is also {also}"))
     if not exact:
@@ -96,7 +100,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     return decision if sure else doubted(decision, "its axes fit no view")
 
 
-def _also(stack: bool, kinds: set[str]) -> str:
+def _also(kinds: set[str], *, stack: bool) -> str:
     """Return what else is done with a weight that a product contracts, in words; empty where that says nothing.
 
     Experts of a stack are looked up one by one, and their rows sliced: that makes no table of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -155,8 +156,15 @@ def _run(
 
 
 def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
-    """Return the shape that the first argument probably has: what the child that takes it expects."""
-    for child in _first_takers(module):
+    """Return the shape that the first argument probably has: what takes it first expects."""
+    children = [module, *(child for child in module._modules.values() if child is not None)]
+    own = [param for param in module._parameters.values() if param is not None and param.dim() > 1]
+    mixed = len({isinstance(child, _ConvNd) for child in children if is_projection(child)}) > 1
+    by_hand = bool(own) and not is_projection(module)
+    first = _first_taker(module) if mixed or by_hand else None
+    if isinstance(first, int):
+        return (*BATCH[: rank - 1], first)
+    for child in children if first is None else [first, *children]:
         if isinstance(child, _ConvNd):
             return (BATCH[0], child.in_channels, *(4, 6, 7)[: len(child.kernel_size)])
         weight = child._parameters.get("weight")
@@ -166,22 +174,21 @@ def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
     return (*BATCH[: rank - 1], width)
 
 
-def _first_takers(module: nn.Module) -> list[nn.Module]:
-    """Return the children that may be the first to take the input, the likeliest first."""
-    children = [module, *(child for child in module._modules.values() if child is not None)]
-    if len({isinstance(child, _ConvNd) for child in children if is_projection(child)}) < 2:
-        return children
+def _first_taker(module: nn.Module) -> nn.Module | int | None:
+    """Return the projection that takes the input first, or the width that a weight used by hand takes."""
     forward, trace = forward_of(module), Trace()
     evaluator = Evaluator(trace)
     if forward is not None:
         with suppress(Exception):  # it is a hint about a shape, no more
             _run(evaluator, module, forward, shaped=False)
-    called = [
-        call.module
-        for call in trace.calls
-        if isinstance(call.module, nn.Module) and is_projection(call.module)
-    ]
-    return [*called[:1], *children]
+    for call in trace.calls:
+        if isinstance(call.module, nn.Module) and is_projection(call.module):
+            return call.module
+        if isinstance(call.module, nn.Parameter):
+            sizes = {use.inputs for use in trace.uses.get(id(call.module), ()) if use.inputs}
+            if len(sizes) == 1:
+                return math.prod(call.module.shape[axis] for axis in sizes.pop())
+    return None
 
 
 def _collect(trace: Trace, result: Analysis) -> None:

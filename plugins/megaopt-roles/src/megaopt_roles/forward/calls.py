@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import math
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -140,41 +140,49 @@ class CallEvaluator(ModuleCallEvaluator):
         if inspect.ismethod(callee):
             return self.call(Bound(callee.__self__, callee.__func__, callee.__name__), args, kwargs)
         if type(callee).__module__.partition(".")[0] not in ("builtins", "functools", "abc", "enum", "torch"):
-            own = inspect.getattr_static(type(callee), "__call__", None)
-            found = own if inspect.isfunction(own) and not isinstance(callee, type) else None
-            return (
-                self._call_python(found, [callee, *args], kwargs)
-                if found
-                else self._call_unread(None, args, kwargs)
-            )
-        special = getattr(self, f"_builtin_{getattr(callee, '__name__', '')}", None)
-        if special is not None and getattr(callee, "__module__", None) == "builtins":
-            return special(args, kwargs)
+            return self._call_object(callee, args, kwargs)
         module = getattr(callee, "__module__", None) or type(getattr(callee, "__self__", None)).__module__
         name = getattr(callee, "__name__", "")
+        special = getattr(self, f"_builtin_{name}", None)
+        if special is not None and module == "builtins":
+            return special(args, kwargs)
         if name == "checkpoint" and args:
             return self.call(args[0], args[1:], {})
-        plain = quiet.is_plain(list(args)) and quiet.is_plain(kwargs)
-        if plain and (callee in _PLAIN or module in ("math", "_operator")):
-            try:
-                return abstract(callee(*args, **kwargs))
-            except Exception:  # noqa: BLE001 - any function, any arguments
-                return Flow()
-        if callee in (int, float, max, min, math.prod) and args:
-            return self.trace.unknown(*args)
-        if name == "apply" and isinstance(getattr(callee, "__self__", None), type):
-            return self._call_unread(callee, args, kwargs)  # an autograd.Function
-        if module.startswith("torch._ops"):
-            name, args = products.as_function(name, args)
+        if callee in _PLAIN or module in ("math", "_operator"):
+            return self._call_plain_function(callee, args, kwargs)
         if module.split(".")[0] in ("torch", "einops", "torch_scatter", "opt_einsum"):
-            return ops.operation(
-                self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs
-            )
+            return self._call_torch(callee, name, module, args, kwargs)
         if inspect.isfunction(callee):
             return self._call_python(callee, args, kwargs)
         if callee in (dict, list, tuple):
             return self._container(callee, args, kwargs)
         return self._call_unread(callee, args, kwargs)
+
+    def _call_object(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an object that is called: what its class says."""
+        own = None if isinstance(callee, type) else inspect.getattr_static(type(callee), "__call__", None)
+        if inspect.isfunction(own):
+            return self._call_python(own, [callee, *args], kwargs)
+        return self._call_unread(None, args, kwargs)
+
+    def _call_plain_function(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of one of Python's functions, of numbers and strings."""
+        if not (quiet.is_plain(list(args)) and quiet.is_plain(kwargs)):
+            return self.trace.unknown(args, kwargs)
+        try:
+            return abstract(callee(*args, **kwargs))
+        except Exception:  # noqa: BLE001 - any function, any arguments
+            return Flow()
+
+    def _call_torch(
+        self, callee: Any, name: str, module: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of a function of torch, or of a library of operations on tensors."""
+        if name == "apply" and isinstance(getattr(callee, "__self__", None), type):
+            return self._call_unread(callee, args, kwargs)  # an autograd.Function
+        if module.startswith("torch._ops"):
+            name, args = products.as_function(name, args)
+        return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)
 
     def _call_unread(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow | Weight:
         """Return the result of a function that cannot be read."""
@@ -185,7 +193,8 @@ class CallEvaluator(ModuleCallEvaluator):
 
     def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         nested = sum(function is other for other in self.running)
-        if nested > 1 or len(self.running) > DEEPEST or function_tree(function) is None:
+        standard = (getattr(function, "__module__", None) or "").partition(".")[0] in sys.stdlib_module_names
+        if nested > 1 or standard or len(self.running) > DEEPEST or function_tree(function) is None:
             return self._call_unread(None, args, kwargs)
         self.running.append(function)
         try:

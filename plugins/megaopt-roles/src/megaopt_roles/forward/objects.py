@@ -94,7 +94,11 @@ def attribute_of(owner: Any, name: str) -> Any:
             return abstract(getattr(owner, name))
         except (AttributeError, RuntimeError):
             return Flow()
-    found, value = quiet.static(owner, name)
+    return _of_object(owner, name)
+
+
+def _of_object(owner: Any, name: str) -> Any:
+    there, value = quiet.static(owner, name)
     if isinstance(value, property):
         return Property(owner, value.fget) if value.fget else Flow()
     if isinstance(value, staticmethod):
@@ -104,7 +108,7 @@ def attribute_of(owner: Any, name: str) -> Any:
     if inspect.isfunction(value) and name not in getattr(owner, "__dict__", {}):
         return Bound(owner, value, name)
     opaque = inspect.isdatadescriptor(value) or inspect.ismethoddescriptor(value)
-    return abstract(value) if found and not opaque else Flow()
+    return abstract(value) if there and not opaque else Flow()
 
 
 def _of_class(owner: type, name: str) -> Any:

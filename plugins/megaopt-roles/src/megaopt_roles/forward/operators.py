@@ -118,6 +118,8 @@ class OperatorEvaluator(ABC):
         symbol, function = _BINARY.get(kind, ("*", operator.or_))
         if isinstance(left, list | tuple) and isinstance(right, list | tuple):
             return [*left, *right]
+        if kind is ast.Mult and isinstance(left, list | tuple) and isinstance(right, int):
+            return [*left] * right
         if isinstance(left, list | tuple) or isinstance(right, list | tuple):
             if any(is_abstract(value) for value in (left, right)):
                 return self.trace.unknown(left, right)

@@ -1,4 +1,4 @@
-"""Looking at Python objects without running any code of the user's: no property, no overridden operator, no iterator."""
+"""Looking at Python objects without running any of the user's code: no property, no operator, no iterator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCALARS = (
 _CONTAINERS = (list, tuple, set, frozenset, torch.Size)
 _DEEPEST = 4
 _MISSING = object()
-_OWN_EQUALITY = (object.__eq__, str.__eq__, int.__eq__, type.__eq__)
+_OWN_EQUALITY: tuple[Any, ...] = (object.__eq__, str.__eq__, int.__eq__, type.__eq__)
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -92,7 +92,15 @@ def items(value: Any) -> list[Any] | None:
         return list(value._modules.values()) if own else None
     if isinstance(value, nn.ParameterList):
         return list(value) if type(value).__iter__ is nn.ParameterList.__iter__ else None
-    kinds = (dict, range, str, type({}.keys()), type({}.values()), type({}.items()), *_CONTAINERS)
+    kinds: tuple[type, ...] = (
+        dict,
+        range,
+        str,
+        type({}.keys()),
+        type({}.values()),
+        type({}.items()),
+        *_CONTAINERS,
+    )
     return list(value) if type(value) in kinds else None
 
 

@@ -159,35 +159,34 @@ def lookup(trace: Trace, weight: Weight) -> Weight:
 
 def product(trace: Trace, left: Any, right: Any) -> Any:
     """Return `left @ right`."""
-    for weight, other in ((left, right), (right, left)):
-        if isinstance(weight, Weight) and is_fixed(other) and not other.one_hot:
-            return lookup(trace, weight)
     if isinstance(left, Weight) and isinstance(right, Weight):
         return _of_parameters(trace, left, right)
-    if isinstance(left, Flow) and left.one_hot and isinstance(right, Weight):
-        trace.use(right, Use("indexed" if left.deps else "looked_up"))
-        return Flow(left.deps)
-    if isinstance(right, Weight):
-        rank = len(right.shape or ())
-        if right.shape is None:
-            trace.use(right, Use("contracted"))
-            return Flow(trace.weigh(right, left))
-        if rank < 2:
-            trace.use(right, Use("elementwise"))
-            return trace.unknown(left, right)
-        if not contract(trace, right, (rank - 2,), (rank - 1,)):
-            return trace.unknown(left, right)
-        return _rows(trace, left, right, rank - 1)
-    if isinstance(left, Weight):
-        rank = len(left.shape or ())
-        if left.shape is None:
-            trace.use(left, Use("contracted"))
-            return Flow(trace.weigh(left, right))
-        if rank < 2:
-            trace.use(left, Use("elementwise"))
-        elif contract(trace, left, (rank - 1,), (rank - 2,)):
-            return Flow(trace.weigh(left, right))
-    return trace.unknown(left, right)
+    weight, other = (right, left) if isinstance(right, Weight) else (left, right)
+    if not isinstance(weight, Weight):
+        return trace.unknown(left, right)
+    if isinstance(other, Flow) and other.one_hot and weight is right:
+        trace.use(weight, Use("indexed" if other.deps else "looked_up"))
+        return Flow(other.deps)
+    if is_fixed(other):
+        return lookup(trace, weight)
+    if weight.shape is None:
+        trace.use(weight, Use("contracted"))
+        return Flow(trace.weigh(weight, other))
+    return _with_activation(trace, weight, other, on_the_right=weight is right)
+
+
+def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_right: bool) -> Flow:
+    """Return the product of an activation and a weight, which stands on one side of it."""
+    rank = len(weight.shape or ())
+    if rank < 2:
+        trace.use(weight, Use("elementwise"))
+        return trace.unknown(weight, activation)
+    inputs, outputs = (rank - 2, rank - 1) if on_the_right else (rank - 1, rank - 2)
+    if not contract(trace, weight, (inputs,), (outputs,)):
+        return trace.unknown(weight, activation)
+    if on_the_right:
+        return _rows(trace, activation, weight, outputs)
+    return Flow(trace.weigh(weight, activation))
 
 
 def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:

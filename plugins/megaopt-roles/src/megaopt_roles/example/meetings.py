@@ -1,0 +1,200 @@
+"""Notes, operator by operator, which parameter meets which activation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+__all__ = ["Meeting", "Meetings"]
+
+_FACTORS = {  # which arguments of an operator are the factors of its product
+    **dict.fromkeys(
+        ("mm", "bmm", "matmul", "linear", "mv", "_int_mm", "_scaled_mm", "_grouped_mm", "inner"), (0, 1)
+    ),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), (1, 2)),
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (0, 1)),
+    "_trilinear": (0, 1, 2),
+}
+_LOOKUPS = (
+    "embedding",
+    "index",
+    "index_select",
+    "gather",
+    "_embedding_bag",
+    "_embedding_bag_forward_only",
+    "take",
+)
+_NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+          "cudnn_batch_norm", "batch_norm", "_fused_rms_norm", "mul")  # fmt: skip
+
+
+@define
+class Meeting:
+    """How one parameter was used.
+
+    Args:
+        kinds: `contracted`, `indexed`, `looked_up`, `expanded`, `elementwise`, `depthwise`.
+        widths: how many features the products with it return.
+        transposed: for each product, whether it is stored `[in, out]`; None where that cannot be seen.
+    """
+
+    kinds: set[str] = field(factory=set)
+    widths: set[int] = field(factory=set)
+    transposed: set[bool | None] = field(factory=set)
+
+
+@define
+class _State:
+    """What is known about the memory of a tensor: the parameters that it is made of, or what flowed into it."""
+
+    params: frozenset[int] = frozenset()
+    flow: frozenset[int] | None = None  # the last products on the way; None: no activation
+
+
+class Meetings(TorchDispatchMode):
+    """Follows activations and weights by their memory, which the views of a tensor share.
+
+    Attributes:
+        by_param: the meetings of each parameter, by identity of the parameter.
+        consumed: the parameters the output of whose product another parameter takes.
+        ended: the parameters the output of whose product the model returns.
+        hidden: the widths of what norms and gains scale, and of what tables return.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_param: dict[int, Meeting] = {}
+        self.consumed: set[int] = set()
+        self.ended: set[int] = set()
+        self.hidden: set[int] = set()
+        self._states: dict[int, _State] = {}
+        self._shapes: dict[int, torch.Tensor] = {}
+        self._kept: list[Any] = []  # so that no memory is used twice
+
+    def add_param(self, param: nn.Parameter, stand_in: torch.Tensor) -> None:
+        """Note that a tensor stands in for a parameter."""
+        self.by_param.setdefault(id(param), Meeting())
+        self._shapes[id(param)] = stand_in
+        self._set(stand_in, _State(params=frozenset({id(param)})))
+
+    def add_input(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor is an input of the model."""
+        self._set(tensor, _State(flow=frozenset()))
+
+    def finish(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Note what the model returned."""
+        for tensor in outputs:
+            self.ended |= self._of(tensor).flow or frozenset()
+        self._kept.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator, and note what met."""
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.removesuffix("_") if hasattr(func, "overloadpacket") else ""
+        given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
+        if given and made:
+            self._note(name, args, given, made)
+        return result
+
+    def _note(
+        self, name: str, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> None:
+        factors = [args[i] for i in _FACTORS.get(name, ()) if i < len(args)]
+        if factors:
+            state = self._product(name, factors, args, made[0])
+        elif name in _LOOKUPS:
+            state = self._lookup(given)
+        else:
+            state = self._other(name, given, made)
+        for tensor in made:
+            if not tensor.dtype.is_floating_point and state.flow is not None:
+                self._merge(tensor, _State(flow=frozenset()))  # no gradient flows through integers
+            else:
+                self._merge(tensor, state)
+
+    def _product(
+        self, name: str, factors: list[torch.Tensor], args: Sequence[Any], made: torch.Tensor
+    ) -> _State:
+        states = [self._of(factor) for factor in factors]
+        weights = frozenset[int]().union(*(state.params for state in states))
+        if not any(state.flow is not None for state in states):
+            return _State(params=weights)
+        flow = frozenset[int]().union(*(state.flow or frozenset() for state in states))
+        if not weights:
+            return _State(flow=flow)
+        depthwise = "conv" in name and len(args) > 8 and args[8] > 1 and args[8] == args[0].shape[1]
+        self.consumed |= flow - weights
+        for factor, state in zip(factors, states, strict=True):
+            for key in state.params:
+                self._contract(key, factor, name, depthwise=depthwise)
+        return _State(flow=weights)
+
+    def _contract(self, key: int, factor: torch.Tensor, name: str, *, depthwise: bool) -> None:
+        meeting = self.by_param[key]
+        meeting.kinds.add("depthwise" if depthwise else "contracted")
+        if "conv" in name or factor.dim() < 2:
+            meeting.widths.add(factor.shape[0])
+            meeting.transposed.add(None)
+            return
+        plain = name == "linear"
+        meeting.widths.add(factor.shape[0] if plain else factor.shape[-1])
+        whole = factor.numel() == self._shapes[key].numel()
+        inner = factor.stride()[-1] == 1
+        meeting.transposed.add(
+            inner is not plain if whole and factor.dim() == self._shapes[key].dim() else None
+        )
+
+    def _lookup(self, given: list[torch.Tensor]) -> _State:
+        table, *keys = given
+        state, indexed = self._of(table), any(self._of(key).flow is not None for key in keys)
+        for param in state.params:
+            self.by_param[param].kinds.add("indexed" if indexed else "looked_up")
+            if indexed and table.dim() == 2:
+                self.hidden.add(table.shape[1])
+        if state.params and indexed:
+            return _State(flow=state.flow or frozenset())
+        return state if keys else _State(state.params, state.flow)
+
+    def _other(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> _State:
+        states = [self._of(tensor) for tensor in given]
+        weights = frozenset[int]().union(*(state.params for state in states))
+        flows = [state.flow for state in states if state.flow is not None]
+        if name in ("expand", "repeat") and made[0].numel() > given[0].numel():
+            for key in weights:
+                self.by_param[key].kinds.add("expanded")
+        if not flows:
+            return _State(params=weights)
+        flow = frozenset[int]().union(*flows)
+        gains = [key for key in weights if self._shapes[key].numel() > 1]
+        for key in gains:
+            self.by_param[key].kinds.add("elementwise")
+        if gains and name in _NORMS:
+            self.consumed |= flow
+            self.hidden.add(self._shapes[gains[0]].shape[-1])
+        return _State(flow=flow)
+
+    def _of(self, tensor: torch.Tensor) -> _State:
+        return self._states.get(_memory(tensor), _State())
+
+    def _set(self, tensor: torch.Tensor, state: _State) -> None:
+        self._states[_memory(tensor)] = state
+        self._kept.append(tensor.untyped_storage())
+
+    def _merge(self, tensor: torch.Tensor, state: _State) -> None:
+        """Add to what is known about the memory of a tensor: a view has that of its base, which may be written to."""
+        old = self._states.get(_memory(tensor))
+        if old is not None:
+            flows = [flow for flow in (old.flow, state.flow) if flow is not None]
+            state = _State(old.params | state.params, frozenset[int]().union(*flows) if flows else None)
+        self._set(tensor, state)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,71 @@
+"""What the meetings of an example say about roles, beside what the source says."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from megaopt_core.params import MatrixView, NamedParam, Role, RoleDecision
+from megaopt_core.params._roles import Doubt
+from megaopt_core.routing import elementwise, embedding, matrix, output
+from megaopt_roles.example.meetings import Meeting, Meetings
+
+__all__ = ["with_example"]
+
+
+def with_example(entry: NamedParam, read: RoleDecision, seen: Meetings) -> RoleDecision:
+    """Return the decision about a parameter after an example was run; where both speak and differ, the example wins.
+
+    Args:
+        entry: the parameter, of two or more dimensions.
+        read: what its module's type and source say.
+        seen: what the example showed.
+    """
+    keys = [id(param) for param in (entry.param, *entry.twins)]
+    meeting = Meeting()
+    for key in keys:
+        own = seen.by_param.get(key, Meeting())
+        meeting.kinds |= own.kinds
+        meeting.widths |= own.widths
+        meeting.transposed |= own.transposed
+    shown = _shown(tuple(entry.param.shape), keys, meeting, read, seen)
+    if shown is None:
+        return read
+    if _kind(shown.role) == _kind(read.role):
+        return evolve(read, doubt=Doubt.NONE if read.doubt is Doubt.ROLE else read.doubt)
+    return evolve(shown, reason=f"{shown.reason}; the source says {read.role.value}: {read.reason}")
+
+
+def _kind(role: Role) -> str:
+    """Return what the two are compared by: tables and gains are stepped alike."""
+    return "table or gain" if role in (Role.EMBEDDING, Role.ELEMENTWISE) else role.value
+
+
+def _shown(
+    shape: tuple[int, ...], keys: list[int], meeting: Meeting, read: RoleDecision, seen: Meetings
+) -> RoleDecision | None:
+    """Return what the example shows by itself; None where it does not tell."""
+    kinds = meeting.kinds
+    if sum(size > 1 for size in shape) < 2:
+        return None
+    if "indexed" in kinds and len(shape) == 2:
+        return embedding("the example indexes it with what it is given")
+    if "contracted" not in kinds:
+        return elementwise("no matrix product of the example contracts it") if kinds else None
+    if kinds != {"contracted"}:
+        return None  # a table that is contracted, too: what it is stays with the source
+    if seen.consumed.intersection(keys):
+        view = read.view or _view(shape, meeting)
+        return (
+            None
+            if view is None
+            else matrix("another layer takes the output of its product in the example", view)
+        )
+    if seen.ended.intersection(keys) and not meeting.widths & seen.hidden:
+        return output("the last product before the output of the example")
+    return None
+
+
+def _view(shape: tuple[int, ...], meeting: Meeting) -> MatrixView | None:
+    if len(meeting.transposed) != 1 or None in meeting.transposed:
+        return None
+    return MatrixView(batch_dims=len(shape) - 2, transposed=True in meeting.transposed)

@@ -201,4 +201,7 @@ def _print_summary(rows: list[dict[str, Any]], routing: Routing) -> None:
     if routing.frozen:
         print(f"\n{len(routing.frozen)} parameters do not train: {', '.join(routing.frozen)}")
     if any(row["uncertain"] for row in rows):
-        print("\nA role with ? is a guess; a `matrix_view` attribute or an override settles it.")
+        print(
+            "\nA role with ? is doubtful, and a matrix optimizer leaves the parameter to its fallback; the attribute that "
+            "its row names settles it, and so does an example batch."
+        )

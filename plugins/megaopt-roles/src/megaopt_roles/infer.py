@@ -77,7 +77,8 @@ class _Rules:
             self.modules = dict(named_modules(model))
         self.reading = ModelReading(self.modules)
         self.heads = find_heads(model, self.modules, self.reading)
-        self.ends = self.reading.ends(model)[0] - self.reading.guessed
+        ends, self.residual = self.reading.ends(model)
+        self.ends = ends - self.reading.guessed
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         shape = tuple(entry.param.shape)
@@ -135,6 +136,10 @@ class _Rules:
             return doubted(decision, "its forward was replaced by one that cannot be read")
         if any(use.kind == "passed" for use in self.reading.uses.get(id(param), ())):
             return doubted(decision, "its weight goes to a function whose source cannot be read")
-        if id(module) in self.ends or self.reading.is_followed(name, module):
+        if self.reading.is_followed(name, module):
             return decision
+        if id(module) in self.ends:
+            return (
+                decision if self.residual else doubted(decision, "it may be the head of a model of one width")
+            )
         return doubted(decision, "no layer that was read takes its output")

@@ -180,6 +180,9 @@ def _worth_reading(module: nn.Module) -> bool:
         return True
     children = [child for child in module._modules.values() if child is not None]
     return any(
-        is_projection(child) or isinstance(child, _HOLDERS) or "base_layer" in child._modules
+        is_projection(child)
+        or isinstance(child, _HOLDERS)
+        or "base_layer" in child._modules
+        or forward_of(child) is None  # it only holds what its parent uses
         for child in children
     )

@@ -31,7 +31,11 @@ def with_example(entry: NamedParam, read: RoleDecision, seen: Meetings) -> RoleD
     if shown is None:
         return read
     if _kind(shown.role) == _kind(read.role):
-        return evolve(read, doubt=Doubt.NONE if read.doubt is Doubt.ROLE else read.doubt)
+        if read.doubt is not Doubt.ROLE:
+            return read
+        whole = read.view is not None and not read.view.split_sizes  # a guess as well, then
+        view = _view(tuple(entry.param.shape), meeting) if whole else None
+        return evolve(read, doubt=Doubt.NONE, view=view or read.view)
     return evolve(shown, reason=f"{shown.reason}; the source says {read.role.value}: {read.reason}")
 
 

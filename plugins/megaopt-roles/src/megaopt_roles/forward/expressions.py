@@ -72,7 +72,7 @@ class ExpressionEvaluator(OperatorEvaluator):
         value = attribute_of(owner, name)
         if isinstance(value, Property):
             return self.call(Bound(value.owner, value.function, name), (), {})
-        if isinstance(value, list | dict | set) and not isinstance(owner, list | dict | set):
+        if isinstance(value, list | dict | set | tuple) and not isinstance(owner, list | dict | set):
             value = self._own(owner, name, value)
         return value
 

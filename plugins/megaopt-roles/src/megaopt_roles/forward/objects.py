@@ -85,6 +85,8 @@ def attribute_of(owner: Any, name: str) -> Any:
         if found and all(isinstance(item, nn.Module) for item in found):
             return Choice(tuple(found))
         return found[0] if found else Flow()
+    if type(owner) is list and name in ("values", "indices") and len(owner) == 2:  # of topk and sort
+        return owner[name == "indices"]
     if type(owner) in (list, dict, tuple, str, set, torch.Size) and hasattr(owner, name):
         return Bound(owner, None, name)
     if isinstance(owner, type):

@@ -222,7 +222,17 @@ def _select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(table, Weight):
         rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
         trace.use(table, Use("indexed" if rows else "looked_up"))
-    return trace.unknown(args, kwargs)
+    chosen = (
+        frozenset({ARGUMENT}) if deps_of((args[1:], kwargs)) else frozenset[Any]()
+    )  # through no index flows anything
+    return Flow(deps_of(table) | chosen)
+
+
+def _rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
+    """Return the values that are ranked, and their positions, through which no gradient flows."""
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    values = trace.unknown(args, kwargs)
+    return [values, Flow(frozenset({ARGUMENT}) if values.deps else values.deps)]
 
 
 def _bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -259,5 +269,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "embedding": _embedding,
     "embedding_bag": _embedding,
     "bilinear": _bilinear,
+    "topk": _rank,
+    "sort": _rank,
     "scaled_dot_product_attention": _attention,
 }

@@ -1,0 +1,166 @@
+"""An example batch settles what the source leaves open."""
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import nn
+
+from megaopt_core import OptimizerConfig, build_optimizer, route
+from megaopt_core.errors import RoutingError
+from megaopt_core.params import MatrixView, Role
+from megaopt_core.routing import infer_roles
+
+_spec = importlib.util.spec_from_file_location(
+    "generated_models", Path(__file__).with_name("generated_models.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+generated = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generated)
+
+IDS = torch.zeros(2, 4, dtype=torch.long)
+HEAD = "self.wte = nn.Embedding(100, 16)\nself.lm_head = nn.Linear(16, 100, bias=False)"
+FUSED = "return FusedLoss.apply(x.view(-1, 16), self.lm_head.weight, target.view(-1))"
+
+
+def fused_loss_model():
+    """Return a model whose head meets its input inside of an autograd.Function."""
+    return generated.language_model(HEAD, "self.wte(ids)", FUSED)()
+
+
+def unread(source):
+    """Return an instance of a class whose source cannot be read."""
+    scope = {"nn": nn, "torch": torch, "F": F}
+    exec(source, scope)  # noqa: S102 - the point is a class without a source
+    return scope["Model"]()
+
+
+def test_a_head_out_of_sight():
+    """The example shows the head, wins, and the reason says what the source said; the rest stays as it was."""
+    model = fused_loss_model()
+    read, shown = infer_roles(model), infer_roles(model, example=(IDS, IDS))
+    head = shown.pop("lm_head.weight")
+    assert (head.role, head.uncertain) == (Role.OUTPUT, False)
+    assert head.reason.startswith(
+        "the last product before the output of the example; the source says matrix: "
+    )
+    assert shown == {name: decision for name, decision in read.items() if name in shown}
+
+
+ATTENTION = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(50, 8))
+        self.position = nn.Parameter(torch.zeros(4, 8))
+        self.qkv = nn.Parameter(torch.zeros(24, 8))
+        self.out = nn.Parameter(torch.zeros(8, 8))
+        self.experts = nn.Parameter(torch.zeros(3, 8, 16))
+        self.down = nn.Linear(16, 8)
+        self.gain = nn.Parameter(torch.ones(8))
+        self.depthwise = nn.Conv1d(8, 8, 3, padding=1, groups=8)
+    def forward(self, ids):
+        x = self.table[ids] + self.position
+        q, k, v = F.linear(x, self.qkv).chunk(3, -1)
+        x = x + F.scaled_dot_product_attention(q, k, v) @ self.out
+        x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
+        y = torch.bmm(x.reshape(1, -1, 8).expand(3, -1, -1), self.experts)
+        x = x + self.down(y.sum(0)).reshape(x.shape)
+        return F.rms_norm(x, (8,)) * self.gain @ self.table.T
+"""
+
+
+def test_everything_out_of_sight():
+    """Without a source, the example tells tables, positions, matrices, stacks and the tied head apart."""
+    found = infer_roles(unread(ATTENTION), example=IDS)
+    assert {
+        name: (decision.view if decision.role is Role.MATRIX else decision.role, decision.uncertain)
+        for name, decision in found.items()
+        if "." not in name and name != "gain"
+    } == {
+        "table": (Role.EMBEDDING, False),
+        "position": (Role.ELEMENTWISE, False),
+        "qkv": (MatrixView(), False),
+        "out": (MatrixView(transposed=True), False),
+        "experts": (MatrixView(batch_dims=1, transposed=True), False),
+    }
+    assert found["depthwise.weight"].role is Role.ELEMENTWISE
+    assert (found["down.weight"].role, found["down.weight"].uncertain) == (Role.MATRIX, False)
+
+
+@pytest.mark.parametrize("example", [IDS, (IDS,), {"ids": IDS}], ids=["tensor", "tuple", "mapping"])
+def test_forms_of_an_example(example):
+    """A batch is a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    assert infer_roles(unread(ATTENTION), example=example)["table"].role is Role.EMBEDDING
+
+
+def test_nothing_is_computed_or_changed():
+    """The run leaves parameters, buffers, gradients, the generator and the mode as they were."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    infer_roles(model, example=torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(param.grad is None for param in model.parameters())
+    assert model.training
+
+
+class DataDependent(nn.Module):
+    """Needs values."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.proj(x) if x.sum().item() > 0 else x
+
+
+def test_a_model_that_needs_values():
+    """A model that cannot be run without values keeps what was read, and a warning says why."""
+    with pytest.warns(UserWarning, match="the example could not be run on the meta device"):
+        found = infer_roles(DataDependent(), example=torch.ones(2, 4))
+    assert found == infer_roles(DataDependent())
+
+
+def test_attributes_win_over_the_example():
+    """What is said of a parameter explicitly stays said."""
+    model = fused_loss_model()
+    model.lm_head.weight.use_muon = True
+    assert infer_roles(model, example=(IDS, IDS))["lm_head.weight"].role is Role.MATRIX
+
+
+def test_through_route_and_build():
+    """`route` and `build_optimizer` pass the example on."""
+    config = OptimizerConfig(optimizer="whole", lr=0.1)
+    model = fused_loss_model()
+    doubtful = route(config, model).params["lm_head.weight"]
+    assert doubtful.spec.optimizer == "plain"
+    assert "its attribute use_muon settles this; not for whole: what it is is doubtful" in doubtful.reason
+    settled = route(config, model, example=(IDS, IDS)).params["lm_head.weight"]
+    assert (settled.decision.role, settled.decision.uncertain) == (Role.OUTPUT, False)
+    report = build_optimizer(model, "whole", lr=0.1, example=(IDS, IDS)).report()
+    row = next(row for row in report.params if row.name == "lm_head.weight")
+    assert (row.role, row.optimizer, row.uncertain) == ("output", "plain", False)
+
+
+def test_an_example_is_for_one_chunk():
+    """With several chunks there is no one batch, and the error says so."""
+    with pytest.raises(RoutingError, match="example: a batch is for a model of one chunk, this one has 2"):
+        route(OptimizerConfig(optimizer="plain", lr=0.1), [nn.Linear(2, 2), nn.Linear(2, 2)], example=IDS)
+
+
+def test_an_override_settles_a_doubt():
+    """A doubtful matrix goes to the matrix optimizer that an override asks for by name."""
+    from megaopt_core import ParamKey
+
+    override = {ParamKey(name="lm_head.weight"): {"optimizer": "whole"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        routing = route(OptimizerConfig(optimizer="whole", lr=0.1), fused_loss_model(), override)
+    assert routing.params["lm_head.weight"].spec.optimizer == "whole"

@@ -202,6 +202,6 @@ def _print_summary(rows: list[dict[str, Any]], routing: Routing) -> None:
         print(f"\n{len(routing.frozen)} parameters do not train: {', '.join(routing.frozen)}")
     if any(row["uncertain"] for row in rows):
         print(
-            "\nA role with ? is doubtful, and a matrix optimizer leaves the parameter to its fallback; the attribute that "
-            "its row names settles it, and so does an example batch."
+            "\nA role with ? is doubtful: a matrix optimizer leaves the parameter to its fallback. The attribute that "
+            "its row names settles it; so does an example batch."
         )

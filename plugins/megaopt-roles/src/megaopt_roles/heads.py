@@ -30,6 +30,8 @@ def find_heads(
     for module, getter in _declared(modules):
         for projection in _projections(module, reading):
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
+    if isinstance(model, nn.MultiheadAttention):  # a layer alone, which has no head
+        return found
     ends, passes = reading.ends(model)
     tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     outside = _outside_base(modules)

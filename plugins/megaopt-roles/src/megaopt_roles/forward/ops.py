@@ -222,10 +222,8 @@ def _select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(table, Weight):
         rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
         trace.use(table, Use("indexed" if rows else "looked_up"))
-    chosen = (
-        frozenset({ARGUMENT}) if deps_of((args[1:], kwargs)) else frozenset[Any]()
-    )  # through no index flows anything
-    return Flow(deps_of(table) | chosen)
+    given = bool(deps_of((args[1:], kwargs)))  # through an index flows no gradient
+    return Flow(deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset()))
 
 
 def _rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
@@ -245,6 +243,18 @@ def _bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     trace.use_all(weights_of((args, kwargs)), "elementwise")
     return trace.unknown(args, kwargs)
+
+
+def _multi_head_attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
+    """Return output and attention of `F.multi_head_attention_forward`, whose weights are all stored [out, in]."""
+    deps = deps_of((args, kwargs))
+    for weight in weights_of((args, kwargs)):
+        if len(weight.shape or ()) == 2:
+            weights.contract(trace, weight, (1,), (0,))
+            deps |= trace.weigh(weight, Flow(deps))
+        else:
+            trace.use(weight, Use("elementwise"))
+    return [Flow(deps), Flow(deps)]
 
 
 _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
@@ -269,6 +279,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "embedding": _embedding,
     "embedding_bag": _embedding,
     "bilinear": _bilinear,
+    "multi_head_attention_forward": _multi_head_attention,
     "topk": _rank,
     "sort": _rank,
     "scaled_dot_product_attention": _attention,

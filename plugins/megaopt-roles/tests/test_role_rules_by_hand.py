@@ -195,6 +195,7 @@ TABLES = {  # a table of [9, 16], what meets it, whether it may be a certain mat
     "codebook": "self.table[(x @ self.table.T).argmax(-1)]",
     "added and contracted": "x + (x @ self.table.T).softmax(-1) @ (self.table + x[0, :9])",
     "learned queries": "F.scaled_dot_product_attention(self.table.expand(x.shape[0], -1, -1), x, x)",
+    "relative positions": "x + F.pad(x @ self.table.T, [0, 7])",
     "passed on": "self.lookup(x, self.table)",
 }
 

@@ -111,10 +111,11 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "looked_up": "looked up by position",
         "elementwise": "used element by element",
         "fixed": "multiplied with something fixed",
+        "padded": "padded by position",
         "passed": "passed to a function whose source cannot be read",
         "returned": "returned as it is",
     }
-    silent = {"looked_up", "sliced", "expanded", "elementwise", "returned"} if stack else set()
+    silent = {"looked_up", "sliced", "expanded", "elementwise", "returned", "padded"} if stack else set()
     return next((word for kind, word in words.items() if kind in kinds - silent), "")
 
 

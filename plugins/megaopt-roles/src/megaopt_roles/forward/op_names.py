@@ -210,7 +210,6 @@ HARMLESS = frozenset(
         "norm",
         "numel",
         "outer",
-        "pad",
         "polar",
         "prelu",
         "prod",

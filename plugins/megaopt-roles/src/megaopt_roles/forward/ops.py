@@ -233,6 +233,15 @@ def _rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flo
     return [values, Flow(frozenset({ARGUMENT}) if values.deps else values.deps)]
 
 
+def _pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
+    for dep in deps_of((args, kwargs)):
+        if dep != ARGUMENT and isinstance(dep.module, torch.nn.Parameter):
+            trace.uses.setdefault(id(dep.module), set()).add(Use("padded"))
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    return trace.unknown(args, kwargs)
+
+
 def _bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     weight = _argument(2, "weight", args, kwargs)
     if isinstance(weight, Weight):
@@ -281,6 +290,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "bilinear": _bilinear,
     "multi_head_attention_forward": _multi_head_attention,
     "topk": _rank,
+    "pad": _pad,
     "sort": _rank,
     "scaled_dot_product_attention": _attention,
 }

@@ -198,7 +198,8 @@ class Use:
     Args:
         kind: `contracted`, `factor` (of a product of parameters), `indexed` (by what the caller passed), `looked_up`
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
-            `elementwise`, `returned` or `passed` (to something that cannot be read).
+            `elementwise`, `returned`, `padded` (the result of its product) or `passed` (to something that cannot be
+            read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         param_group_override_to_tuple,
     )
     from megaopt_core.params._parts import is_dtensor, local_tensor
-    from megaopt_core.params._roles import Role, RoleDecision
+    from megaopt_core.params._roles import Doubt, Role, RoleDecision
     from megaopt_core.params._specs import (
         DEFAULT_ALIGNMENT,
         AxisPlacement,
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
         Shard,
         whole,
     )
-    from megaopt_core.params._views import MATRIX, MatrixView
+    from megaopt_core.params._views import MATRIX, Fused, MatrixView
 else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
         {
+            "Fused": "_views",
+            "Doubt": "_roles",
             "AxisPlacement": "_specs",
             "Box": "_specs",
             "DEFAULT_ALIGNMENT": "_specs",
@@ -66,6 +68,8 @@ __all__ = [
     "MATRIX",
     "AxisPlacement",
     "Box",
+    "Doubt",
+    "Fused",
     "Granularity",
     "MatrixView",
     "NamedParam",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from megaopt_core import resolve_lazily
 
 if TYPE_CHECKING:
-    from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix, output
+    from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
     from megaopt_core.routing._roles.infer import infer_roles
     from megaopt_core.routing._roles.module_types import (
         by_module_type,
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         is_linear,
         is_projection,
         outputs_of,
+        stated,
     )
     from megaopt_core.routing._roles.parametrized import target_of
     from megaopt_core.routing._roles.registered_views import ViewHandle, register_matrix_view
@@ -29,6 +30,8 @@ else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
         {
+            "stated": "_roles.module_types",
+            "doubted": "_roles.decisions",
             "NameMap": "_routing",
             "ParamRoute": "_routing",
             "Routing": "_routing",
@@ -62,6 +65,7 @@ __all__ = [
     "ViewHandle",
     "by_module_type",
     "by_shape",
+    "doubted",
     "elementwise",
     "embedding",
     "get_mup_config_overrides",
@@ -77,6 +81,7 @@ __all__ = [
     "register_matrix_view",
     "route",
     "scaled_learning_rate",
+    "stated",
     "target_of",
     "tied_role",
 ]

@@ -6,14 +6,15 @@ from megaopt_core import resolve_lazily
 
 if TYPE_CHECKING:
     from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
-    from megaopt_core.state._manifest import Manifest, StoredChunk, StoredTensor
-    from megaopt_core.state._model import ModelTensors, collect_model, finish_param_sync
+    from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
+    from megaopt_core.state._model import ModelTensors, collect_model, finish_param_sync, require_pair
     from megaopt_core.state._pieces import Collected, collect_state, is_elementwise, state_key
     from megaopt_core.state._ranks import Ranks
-    from megaopt_core.state._restore.load_report import LoadReport, shown
+    from megaopt_core.state._restore.load_report import LoadReport
     from megaopt_core.state._restore.matching import match
     from megaopt_core.state._restore.plan import LoadPlan, plan_load, plan_optimizer
     from megaopt_core.state._restore.renaming import Rename, renamed
+    from megaopt_core.state._shown import shown
     from megaopt_core.state._sources import MemorySource, Request, Source, read_values
     from megaopt_core.state._stateful import OptimizerCheckpointState
     from megaopt_core.state._values.chunks import Chunk
@@ -24,6 +25,8 @@ else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
         {
+            "FORMAT_VERSION": "_manifest",
+            "require_pair": "_model",
             "Chunk": "_values.chunks",
             "Collected": "_pieces",
             "LoadPlan": "_restore.plan",
@@ -55,7 +58,7 @@ else:
             "plugins_of": "_document",
             "read_values": "_sources",
             "renamed": "_restore.renaming",
-            "shown": "_restore.load_report",
+            "shown": "_shown",
             "state_key": "_pieces",
             "versions": "_document",
             "with_named_codes": "_values.codes",
@@ -63,6 +66,7 @@ else:
     )
 
 __all__ = [
+    "FORMAT_VERSION",
     "Chunk",
     "Collected",
     "LoadPlan",
@@ -94,6 +98,7 @@ __all__ = [
     "plugins_of",
     "read_values",
     "renamed",
+    "require_pair",
     "shown",
     "state_key",
     "versions",

@@ -11,7 +11,7 @@ from attrs import define, field
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.params._names import join, named_modules
 from megaopt_core.state._pieces import sliced
-from megaopt_core.state._restore.load_report import shown
+from megaopt_core.state._shown import shown
 from megaopt_core.state._values.encoding import encode
 
 if TYPE_CHECKING:

@@ -42,7 +42,9 @@ def ask_plugins(model: nn.Module, example: Any = None) -> PluginAnnotations:
     """
     found = PluginAnnotations()
     owner: dict[tuple[str, bool], PluginInfo] = {}
-    for plugin, result in get_registry().call_each("megaopt_annotate_params", model_chunk=model, example=example):
+    for plugin, result in get_registry().call_each(
+        "megaopt_annotate_params", model_chunk=model, example=example
+    ):
         if not isinstance(result, Mapping):
             raise RoutingError(
                 f"{plugin}: megaopt_annotate_params returned {type(result).__name__}; it must return "

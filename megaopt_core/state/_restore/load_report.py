@@ -7,6 +7,8 @@ from typing import Any
 
 from attrs import define, field
 
+from megaopt_core.state._shown import shown
+
 __all__ = ["LoadReport"]
 
 
@@ -56,14 +58,3 @@ class LoadReport:
         for name, (own, theirs) in self.settings.items():
             lines.append(f"{name} is {own!r} as configured; the checkpoint has {theirs!r}")
         return "\n".join(lines)
-
-
-def shown(names: tuple[str, ...] | list[str], most: int = 5) -> str:
-    """Return the first names of a list, and how many more there are.
-
-    Args:
-        names: the names.
-        most: how many to show.
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

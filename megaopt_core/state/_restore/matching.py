@@ -13,8 +13,9 @@ from megaopt_core.state._document import optimizer_names
 from megaopt_core.state._model import ModelTensors
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.load_report import LoadReport, shown
+from megaopt_core.state._restore.load_report import LoadReport
 from megaopt_core.state._restore.renaming import NameTable, Rename
+from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import Source
 
 if TYPE_CHECKING:

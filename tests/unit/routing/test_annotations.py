@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from megaopt_core.errors import RoutingError
-from megaopt_core.params import MATRIX, Role, RoleDecision
+from megaopt_core.params import MATRIX, Doubt, Role, RoleDecision
 from megaopt_core.routing import infer_roles
 
 SAYS = """
-from megaopt_core.params import MATRIX, MatrixView, Role, RoleDecision
+from megaopt_core.params import MATRIX, Doubt, MatrixView, Role, RoleDecision
 
 @hookimpl
 def megaopt_annotate_params(model_chunk):
@@ -16,7 +16,7 @@ def megaopt_annotate_params(model_chunk):
 """
 READ = "{'0.weight': RoleDecision(Role.OUTPUT, 'its result is returned')}"
 READ_OTHERWISE = "{'0.weight': RoleDecision(Role.EMBEDDING, 'a table')}"
-GUESSED = "{'0.weight': RoleDecision(Role.MATRIX, 'it looks like one', MATRIX, uncertain=True)}"
+GUESSED = "{'0.weight': RoleDecision(Role.MATRIX, 'it looks like one', MATRIX, doubt=Doubt.ROLE)}"
 KNOWN = "{'0.weight': Role.ELEMENTWISE}"
 KNOWN_OTHERWISE = "{'0.weight': MatrixView(split_sizes=(4, 4))}"
 
@@ -41,7 +41,8 @@ def test_a_certain_reading_is_taken_with_its_reason(decide) -> None:
 
 def test_a_guess_is_taken_and_stays_a_guess(decide) -> None:
     """Reports mark it."""
-    assert decide(GUESSED) == RoleDecision(Role.MATRIX, "it looks like one", MATRIX, uncertain=True)
+    reason = "it looks like one; its attribute use_muon settles this"
+    assert decide(GUESSED) == RoleDecision(Role.MATRIX, reason, MATRIX, doubt=Doubt.ROLE)
 
 
 @pytest.mark.parametrize("answers", [(READ, GUESSED), (GUESSED, READ)])

@@ -14,8 +14,15 @@ from attrs import asdict
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import LoadReport, Ranks, Rename, collect_model, finish_param_sync, plan_load
-from megaopt_core.state._model import require_pair
+from megaopt_core.state import (
+    LoadReport,
+    Ranks,
+    Rename,
+    collect_model,
+    finish_param_sync,
+    plan_load,
+    require_pair,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -17,8 +17,7 @@ from attrs import evolve, frozen
 from megaopt_checkpoint.coverage import tiles
 from megaopt_checkpoint.schema import Schema
 from megaopt_core.errors import CheckpointCorruptError, CheckpointVersionError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, with_named_codes
-from megaopt_core.state._manifest import FORMAT_VERSION
+from megaopt_core.state import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor, with_named_codes
 
 __all__ = ["parse_manifest", "read_json"]
 

@@ -30,9 +30,9 @@ from megaopt_core.state import (
     finish_param_sync,
     optimizer_names,
     plugins_of,
+    require_pair,
     versions,
 )
-from megaopt_core.state._model import require_pair
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,8 +9,7 @@ import torch
 from attrs import evolve, frozen
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params import MATRIX, MatrixView
-from megaopt_core.params._views import Fused
+from megaopt_core.params import MATRIX, Fused, MatrixView
 from megaopt_muon.pieces import Piece, pieces_of
 
 if TYPE_CHECKING:

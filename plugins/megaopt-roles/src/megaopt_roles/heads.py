@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from megaopt_core.params import RoleDecision
-from megaopt_core.routing import is_projection, output
-from megaopt_core.routing._roles.decisions import doubted
+from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.widths import Widths

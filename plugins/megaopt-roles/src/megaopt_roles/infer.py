@@ -17,12 +17,12 @@ from megaopt_core.params import (
 from megaopt_core.routing import (
     by_module_type,
     by_shape,
+    doubted,
     elementwise,
     is_projection,
     target_of,
     tied_role,
 )
-from megaopt_core.routing._roles.decisions import doubted
 from megaopt_roles.adapters import adapted_role
 from megaopt_roles.example.run import run_example
 from megaopt_roles.example.verdicts import with_example

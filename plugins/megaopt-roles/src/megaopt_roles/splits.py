@@ -6,10 +6,8 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params import MatrixView, Role, RoleDecision
-from megaopt_core.params._roles import Doubt
-from megaopt_core.params._views import Fused
-from megaopt_core.routing._roles.decisions import doubted
+from megaopt_core.params import Doubt, Fused, MatrixView, Role, RoleDecision
+from megaopt_core.routing import doubted
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["with_split"]

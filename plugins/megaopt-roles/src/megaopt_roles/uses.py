@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import nn
 
 from megaopt_core.params import MATRIX, MatrixView, RoleDecision
-from megaopt_core.routing import elementwise, embedding, matrix
-from megaopt_core.routing._roles.decisions import doubted
+from megaopt_core.routing import doubted, elementwise, embedding, matrix
 from megaopt_roles.forward.values import Use
 
 __all__ = ["by_uses", "is_stack_bias", "oriented"]

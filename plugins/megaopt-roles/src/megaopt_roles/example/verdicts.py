@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from megaopt_core.params import MatrixView, NamedParam, Role, RoleDecision
-from megaopt_core.params._roles import Doubt
+from megaopt_core.params import Doubt, MatrixView, NamedParam, Role, RoleDecision
 from megaopt_core.routing import elementwise, embedding, matrix, output
 from megaopt_roles.example.meetings import Meeting, Meetings
 

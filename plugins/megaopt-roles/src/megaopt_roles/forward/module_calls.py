@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from megaopt_core.routing import is_conv1d, is_linear
-from megaopt_core.routing._roles.module_types import stated
+from megaopt_core.routing import is_conv1d, is_linear, stated
 from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import evolve
 
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
-from megaopt_core.execution._inner import build_inner
+from megaopt_core.execution._exchanged_step import exchanged_step
+from megaopt_core.execution._inner import build_inner, init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._chained import ChainedOptimizer
 from megaopt_core.optimizers._gradients.grad_scaler import (
@@ -30,7 +32,7 @@ from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
-from megaopt_core.routing._routing import ParamRoute, Routing, route
+from megaopt_core.routing._routing import Routing, route
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
     reduced_elsewhere,
@@ -178,7 +180,7 @@ def optimizer_from_routing(
     require_same_overlap(chunks, config)
     scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
-    model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates})
+    model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates}, _infos(routing))
     buffers = wrapped_buffers(chunks, fqn)
     layouts = strategy_layouts(routing, pgs, buffers)
     agree_over_ranks(None, _refusal(routing, params) or reduced_elsewhere(layouts, routing, buffers))
@@ -255,8 +257,7 @@ def _build_child(
     precision = precision_policy(config, entry, child.optimizer)
     stepped = precision.attach(sharded.pieces)
     for piece, tensor in zip(sharded.pieces, stepped, strict=True):
-        entry_of = routing.params[piece.spec.members[0][1].name]
-        _tag(tensor, piece, entry_of, child.groups.index(piece.spec.group), peer_groups)
+        _tag(tensor, piece, model.infos[piece.spec.members[0][1].name], peer_groups)
     public, private = [], []
     for index in child.groups:
         values = dict(routing.groups[index].values)
@@ -265,7 +266,12 @@ def _build_child(
         ]
         public.append({"params": [model.params[name] for name in routing.names_of(index)], **values})
         private.append({"params": tensors, **values})
-    inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings), precision)
+    inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings))
+    split = exchanged_step(entry, child.optimizer, config, inner, precision, sharded, stepped)
+    if split is None:
+        init_inner_state(inner, precision, entry.init_state_fn, config)
+    else:
+        split.init_state()
     for group, inside in zip(public, inner.param_groups, strict=True):
         group.update({key: value for key, value in inside.items() if key != "params"})
     names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}
@@ -284,26 +290,31 @@ def _build_child(
         norm_groups=routing.grad_norm_groups,
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
+        split=split,
     )
+
+
+def _infos(routing: Routing) -> dict[str, ParamInfo]:
+    """Return what inner optimizers are told of every parameter."""
+    position = {index: at for child in routing.children for at, index in enumerate(child.groups)}
+    return {
+        name: ParamInfo(
+            name=name,
+            role=entry.decision.role,
+            view=entry.decision.view,
+            is_expert=entry.spec.is_expert,
+            partition_dim=entry.partition_dim,
+            shape=entry.spec.shape,
+            group=position[entry.spec.group],
+        )
+        for name, entry in routing.params.items()
+    }
 
 
 def _tag(
-    tensor: torch.Tensor,
-    piece: Piece,
-    entry: ParamRoute,
-    group: int,
-    peer_groups: Mapping[tuple[str, int], ProcessGroup],
+    tensor: torch.Tensor, piece: Piece, info: ParamInfo, peer_groups: Mapping[tuple[str, int], ProcessGroup]
 ) -> None:
-    tensor.param_info = ParamInfo(  # type: ignore[attr-defined]
-        name=entry.name,
-        role=entry.decision.role,
-        view=entry.decision.view,
-        is_expert=entry.spec.is_expert,
-        partition_dim=entry.partition_dim,
-        peers=_peer_group(piece.spec.peers, peer_groups),
-        shape=entry.spec.shape,
-        group=group,
-    )
+    tensor.param_info = evolve(info, peers=_peer_group(piece.spec.peers, peer_groups))  # type: ignore[attr-defined]
 
 
 def _peer_group(peers: Peers | None, peer_groups: Mapping[tuple[str, int], ProcessGroup]) -> PeerGroup | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -18,7 +19,9 @@ _ZEROED = ("lr", "weight_decay")
 
 
 @torch.no_grad()
-def probe_state(inner: torch.optim.Optimizer) -> None:
+def probe_state(
+    inner: torch.optim.Optimizer, make: Callable[[list[torch.Tensor]], Any] | None = None
+) -> None:
     """Let an optimizer make its state by a step on zero gradients, and undo all else that the step did.
 
     Parameters, gradients, groups, the optimizer's attributes, hooks and the random state are as before. The state that
@@ -27,6 +30,7 @@ def probe_state(inner: torch.optim.Optimizer) -> None:
 
     Args:
         inner: an optimizer that has not stepped yet.
+        make: is called with the parameters in place of the step, and makes their state.
 
     Raises:
         PluginError: its step needs a closure: it evaluates the model several times a step, which no pipeline of norm,
@@ -49,8 +53,11 @@ def probe_state(inner: torch.optim.Optimizer) -> None:
                 train := getattr(inner, "train", None)
             ):  # schedule-free optimizers refuse to step before
                 train()
-            # The class's own step: a scheduler that counts calls of the instance's must not count this one.
-            type(inner).step(inner)
+            if make is not None:
+                make(params)
+            else:
+                # The class's own step: a scheduler that counts calls of the instance's must not count this one.
+                type(inner).step(inner)
         except Exception:  # noqa: BLE001 - whatever it is, the optimizer's real steps do not begin with zeros
             for param in params:
                 inner.state.pop(param, None)

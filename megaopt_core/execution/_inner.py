@@ -54,9 +54,8 @@ def build_inner(
     chunks: Sequence[torch.nn.Module],
     pgs: ProcessGroupCollection,
     settings: dict[str, Any],
-    precision: PrecisionPolicy,
 ) -> torch.optim.Optimizer:
-    """Return the inner optimizer with its state made.
+    """Return the inner optimizer; its state is made afterwards.
 
     Args:
         entry: the optimizer's entry.
@@ -65,19 +64,16 @@ def build_inner(
         chunks: the model chunks.
         pgs: the process groups.
         settings: constructor settings that differ from the configuration's.
-        precision: gives the tensors their memory while state is made.
 
     Raises:
-        PluginError: the class refuses its arguments, or its step needs a closure.
+        PluginError: the class refuses its arguments.
     """
     optimizer_cls = entry.load_class()
     kwargs = constructor_kwargs(entry, config, chunks, pgs, settings)
     try:
-        inner = optimizer_cls([dict(group) for group in groups], **kwargs)
+        return optimizer_cls([dict(group) for group in groups], **kwargs)
     except TypeError as error:
         raise PluginError(f"{optimizer_cls.__name__} does not take {sorted(kwargs)}: {error}") from error
-    init_inner_state(inner, precision, entry.init_state_fn, config)
-    return inner
 
 
 def init_inner_state(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["StatePlaceholder", "is_placeholder", "placeholders_hidden", "put_placeholders"]
+__all__ = ["StatePlaceholder", "hidden_in", "is_placeholder", "placeholders_hidden", "put_placeholders"]
 
 
 class StatePlaceholder(dict[str, Any]):
@@ -80,26 +80,39 @@ def placeholders_hidden(inner: torch.optim.Optimizer) -> Iterator[None]:
     Args:
         inner: the optimizer; its groups say of which parameters.
     """
-    if StatePlaceholder not in set(map(type, inner.state.values())):
+    params = (param for group in inner.param_groups for param in group["params"])
+    with hidden_in(inner.state, params):
+        yield
+
+
+@contextmanager
+def hidden_in[Key](states: MutableMapping[Key, Any], keys: Iterable[Key]) -> Iterator[None]:
+    """Keep the placeholders of a mapping away from what is done to it inside the block.
+
+    Args:
+        states: key to state.
+        keys: whose state.
+    """
+    if StatePlaceholder not in set(map(type, states.values())):
         yield
         return
-    hidden: dict[torch.Tensor, StatePlaceholder] = {}
-    for param in [param for group in inner.param_groups for param in group["params"]]:
-        state = inner.state.get(param)
+    hidden: dict[Key, StatePlaceholder] = {}
+    for key in keys:
+        state = states.get(key)
         if not isinstance(state, StatePlaceholder):
             continue
         if state.is_untouched:
-            hidden[param] = inner.state.pop(param)
+            hidden[key] = states.pop(key)
             state.clear()
         else:
-            inner.state[param] = dict(state)
+            states[key] = dict(state)
     try:
         yield
     finally:
-        for param, state in hidden.items():
-            if not inner.state.get(param):
+        for key, state in hidden.items():
+            if not states.get(key):
                 state.fill()
-                inner.state[param] = state
+                states[key] = state
 
 
 def _maker(value: Any) -> Callable[[], Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.execution._exchanged_step import ExchangedStep
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
     from megaopt_core.routing._routing import Routing
 
@@ -53,6 +54,7 @@ class MegatronOptimizer(StepPipeline):
         norm_groups: names of the separate gradient norms, the same on every rank.
         twins: other parameter objects that share a parameter's memory.
         routing: the routing that this was built for; None for an optimizer that was wrapped by hand.
+        split: drives the step in three parts of pieces that have an exchange; None: the inner optimizer steps them.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class MegatronOptimizer(StepPipeline):
         norm_groups: Sequence[str] = (),
         twins: Twins | None = None,
         routing: Routing | None = None,
+        split: ExchangedStep | None = None,
     ) -> None:
         groups = list(param_groups)
         part = OptimizerPart(
-            inner, precision, sharded_params, stepped, groups, config, counting or {}, scalar_states
+            inner, precision, sharded_params, stepped, groups, config, counting or {}, scalar_states, split
         )
         super().__init__(
             [part],

@@ -52,7 +52,8 @@ class JoinedState(MutableMapping[str, Any]):
         return joined if self._box is None else joined.view(self._box)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == self.numel and value.dim():
+        is_cut = isinstance(value, torch.Tensor) and not self._parts[0].belongs_to_owner(key)
+        if is_cut and value.numel() == self.numel and value.dim():
             for part, elements in zip(
                 self._parts, value.reshape(-1).split([part.numel for part in self._parts]), strict=True
             ):

@@ -19,7 +19,9 @@ __all__ = ["LiveState", "ParamState"]
 
 
 class ParamState(MutableMapping[str, Any]):
-    """The live state of one parameter: the inner optimizer's, and what the precision policy keeps.
+    """The live state of one parameter: the inner optimizer's, what the precision policy keeps, and what its owner does.
+
+    State of whole tensors that a split step keeps is shown on the rank that owns them, as it is.
 
     Of a piece with several members, state tensors of the piece's shape show the member's elements: a view in the
     parameter's shape where the piece holds all of it, else flat. State that the policy stores with a scale (fp16 and
@@ -43,6 +45,25 @@ class ParamState(MutableMapping[str, Any]):
         state: MutableMapping[str, Any] = self._part.inner.state[self._part.stepped[self._index]]
         return state
 
+    @property
+    def _owned(self) -> MutableMapping[str, Any]:
+        """What this rank keeps as the one that transforms the parameter's updates."""
+        split = self._part.split
+        return {} if split is None else split.transform_state.get(self._name, {})
+
+    @property
+    def _name(self) -> str:
+        ((_, first), *_) = self._part.pieces[self._index].spec.members
+        return first.name if self.member is None else self.member[1].name
+
+    def belongs_to_owner(self, key: str) -> bool:
+        """Return whether a state is kept by the rank that transforms the parameter's updates.
+
+        Args:
+            key: the state's key.
+        """
+        return self._part.split is not None and key in self._part.split.transform_keys
+
     def _whole(self, key: str) -> Any:
         if key in self._part.precision.extra_keys(self._index):
             return self._part.precision.extra_state(self._index)[key]
@@ -60,6 +81,8 @@ class ParamState(MutableMapping[str, Any]):
         return value.shape == self._part.stepped[self._index].shape and value.dim() > 0
 
     def __getitem__(self, key: str) -> Any:
+        if self.belongs_to_owner(key):
+            return self._owned[key]
         value = self._whole(key)
         if self.member is None or not self._is_cut(value):
             return value
@@ -69,6 +92,9 @@ class ParamState(MutableMapping[str, Any]):
         return elements.view(sizes) if shard.numel == torch.Size(sizes).numel() else elements
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if self.belongs_to_owner(key):
+            self._set_owned(key, value)
+            return
         whole = self._whole(key) if key in self else self._new_whole(value)
         if self.member is None or not self._is_cut(whole) or not isinstance(value, torch.Tensor):
             self._store(key, value)
@@ -78,6 +104,16 @@ class ParamState(MutableMapping[str, Any]):
             changed = whole.detach().clone()
             changed.view(-1)[offset : offset + shard.numel].copy_(value.reshape(-1))
         self._store(key, changed)
+
+    def _set_owned(self, key: str, value: Any) -> None:
+        """Set what the owner keeps; on every other rank it has no place."""
+        owned = self._owned
+        present = owned.get(key)
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                present.copy_(value.reshape(present.shape))
+        elif owned:
+            owned[key] = value
 
     @property
     def numel(self) -> int:
@@ -92,7 +128,7 @@ class ParamState(MutableMapping[str, Any]):
         Args:
             key: the state's key.
         """
-        return key in self and self._is_cut(self._whole(key))
+        return key in self and not self.belongs_to_owner(key) and self._is_cut(self._whole(key))
 
     @property
     def is_fresh(self) -> bool:
@@ -104,6 +140,8 @@ class ParamState(MutableMapping[str, Any]):
         if self._inner:
             inner = self._part.inner
             inner.state[self._part.stepped[self._index]] = StatePlaceholder(self._inner)
+        if self._part.split is not None and self._owned:
+            self._part.split.transform_state[self._name] = StatePlaceholder(self._owned)
 
     def take_model(self, param: torch.Tensor, box: Box | None = None) -> None:
         """Start the main value again from the model's, where there is one.
@@ -134,6 +172,7 @@ class ParamState(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         yield from (key for key in self._inner if not self._part.precision.is_code(key))
+        yield from self._owned
         yield from self._part.precision.extra_keys(self._index)
 
     def __contains__(self, key: object) -> bool:

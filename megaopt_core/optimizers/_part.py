@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, evolve, field
 
+from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
@@ -43,6 +44,7 @@ class OptimizerPart:
         config: the run's configuration.
         counting: parameter name to how it is counted; absent names are counted in the main norm.
         scalar_states: state keys with one number for a parameter.
+        split: drives the step in three parts, where the pieces have an exchange; None: the inner optimizer steps.
     """
 
     inner: torch.optim.Optimizer
@@ -53,6 +55,7 @@ class OptimizerPart:
     config: OptimizerConfig
     counting: Mapping[str, Counting] = field(factory=dict)
     scalar_states: frozenset[str] = SCALAR_STATES
+    split: ExchangedStep | None = None
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float] = field(factory=dict, init=False)
@@ -127,7 +130,10 @@ class OptimizerPart:
         before = self.changes.before(watched)
         self._copy_settings_inward()
         with self._scaled_grads():
-            if self.overlapped is None:
+            if self.split is not None:
+                with stage(self.config, "optimizer-inner-step"):
+                    self.split.step()
+            elif self.overlapped is None:
                 self._step_pieces(range(len(self.pieces)))
             else:
                 self._step_in_units(self.overlapped)
@@ -157,7 +163,7 @@ class OptimizerPart:
     @property
     def overlapped(self) -> OverlappedParams | None:
         """The pieces, where the step itself begins to bring them to other ranks, unit by unit; else None."""
-        asked = self.config.overlap_param_gather_with_optimizer_step
+        asked = self.config.overlap_param_gather_with_optimizer_step and self.split is None
         return self.sharded if asked and isinstance(self.sharded, OverlappedParams) else None
 
     def switch_mode(self, name: str) -> bool:
@@ -196,7 +202,7 @@ class OptimizerPart:
             del inner.grad_scale
 
     def _divisor(self, pending: Mapping[str | None, float]) -> torch.Tensor | None:
-        takes_one = getattr(self.inner, "_step_supports_amp_scaling", False)
+        takes_one = self.split is None and getattr(self.inner, "_step_supports_amp_scaling", False)
         if not (takes_one and all(group.get("fused") for group in self.inner.param_groups)):
             return None
         factors = {pending.get(rule.norm_group) for spans in self._spans for rule, _ in spans}

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from megaopt_core.parallel._groups import ProcessGroupCollection
     from megaopt_core.sharding._split_step import SplitStep
 
-__all__ = ["SCALAR_STATES", "ConfigToKwargs", "InitState", "MupRule", "OptimizerEntry", "SplitStepFactory"]
+__all__ = [
+    "SCALAR_STATES",
+    "ConfigToKwargs",
+    "InitState",
+    "MupRule",
+    "OptimizerEntry",
+    "SplitRefusal",
+    "SplitStepFactory",
+]
 
 SCALAR_STATES = frozenset({"step"})
 """State keys that torch's optimizers keep one number of for every parameter."""
@@ -34,6 +42,7 @@ type ConfigToKwargs = Callable[
 type MupRule = Callable[[OptimizerConfig, float], Mapping[ParamKey, ParamGroupOverride]]
 type SplitStepFactory = Callable[[torch.optim.Optimizer], SplitStep]
 type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
+type SplitRefusal = Callable[[OptimizerConfig], str | None]
 
 
 def _prefixes(value: Sequence[str]) -> tuple[str, ...]:
@@ -80,6 +89,7 @@ class OptimizerEntry:
         split_step: makes the optimizer's step in three parts (:class:`~megaopt_core.sharding.SplitStep`):
             an adapter class or function of the inner optimizer, or `"module:name"` of one. None: it steps whole
             tensors only.
+        refuses_split: the configuration to None when its step can be split, else why not in words. None: it always can.
         supports_peers: several ranks may step parts of one tensor together; its class finds their process group and
             the dimension that is cut in the `peers` of a tensor's `param_info`.
         state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
@@ -117,6 +127,7 @@ class OptimizerEntry:
     fallback: str | Callable[[OptimizerConfig], str] | None = None
     step_cost: Callable[[ParamSpec, MatrixView | None], float] = _numel
     split_step: SplitStepFactory | str | None = None
+    refuses_split: SplitRefusal | None = None
     supports_peers: bool = False
     state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
     state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
@@ -145,6 +156,21 @@ class OptimizerEntry:
         if not (isinstance(target, type) and issubclass(target, torch.optim.Optimizer)):
             raise PluginError(f"optimizer_cls={self.optimizer_cls!r} is not a torch.optim.Optimizer subclass")
         return target
+
+    def split_refusal(self, config: OptimizerConfig) -> str | None:
+        """Return why the step cannot be split, None when it can; no algorithm is imported.
+
+        Args:
+            config: the run's configuration.
+
+        Example:
+            >>> from megaopt_core import OptimizerConfig
+            >>> OptimizerEntry("torch.optim:SGD").split_refusal(OptimizerConfig(lr=0.1))
+            'its entry offers no split step'
+        """
+        if self.split_step is None:
+            return "its entry offers no split step"
+        return None if self.refuses_split is None else self.refuses_split(config)
 
     def load_split_step(self) -> SplitStepFactory | None:
         """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -65,6 +66,15 @@ class BasePrecisionPolicy:
             store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
         yield
+
+    def lent(self, indices: Sequence[int], inner: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """Return a block that changes nothing: stepped tensors always have their memory.
+
+        Args:
+            indices: positions of the pieces.
+            inner: the optimizer.
+        """
+        return nullcontext()
 
     def write_back(self, indices: Sequence[int]) -> None:
         """Nothing to do: the piece is what was stepped.

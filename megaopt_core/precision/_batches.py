@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["in_turns"]
+__all__ = ["group_settings", "in_turns", "keeping_other_settings"]
 
 
 def in_turns(
@@ -24,18 +25,46 @@ def in_turns(
         batches: the tensors of each turn; those that the groups do not hold now are left out.
     """
     members = [list(group["params"]) for group in inner.param_groups]
-    settings = [_settings(group) for group in inner.param_groups]
+    settings = group_settings(inner)
     try:
         for number, batch in enumerate(batches):
             chosen = {id(tensor) for tensor in batch}
-            for group, all_of_it, before in zip(inner.param_groups, members, settings, strict=True):
+            for group, all_of_it in zip(inner.param_groups, members, strict=True):
                 group["params"] = [tensor for tensor in all_of_it if id(tensor) in chosen]
-                if number:
+            if number:
+                for group, before in zip(inner.param_groups, settings, strict=True):
                     _restore(group, before)
             yield batch
     finally:
         for group, all_of_it in zip(inner.param_groups, members, strict=True):
             group["params"] = all_of_it
+
+
+def group_settings(inner: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return copies of the settings of every group.
+
+    Args:
+        inner: the optimizer.
+    """
+    return [_settings(group) for group in inner.param_groups]
+
+
+@contextmanager
+def keeping_other_settings(
+    inner: torch.optim.Optimizer, settings: Sequence[Mapping[str, Any]]
+) -> Iterator[None]:
+    """Let something begin with settings that groups had before, and keep those that it does not change as they are.
+
+    Args:
+        inner: the optimizer.
+        settings: what :func:`group_settings` returned.
+    """
+    now = group_settings(inner)
+    for group, before in zip(inner.param_groups, settings, strict=True):
+        _restore(group, before)
+    yield
+    for group, before, present in zip(inner.param_groups, settings, now, strict=True):
+        _restore(group, {key: present[key] for key in present if _equal(group.get(key), before.get(key))})
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +73,10 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key != "params"
     }
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
 
 
 def _restore(group: dict[str, Any], before: Mapping[str, Any]) -> None:

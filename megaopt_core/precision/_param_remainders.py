@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -118,13 +118,21 @@ class ParamRemainders(BasePrecisionPolicy):
         tensors = [[self._stepped[index] for index in batch] for batch in batches]
         with closing(in_turns(inner, tensors)) as turns:
             for batch, _ in zip(batches, turns, strict=True):
-                with torch.no_grad():
-                    for index in batch:
-                        self._open(index, inner)
+                self._open_all(batch, inner)
                 yield
-                with torch.no_grad():
-                    for index in batch:
-                        self._close(index, inner, store_all)
+                self._close_all(batch, inner, store_all)
+
+    @contextmanager
+    def lent(self, indices: Sequence[int], inner: torch.optim.Optimizer) -> Iterator[None]:
+        """Give the tensors of some pieces their fp32 memory inside the block, then store them again.
+
+        Args:
+            indices: positions of the pieces.
+            inner: the optimizer, for the pieces' state.
+        """
+        self._open_all(indices, inner)
+        yield
+        self._close_all(indices, inner, store_all=False)
 
     def _batches(self, indices: Sequence[int]) -> list[list[int]]:
         """Return consecutive pieces that fit into memory together; one empty batch when there are none."""
@@ -138,6 +146,16 @@ class ParamRemainders(BasePrecisionPolicy):
             batches[-1].append(index)
             elements += numel
         return batches
+
+    @torch.no_grad()
+    def _open_all(self, indices: Sequence[int], inner: torch.optim.Optimizer) -> None:
+        for index in indices:
+            self._open(index, inner)
+
+    @torch.no_grad()
+    def _close_all(self, indices: Sequence[int], inner: torch.optim.Optimizer, store_all: bool) -> None:
+        for index in indices:
+            self._close(index, inner, store_all)
 
     def _open(self, index: int, inner: torch.optim.Optimizer) -> None:
         tensor = self._stepped[index]

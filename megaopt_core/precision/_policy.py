@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +50,16 @@ class PrecisionPolicy(Protocol):
         Args:
             inner: the optimizer; what its groups hold is stepped.
             store_all: keep what the tensors hold afterwards even where they have no gradient.
+        """
+
+    def lent(self, indices: Sequence[int], inner: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        """Give the stepped tensors of some pieces their memory inside the block, whatever the groups of `inner` hold.
+
+        Blocks of different pieces may overlap in time.
+
+        Args:
+            indices: positions of the pieces.
+            inner: the optimizer, for the pieces' state.
         """
 
     def write_back(self, indices: Sequence[int]) -> None:

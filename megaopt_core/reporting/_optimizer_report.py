@@ -11,6 +11,7 @@ from attrs import asdict, frozen
 
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._text_table import format_table
+from megaopt_core.sharding._split_step import Travel
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -37,6 +38,9 @@ class ParamRow:
         wd: its weight decay now.
         reason: why it gets this optimizer.
         uncertain: the reason is a guess.
+        travels: `"split"` where its update goes to an owner to be transformed, `"whole"` where its gradient goes to an
+            owner that makes the step; empty where it is stepped where it is.
+        bytes: what this rank sends for that in one step.
     """
 
     name: str
@@ -52,6 +56,8 @@ class ParamRow:
     wd: float
     reason: str
     uncertain: bool
+    travels: str = ""
+    bytes: int = 0
 
 
 @frozen
@@ -130,6 +136,10 @@ class OptimizerReport:
             for row in self.params
         ]
         header = ["parameter", "shape", "role", "optimizer", "group", "lr", "wd", "why"]
+        if any(row.travels for row in self.params):
+            header.insert(-1, "travels")
+            for cells, row in zip(rows, self.params, strict=True):
+                cells.insert(-1, f"{row.travels}, {row.bytes:,} B" if row.travels else "-")
         text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
         if self.unused_settings:
             text += f"\n\nsettings of optimizers that are not in use: {', '.join(self.unused_settings)}"
@@ -161,6 +171,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
     parts = []
     position = 0
     for part in optimizer.parts:
+        travels = part.sharded.travels()
         registered: str | None = None
         elements = count = 0
         for group in part.groups:
@@ -168,7 +179,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
                 name = optimizer.names[param]
                 entry = routes.get(name)
                 registered = entry.spec.optimizer if entry else None
-                rows[name] = _param_row(name, param, entry, part.inner, group, position)
+                rows[name] = _param_row(name, param, entry, part.inner, group, position, travels.get(name))
                 elements, count = elements + param.numel(), count + 1
             position += 1
         if registered is None and optimizer.routing is not None:
@@ -202,6 +213,7 @@ def _param_row(
     inner: torch.optim.Optimizer,
     group: dict[str, Any],
     position: int,
+    travel: Travel | None,
 ) -> ParamRow:
     registered = None if entry is None else entry.spec.optimizer
     view = None if entry is None else entry.decision.view
@@ -219,6 +231,8 @@ def _param_row(
         wd=_number(group.get("weight_decay", 0.0)),
         reason="wrapped by hand" if entry is None else entry.reason,
         uncertain=False if entry is None else entry.decision.uncertain,
+        travels="" if travel is None else travel.step,
+        bytes=0 if travel is None else travel.bytes,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
@@ -15,6 +15,7 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
+from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._assign import Assigner, Assignment
 from megaopt_core.routing._groups import (
@@ -271,6 +272,11 @@ def _route_this_rank(
     return _Rank(inventory, assignments)
 
 
+def _as_configured(entry: OptimizerEntry, config: OptimizerConfig) -> OptimizerEntry:
+    """Return an entry that offers its split step only if the configuration allows it."""
+    return entry if entry.split_refusal(config) is None else evolve(entry, split_step=None)
+
+
 def _assemble(
     config: OptimizerConfig,
     mine: _Rank,
@@ -279,7 +285,7 @@ def _assemble(
     pgs: ProcessGroupCollection,
 ) -> Routing:
     used = dict.fromkeys(key.optimizer for key in ordered)
-    entries = {name: get_registry().optimizer(name) for name in used}
+    entries = {name: _as_configured(get_registry().optimizer(name), config) for name in used}
     strategies = {name: Assigner.strategy_of(config, name) for name in used}
     groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
     index = {key: position for position, key in enumerate(ordered)}

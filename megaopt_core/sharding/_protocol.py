@@ -9,7 +9,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._specs import Box, Granularity, ParamSpec, RankCoordinates, Shard
+from megaopt_core.params._specs import Box, Granularity, ParamInfo, ParamSpec, RankCoordinates, Shard
 from megaopt_core.sharding._elements import elements_of, store_elements
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._split_step import Exchange, Travel
@@ -107,12 +107,14 @@ class LiveModel:
         params: canonical name to parameter, every trainable one of this rank.
         boxes: canonical name to the part of the logical tensor that this rank's parameter is; absent names are whole.
         rank: this rank's coordinates.
+        infos: canonical name to what an inner optimizer is told of the parameter, for an exchange of updates.
     """
 
     chunks: Sequence[torch.nn.Module]
     params: Mapping[str, torch.nn.Parameter]
     boxes: Mapping[str, Box] = field(factory=dict)
     rank: RankCoordinates = field(factory=dict)
+    infos: Mapping[str, ParamInfo] = field(factory=dict)
     _shared: dict[int, tuple[object, Any]] = field(factory=dict, init=False)
 
     def shared[T](self, key: object, make: Callable[[], T]) -> T:

@@ -1,90 +1,123 @@
-"""Steps in three parts, and how what lies between them travels to the owners of whole tensors and back. Provisional."""
+"""Steps in three parts, and how the middle one's tensors travel between ranks. Provisional names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from attrs import frozen
 
 from megaopt_core.params._specs import ParamInfo
 
-__all__ = ["Exchange", "SplitStep", "Travel"]
+__all__ = ["Exchange", "SplitStep", "StatefulSplitStep", "Travel"]
 
 
-@runtime_checkable
 class SplitStep(Protocol):
-    """An optimizer's step in three parts: `step()` equals the three over whole tensors, bit for bit.
+    """An optimizer's step in three parts, of which only the second must see whole tensors.
 
-    The first and the third work element by element, so that they may run on any slice of a parameter; the second needs
-    whole tensors, and runs where their owner is.
+    For every parameter `step()` equals `local_updates`, `transform` and `apply` over whole tensors bit for bit, and the
+    first and the third commute with slicing: what they do to a slice is the slice of what they do to the whole. The
+    check `split_step` of the conformance kit proves both.
     """
 
     def local_updates(self, params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what is to be transformed: decay the parameters, update their state, element by element.
+        """Return what is to be transformed: everything of a step that is element-wise and comes before.
+
+        It reads `grad`, decays the parameter, and updates its state, which it makes where there is none yet.
 
         Args:
-            params: tensors of the optimizer's groups that have a gradient: whole parameters, or slices of them.
+            params: tensors of the inner optimizer's groups, each with a gradient; slices of parameters of any shape,
+                also without elements. All that are stepped together come at once; there may be none.
 
         Returns:
-            One tensor of the same shape for each; it may be the state itself, and is not changed by anyone.
+            One tensor a parameter, of its shape and dtype. It may be a state tensor itself: nobody writes into it.
         """
 
     def transform(self, updates: Sequence[torch.Tensor], infos: Sequence[ParamInfo]) -> list[torch.Tensor]:
-        """Return the updates that are applied, of the same shapes.
+        """Return what is to be applied; it has none of the parameters and none of their state.
 
         Args:
-            updates: whole logical tensors.
-            infos: what each is; state that is kept here is kept by `info.name`, and lives where the owner is.
+            updates: whole logical tensors, of `info.shape` and of the dtype of what is stepped.
+            infos: what each is; `info.group` is the position of its group in the inner optimizer's `param_groups`.
+
+        Returns:
+            One tensor an update, of its shape; it travels in float32 or wider.
         """
 
     def apply(self, params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]) -> None:
-        """Move the parameters: `p <- p - lr * update`, element by element.
+        r"""Apply transformed updates, element by element: :math:`p \leftarrow p - \eta u`.
 
         Args:
-            params: what `local_updates` was given.
-            updates: the transformed update of each, of its shape.
+            params: what `local_updates` was given, in that order.
+            updates: of the shapes of `params`, in float32 or wider also for narrower parameters; nobody reads them
+                afterwards.
         """
 
 
 @runtime_checkable
-class Exchange(Protocol):
-    """Brings updates to the owners of whole tensors and results back, bucket by bucket.
+class StatefulSplitStep(SplitStep, Protocol):
+    """A split step whose `transform` keeps state of its own, which lives with the owner of each tensor."""
 
-    Every method is called for every bucket on every rank, in the order of the buckets; while the owners transform one
-    bucket the next one travels.
+    @property
+    def transform_keys(self) -> frozenset[str]:
+        """The state keys that belong to `transform`; the inner optimizer's state of slices has none of them."""
+
+    @property
+    def transform_state(self) -> MutableMapping[str, dict[str, Any]]:
+        """State by `info.name`. Checkpoints hold it under the same keys as if the step were not split."""
+
+    def init_transform_state(self, updates: Sequence[torch.Tensor], infos: Sequence[ParamInfo]) -> None:
+        """Make the state of tensors that will be transformed here, as their first `transform` would.
+
+        Args:
+            updates: tell shape, dtype and device; what they hold means nothing.
+            infos: what each is.
+        """
+
+
+class Exchange(Protocol):
+    """How updates travel to the ranks that transform them, and back, a bucket at a time.
+
+    Every piece is in one bucket. What travels is contiguous, and float32 in both directions, or of the piece's own
+    dtype where that is wider. The step begins to send bucket k + 1 before it transforms bucket k, and finishes every
+    bucket that it began, in order; the order of all calls is the same on every rank.
     """
 
-    buckets: Sequence[Sequence[int]]
-    """Positions of the pieces of each bucket; as many and in the same order on every rank, some empty."""
+    @property
+    def buckets(self) -> Sequence[Sequence[int]]:
+        """Positions of the pieces of each bucket; as many buckets and in the same order on every rank, some empty."""
+
+    @property
+    def owned(self) -> Sequence[ParamInfo]:
+        """The tensors that this rank transforms. It holds a piece of each, if only one without elements."""
 
     def start_to_owners(self, bucket: int, updates: Sequence[torch.Tensor | None]) -> None:
         """Begin to send updates to their owners.
 
         Args:
             bucket: its position.
-            updates: one for each piece of the bucket; None where its parameter has no gradient in this step, which is
-                so on all ranks alike.
+            updates: one entry a piece of the bucket, of the piece's shape; None where its parameter has no gradient in
+                this step, which is so on all ranks alike. They stay as they are until the bucket has arrived.
         """
 
     def finish_to_owners(self, bucket: int) -> Sequence[tuple[ParamInfo, torch.Tensor]]:
-        """Return the whole tensors of this bucket that this rank owns and that have an update in this step.
+        """Return what has arrived: the whole updates that this rank owns, of parameters that have a gradient.
 
         Args:
             bucket: its position.
         """
 
     def start_back(self, bucket: int, transformed: Sequence[torch.Tensor]) -> None:
-        """Begin to send results back.
+        """Begin to send transformed updates back to the pieces.
 
         Args:
             bucket: its position.
-            transformed: one for each tensor that `finish_to_owners` returned, in that order.
+            transformed: one tensor for each that `finish_to_owners` returned, in that order.
         """
 
     def finish_back(self, bucket: int) -> Sequence[torch.Tensor | None]:
-        """Return the result for each piece of the bucket; None where `start_to_owners` was given None.
+        """Return one transformed update a piece of the bucket, of the piece's shape; None where None was sent.
 
         Args:
             bucket: its position.
@@ -93,12 +126,16 @@ class Exchange(Protocol):
 
 @frozen
 class Travel:
-    """How a parameter's step reaches the owner of the whole tensor.
+    """What travels for one parameter in every step.
 
     Args:
-        step: `"split"`: its update travels, and the state is cut; `"whole"`: its gradient travels, and the owner keeps
-            the state.
-        bytes: what this rank sends for it in one step, there and back.
+        step: `"split"`: updates go to the owner and come back transformed. `"whole"`: gradients go to the owner, which
+            makes the whole step, and values come back.
+        bytes: what this rank sends for it in one step.
+
+    Example:
+        >>> Travel("split", 1024)
+        Travel(step='split', bytes=1024)
     """
 
     step: Literal["split", "whole"]

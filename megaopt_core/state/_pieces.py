@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,20 @@ from attrs import define, field, frozen
 
 from megaopt_core.errors import CheckpointError
 from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
-from megaopt_core.params._specs import Shard
+from megaopt_core.params._specs import ParamInfo, Shard, whole
 from megaopt_core.precision._state_codes import CodedState
 from megaopt_core.state._values.chunks import chunks_of
 from megaopt_core.state._values.encoding import encode
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
+    from megaopt_core.execution._exchanged_step import ExchangedStep
     from megaopt_core.optimizers._base import MegatronOptimizer
     from megaopt_core.optimizers._part import OptimizerPart
 
 __all__ = [
     "Collected",
+    "OwnedState",
     "PieceState",
     "collect_state",
     "is_elementwise",
@@ -102,8 +105,16 @@ class PieceState:
             key: the state's key; without a value it has no code.
         """
         precision, state = self.part.precision, self.inner
-        has_code = key in state and precision.is_coded(self.index, key)
+        has_code = key in state and self.is_coded(key)
         return precision.coded_state(self.index, key, state) if has_code else None
+
+    def is_coded(self, key: str) -> bool:
+        """Return whether the precision policy stores a state in a code.
+
+        Args:
+            key: the state's key.
+        """
+        return self.part.precision.is_coded(self.index, key)
 
     @property
     def is_whole(self) -> bool:
@@ -111,9 +122,81 @@ class PieceState:
         ((_, shard), *rest) = self.members
         return not rest and shard.numel == self.stepped.numel() and shard.start == 0
 
+    def holds(self, key: str) -> bool:
+        """Return whether a state key has its place here; with a split step some are kept by the parameter's owner.
+
+        Args:
+            key: the state's key.
+        """
+        return self.part.split is None or key not in self.part.split.transform_keys
+
+
+@frozen(eq=False)
+class OwnedState(PieceState):
+    """What a split step keeps of a whole tensor that this rank transforms.
+
+    Args:
+        part: the part that transforms it.
+        index: its position among the tensors that are transformed here.
+        split: drives the step.
+    """
+
+    split: ExchangedStep
+
+    @property
+    def info(self) -> ParamInfo:
+        """What it is."""
+        return self.split.exchange.owned[self.index]
+
+    @property
+    def stepped(self) -> torch.Tensor:
+        """A tensor of its shape, of no memory."""
+        return self.split.stand_in(self.info)
+
+    @property
+    def members(self) -> tuple[tuple[int, Shard], ...]:
+        """All of the parameter."""
+        shape = self.info.shape
+        return ((0, Shard(self.info.name, shape, whole(shape), 0, math.prod(shape))),)
+
+    @property
+    def inner(self) -> dict[str, Any]:
+        """What `transform` keeps; live."""
+        return self.split.transform_state.get(self.info.name, {})
+
+    def adopt(self) -> None:
+        """Make what was written into a placeholder the state."""
+        self.split.transform_state[self.info.name] = dict(self.inner)
+
+    def start_anew(self) -> None:
+        """Give up the state; the next `transform` makes it."""
+        if self.inner:
+            self.split.transform_state[self.info.name] = StatePlaceholder(self.inner)
+
+    @property
+    def extra(self) -> Mapping[str, torch.Tensor]:
+        """Nothing: main parameters are cut like their pieces."""
+        return {}
+
+    def is_coded(self, key: str) -> bool:
+        """Return False: precision policies store the state of pieces only.
+
+        Args:
+            key: the state's key.
+        """
+        return False
+
+    def holds(self, key: str) -> bool:
+        """Return whether a state key belongs to `transform`.
+
+        Args:
+            key: the state's key.
+        """
+        return key in self.split.transform_keys
+
 
 def piece_states(optimizer: MegatronOptimizer) -> Iterator[PieceState]:
-    """Yield the state of every piece of this rank.
+    """Yield the state of every piece of this rank, and of every tensor that a split step transforms here.
 
     Args:
         optimizer: a built optimizer.
@@ -121,6 +204,9 @@ def piece_states(optimizer: MegatronOptimizer) -> Iterator[PieceState]:
     for part in optimizer.parts:
         for index in range(len(part.pieces)):
             yield PieceState(part, index)
+        if part.split is not None and part.split.transform_keys:
+            for index in range(len(part.split.exchange.owned)):
+                yield OwnedState(part, index, part.split)
 
 
 def is_elementwise(key: str, value: Any, shape: Sequence[int], scalars: Collection[str]) -> bool:

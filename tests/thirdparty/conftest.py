@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from installing import install_wheel
 from launch import launch as start
 
-collect_ignore = ["megaopt-signum", "megaopt-strategies"]
+collect_ignore = ["megaopt-rows", "megaopt-signum", "megaopt-strategies"]
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,16 @@
 """The plugin author's guide, followed to the letter: its files install, and pass the checks."""
 
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from installing import install_wheel
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "writing-a-plugin.md"
@@ -22,30 +23,6 @@ def _files_of_the_page() -> dict[str, str]:
         r"^\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
     return dict(blocks)
-
-
-def _install(project: Path, target: Path) -> None:
-    """Install a project without network: with pip where it is there, else by the metadata that pip would write."""
-    if importlib.util.find_spec("pip") and importlib.util.find_spec("setuptools"):
-        options = [
-            "--no-deps",
-            "--no-index",
-            "--no-build-isolation",
-            "--disable-pip-version-check",
-            "--quiet",
-        ]
-        command = [sys.executable, "-m", "pip", "install", *options, "--target", target, project]
-        subprocess.run(command, check=True, timeout=100)
-        return
-    metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    info = target / f"{metadata['name'].replace('-', '_')}-{metadata['version']}.dist-info"
-    info.mkdir(parents=True)
-    lines = f"Metadata-Version: 2.1\nName: {metadata['name']}\nVersion: {metadata['version']}\n"
-    (info / "METADATA").write_text(lines)
-    points = [f"{name} = {value}" for name, value in metadata["entry-points"]["megaopt"].items()]
-    (info / "entry_points.txt").write_text("\n".join(["[megaopt]", *points, ""]))
-    for file in (project / "src").iterdir():
-        (target / file.name).write_text(file.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +39,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which the project is installed beside what is installed here, and no other plugin is let in."""
     target = tmp_path_factory.mktemp("installed")
-    _install(shutil.copytree(project, target.with_name("sources")), target)
+    install_wheel(project, target)
     known = {key: value for key, value in os.environ.items() if not key.startswith("MEGAOPT_")}
     return {**known, "PYTHONPATH": str(target), "MEGAOPT_PLUGINS": "signum"}
 
@@ -109,22 +86,22 @@ def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str
 
 
 def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:
-    """`megaopt check-plugin signum` makes every check, with no other plugin there."""
+    """`megaopt check-plugin signum` makes every check that can be made of it, with no other plugin there."""
     from megaopt_testing import CHECKS
 
     printed = _run(_megaopt("check-plugin", "signum", "--set", "signum_beta=0.8"), installed, project)
     assert re.findall(r"^ +(\w+) +(\w+) +\d", printed, re.MULTILINE) == [
-        ("passed", check.id) for check in CHECKS
+        ("skipped" if check.id == "split_step" else "passed", check.id) for check in CHECKS
     ]
     assert f"{len(CHECKS)} checks, 0 failed" in printed
 
 
 def test_the_distributions_own_tests_pass(project: Path, installed: dict[str, str]) -> None:
-    """pytest, as the author runs it."""
+    """pytest, as the author runs it; a step of single elements has no parts to check."""
     from megaopt_testing import CHECKS
 
     printed = _run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], installed, project)
-    assert f"{len(CHECKS)} passed" in printed
+    assert f"{len(CHECKS) - 1} passed, 1 skipped" in printed
 
 
 def test_the_other_examples_of_the_page_run(project: Path, installed: dict[str, str]) -> None:

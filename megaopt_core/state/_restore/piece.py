@@ -70,7 +70,7 @@ class PieceRestore:
             CheckpointMismatchError: a state cannot be what it should become here.
         """
         live = self.piece.inner
-        stored = [key for member in self.members for key in member.state]
+        stored = [key for member in self.members for key in member.state if self.piece.holds(key)]
         for key in dict.fromkeys([*live, *stored]):
             if key == MAIN_PARAM or (key in live and self.piece.part.precision.is_code(key)):
                 continue
@@ -115,7 +115,7 @@ class PieceRestore:
             )
 
     def _is_coded(self, key: str) -> bool:
-        return self.piece.part.precision.is_coded(self.piece.index, key)
+        return self.piece.is_coded(key)
 
     def _new_elements(self, dtype: torch.dtype) -> torch.Tensor:
         stepped = self.piece.stepped

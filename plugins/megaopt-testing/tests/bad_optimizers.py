@@ -229,6 +229,72 @@ class DoesNothing(Good):
         self.momentum(param).lerp_(param.grad, 1 - group["beta"])
 
 
+class GoodSplit:
+    """The good optimizer in three parts."""
+
+    def __init__(self, inner: Good) -> None:
+        self.inner = inner
+
+    def _with_groups(self, params: Any) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+        groups = {id(param): group for group in self.inner.param_groups for param in group["params"]}
+        return [(param, groups[id(param)]) for param in params]
+
+    def local_updates(self, params: Any) -> list[torch.Tensor]:
+        updates = []
+        for param, group in self._with_groups(params):
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+            updates.append(self.inner.momentum(param).lerp_(param.grad, 1 - group["beta"]))
+        return updates
+
+    def transform(self, updates: Any, infos: Any) -> list[torch.Tensor]:
+        return [update.sign() for update in updates]
+
+    def apply(self, params: Any, updates: Any) -> None:
+        for (param, group), update in zip(self._with_groups(params), updates, strict=True):
+            param.sub_(update, alpha=group["lr"])
+
+
+class TransformsOtherwise(GoodSplit):
+    """Its middle part is not what the step does."""
+
+    def transform(self, updates: Any, infos: Any) -> list[torch.Tensor]:
+        return [1.5 * update.sign() for update in updates]
+
+
+class Normalizes(Good):
+    """Divides gradients by the norm of what it is given."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.grad.div_(param.grad.norm().clamp_min(1e-6))
+        super().update(param, group)
+
+
+class NormalizesSlices(GoodSplit):
+    """Does so before slices are put together."""
+
+    def local_updates(self, params: Any) -> list[torch.Tensor]:
+        for param in params:
+            param.grad.div_(param.grad.norm().clamp_min(1e-6))
+        return super().local_updates(params)
+
+
+class GoesByTheNorm(Good):
+    """Goes as far as the norm of the parameter says."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        momentum = self.momentum(param).lerp_(param.grad, 1 - group["beta"])
+        param.sub_(momentum.sign(), alpha=group["lr"] * (1.0 + param.norm().item()))
+
+
+class GoesByTheNormOfSlices(GoodSplit):
+    """Does so after slices were taken apart."""
+
+    def apply(self, params: Any, updates: Any) -> None:
+        for (param, group), update in zip(self._with_groups(params), updates, strict=True):
+            param.sub_(update, alpha=group["lr"] * (1.0 + param.norm().item()))
+
+
 @frozen
 class Settings:
     """Settings as they should be."""
@@ -320,6 +386,9 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
         _entry(MovesParametersAtBuild, init_state_fn=_move),
     ),
     "jitters_on_plateaus": ("deterministic", _entry(JittersOnPlateaus)),
+    "transforms_otherwise": ("split_step", _entry(Good, split_step=TransformsOtherwise)),
+    "normalizes_slices": ("split_step", _entry(Normalizes, split_step=NormalizesSlices)),
+    "goes_by_slices": ("split_step", _entry(GoesByTheNorm, split_step=GoesByTheNormOfSlices)),
     "does_nothing": ("report", _entry(DoesNothing)),
 }
 """Optimizer name to the one check that it fails, and its entry."""
@@ -332,4 +401,7 @@ class Plugin:
 
     @hookimpl
     def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
-        return {"signum": _entry(Good), **{name: entry for name, (_, entry) in ENTRIES.items()}}
+        return {
+            "signum": _entry(Good, split_step=GoodSplit),
+            **{name: entry for name, (_, entry) in ENTRIES.items()},
+        }

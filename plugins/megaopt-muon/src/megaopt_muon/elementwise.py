@@ -72,7 +72,7 @@ class MomentumStep:
 def subtract(
     target: torch.Tensor, update: torch.Tensor, lr: float | torch.Tensor, scale: float, workspace: Workspace
 ) -> None:
-    """Apply `target -= lr * (scale * update)`, where the product in parentheses is rounded to the target's dtype.
+    """Apply `target -= lr * (scale * update)`, where the products are float32 or wider.
 
     Args:
         target: of any strides.
@@ -82,7 +82,8 @@ def subtract(
         workspace: where pieces live.
     """
     for part, change in _rows(target, update):
-        wide = workspace.take("change", change.shape, target.dtype, target.device, dense=True)
+        dtype = torch.promote_types(target.dtype, torch.float32)  # bfloat16 would round the learning rate too
+        wide = workspace.take("change", change.shape, dtype, target.device, dense=True)
         wide.copy_(change)
         if scale != 1.0:
             wide.mul_(scale)

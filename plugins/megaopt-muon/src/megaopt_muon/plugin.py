@@ -90,6 +90,12 @@ def _adaptive_muon_kwargs(
     }
 
 
+def _refuses_split(config: OptimizerConfig) -> str | None:
+    if config.adaptive_muon_moment2_method == "namo":
+        return "its second moment 'namo' measures whole gradients, which do not travel"
+    return None
+
+
 def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
     from megaopt_muon.muon import init_state
 
@@ -112,6 +118,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             "megaopt_muon.muon:TensorParallelMuon",
             init_state_fn=_init_state,
             config_to_kwargs=_muon_kwargs,
+            split_step="megaopt_muon.split_step:MuonSplit",
             settings=MuonSettings,
             setting_prefixes=("muon",),
             granularity=Granularity.TENSOR,
@@ -128,6 +135,8 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             "megaopt_muon.adaptive:TensorParallelAdaptiveMuon",
             init_state_fn=_init_state,
             config_to_kwargs=_adaptive_muon_kwargs,
+            split_step="megaopt_muon.split_step:AdaptiveMuonSplit",
+            refuses_split=_refuses_split,
             settings=AdaptiveMuonSettings,
             setting_prefixes=("adaptive_muon", "muon"),
             granularity=Granularity.TENSOR,

@@ -22,6 +22,7 @@ from megaopt_testing.checks.settings import (
     check_settings_used,
     check_settings_validated,
 )
+from megaopt_testing.checks.split_step import check_split_step
 from megaopt_testing.checks.state import check_state_before_first_step
 from megaopt_testing.models import SharedBlocks, TinyGPT
 from megaopt_testing.parametrize import parametrize_with_checks
@@ -47,6 +48,7 @@ __all__ = [
     "check_settings_documented",
     "check_settings_used",
     "check_settings_validated",
+    "check_split_step",
     "check_state_before_first_step",
     "check_tied_parameters",
     "parametrize_with_checks",

@@ -18,6 +18,7 @@ from megaopt_testing.checks.settings import (
     check_settings_validated,
     requires_settings,
 )
+from megaopt_testing.checks.split_step import check_split_step, requires_split_step
 from megaopt_testing.checks.state import check_state_before_first_step
 
 __all__ = ["CHECKS", "bound_checks", "run_checks"]
@@ -55,6 +56,12 @@ CHECKS: tuple[Check, ...] = (
         check_state_before_first_step,
     ),
     Check("deterministic", "the same seed gives the same bits", check_deterministic),
+    Check(
+        "split_step",
+        "the step in three parts is the step, and its local parts are the same on any slice",
+        check_split_step,
+        requires_split_step,
+    ),
     Check("report", "the report names every parameter and proves that a step changed it", check_report),
 )
 """Every check, in the order in which they are run."""

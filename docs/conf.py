@@ -39,6 +39,7 @@ packages = {
     "megaopt_lion": "../plugins/megaopt-lion/src/megaopt_lion",
     "megaopt_muon": "../plugins/megaopt-muon/src/megaopt_muon",
     "megaopt_roles": "../plugins/megaopt-roles/src/megaopt_roles",
+    "megaopt_soap": "../plugins/megaopt-soap/src/megaopt_soap",
     "megaopt_testing": "../plugins/megaopt-testing/src/megaopt_testing",
     "megaopt_tools": "../plugins/megaopt-tools/src/megaopt_tools",
 }

@@ -10,7 +10,7 @@ import pytest
 PLUGINS = Path(__file__).parents[2] / "plugins"
 EVERY = {path.parents[2].name.removeprefix("megaopt-") for path in PLUGINS.glob("megaopt-*/src/*/plugin.py")}
 
-# The plugins of an environment, named and needed. adam steps what lion and muon leave alone, muon reads roles, and the
+# The plugins of an environment, named and needed. adam steps what lion, muon and soap leave alone, the last two read roles, and the
 # tests are written with the kit.
 COMBOS = {
     "core": {"testing"},
@@ -20,6 +20,7 @@ COMBOS = {
     "adam-distributed": {"adam", "distributed", "testing"},
     "lion": {"adam", "lion", "testing"},
     "muon": {"adam", "muon", "roles", "testing"},
+    "soap": {"adam", "roles", "soap", "testing"},
     "models": {"roles"},
     "thirdparty": {"testing"},
     "all": EVERY,

@@ -10,6 +10,7 @@ EXAMPLES = [
     ("README.md", "megaopt_muon"),
     ("plugins/megaopt-adam/README.md", "megaopt_adam"),
     ("plugins/megaopt-muon/README.md", "megaopt_muon"),
+    ("plugins/megaopt-soap/README.md", "megaopt_soap"),
 ]
 
 

@@ -1,0 +1,3 @@
+"""SOAP as a megaopt plugin."""
+
+__all__: list[str] = []

@@ -1,0 +1,157 @@
+"""SOAP's step of one matrix."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from attrs import frozen
+
+from megaopt_soap.orthogonalization import orthogonalized
+from megaopt_soap.precision import matmul_precision
+from megaopt_soap.rotation import Rotation
+
+__all__ = ["MatrixState", "StepSettings", "step_matrix"]
+
+_BLOCK: Final = 1 << 16  # elements: a few blocks of float32 fit a core's own cache
+
+
+@frozen
+class StepSettings:
+    """The numbers of one step.
+
+    Args:
+        step: its number, from 1 on.
+        lr: learning rate.
+        betas: decay rates of momentum and second moment.
+        shampoo_beta: decay rate of the Kronecker factors.
+        eps: keeps divisions finite.
+        weight_decay: weight decay coefficient.
+        frequency: number of steps from one refresh of the bases to the next.
+        was_rotated: the momentum is stored in the bases.
+        updates_first: the first gradient, which the bases come from, is also applied in them.
+        scale: on an orthogonalized update, beside the root of its larger dimension; None: do not orthogonalize.
+    """
+
+    step: int
+    lr: float
+    betas: tuple[float, float]
+    shampoo_beta: float
+    eps: float
+    weight_decay: float
+    frequency: int
+    was_rotated: bool
+    updates_first: bool = True
+    scale: float | None = None
+
+    @property
+    def adam_step(self) -> int:
+        """Number of the step for Adam's moments; 0 in a first step that applies nothing."""
+        return self.step if self.updates_first else self.step - 1
+
+    @property
+    def factor_weight(self) -> float:
+        """Share of this step's gradient in the Kronecker factors, so that they are averages from the first step on."""
+        return (1.0 - self.shampoo_beta) / (1.0 - self.shampoo_beta**self.step)
+
+    @property
+    def refreshes(self) -> bool:
+        """True when this step sets the bases anew."""
+        return (self.step - 1) % self.frequency == 0
+
+    @property
+    def rotates_momentum(self) -> bool:
+        """True when the momentum is to be stored in the bases.
+
+        While they stay, that saves its rotation. Where they change with every step, the momentum is cheaper as it is.
+        """
+        return self.frequency > 1
+
+
+@frozen(eq=False)
+class MatrixState:
+    """The state of one matrix; every tensor is updated in place.
+
+    Args:
+        exp_avg: momentum, `[rows, columns]`.
+        exp_avg_sq: second moment in the bases, of the same shape.
+        rotation: the bases.
+    """
+
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    rotation: Rotation
+
+
+def step_matrix(target: torch.Tensor, grad: torch.Tensor, state: MatrixState, settings: StepSettings) -> None:
+    """Update one matrix and its state in place.
+
+    Args:
+        target: the matrix, `[rows, columns]`.
+        grad: its gradient, of the state's dtype.
+        state: its state.
+        settings: the numbers of this step.
+    """
+    rotation, exp_avg = state.rotation, state.exp_avg
+    rotated = _rotated_gradient(grad, state, settings)
+    if settings.adam_step == 0:
+        return
+    weight = 1.0 - settings.betas[0]
+    if settings.rotates_momentum:
+        momentum = exp_avg.lerp_(rotated, weight)
+    else:
+        momentum = rotation.apply(exp_avg.lerp_(grad, weight))
+    if settings.adam_step == 1:
+        # Where the gradient has no part, its quotient with itself must not become one of two roundings.
+        momentum = rotated * weight
+    _apply(target, _direction(momentum, state.exp_avg_sq, rotated, settings), rotation, settings)
+
+
+def _rotated_gradient(grad: torch.Tensor, state: MatrixState, settings: StepSettings) -> torch.Tensor:
+    """Bring factors, bases and what is stored in them up to date, and return the gradient in the bases."""
+    rotation, exp_avg = state.rotation, state.exp_avg
+    refreshes, to_bases = settings.refreshes, settings.rotates_momentum
+    rotated = rotation.accumulate(
+        grad, settings.factor_weight, settings.eps, plain=settings.adam_step == 0, rotate=not refreshes
+    )
+    if settings.was_rotated and (refreshes or not to_bases):
+        exp_avg.copy_(rotation.undo(exp_avg))
+    if rotated is None:
+        with matmul_precision("highest"):  # what is lost here is lost in every step until the next refresh
+            rotation.refresh(state.exp_avg_sq, first=settings.step == 1)
+        rotated = rotation.apply(grad)
+    if to_bases and (refreshes or not settings.was_rotated):
+        exp_avg.copy_(rotation.apply(exp_avg))
+    return rotated
+
+
+def _apply(target: torch.Tensor, direction: torch.Tensor, rotation: Rotation, settings: StepSettings) -> None:
+    keep = 1.0 - settings.lr * settings.weight_decay
+    if settings.scale is not None:
+        change = orthogonalized(rotation.undo(direction))
+        size = settings.scale * max(target.shape) ** 0.5
+        target.mul_(keep).add_(change.to(target.dtype), alpha=-settings.lr * size)
+        return
+    corrections = [1.0 - beta**settings.adam_step for beta in settings.betas]
+    alpha = -settings.lr * corrections[1] ** 0.5 / corrections[0]
+    rotation.undo_into(target, direction, keep=keep, alpha=alpha)
+
+
+def _direction(
+    momentum: torch.Tensor, exp_avg_sq: torch.Tensor, grad: torch.Tensor, settings: StepSettings
+) -> torch.Tensor:
+    """Update the second moment and return what Adam makes of the momentum, but for a factor.
+
+    On a CPU block by block, so that blocks stay in the cache between operations.
+    """
+    beta2 = settings.betas[1]
+    eps = settings.eps * (1.0 - beta2**settings.adam_step) ** 0.5
+    direction = torch.empty_like(exp_avg_sq)
+    tensors = [tensor.contiguous().view(-1) for tensor in (momentum, grad)]
+    tensors += [exp_avg_sq.view(-1), direction.view(-1)]
+    size = _BLOCK if exp_avg_sq.device.type == "cpu" else max(1, exp_avg_sq.numel())
+    for m, g, v, out in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+        v.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
+        torch.sqrt(v, out=out)
+        torch.div(m, out.add_(eps), out=out)
+    return direction

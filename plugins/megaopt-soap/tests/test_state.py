@@ -1,0 +1,163 @@
+"""State: named tensors, one set for each matrix, that survive a checkpoint bit for bit."""
+
+import io
+
+import pytest
+import torch
+from megaopt_soap.soap import SOAP, init_state
+from torch import nn
+
+from megaopt_core.params import MatrixView, ParamInfo, Role
+
+SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-6}
+VIEWS = [
+    (MatrixView(split_sizes=(2, 3, 1)), (6, 8)),
+    (MatrixView(split_sizes=(2, 1, 1)), (12, 8)),
+    (MatrixView(split_sizes=(1, 1)), (6, 8)),
+    (MatrixView(split_sizes=(2, 2), split_dim=1), (6, 8)),
+    (MatrixView(transposed=True), (6, 8)),
+    (MatrixView(split_sizes=(2, 1, 1), transposed=True), (8, 12)),
+    (MatrixView(batch_dims=1), (3, 6, 8)),
+    (MatrixView(batch_dims=1, transposed=True, split_sizes=(2, 2)), (3, 6, 8)),
+    (MatrixView(), (6, 2, 2, 2)),
+]
+
+
+def gradients(shape, count, dtype=torch.float64):
+    """Return Gaussian gradients."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
+
+
+def parameter(shape, view=None, dtype=torch.float64):
+    """Return a parameter that is seen through a view."""
+    param = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype))
+    if view is not None:
+        param.param_info = ParamInfo("weight", Role.MATRIX, view)
+    return param
+
+
+def alone(view, tensor):
+    """Return every matrix of a tensor, experts apart, in memory of its own."""
+    matrices = [matrix.reshape(-1, *matrix.shape[-2:]) for matrix in view.matrices(tensor)]
+    return [member.detach().clone() for matrix in matrices for member in matrix]
+
+
+def begin_with_full_rank(optimizer):
+    """Give all factors the eigenvalues 1, 2, 3...: what is in a null space is decided by rounding."""
+    init_state(optimizer)
+    for state in optimizer.state.values():
+        state["step"].fill_(3)
+        for key, value in state.items():
+            size = value.shape[-1] if value.dim() else 0
+            if "factor" in key:
+                value.copy_(torch.arange(1.0, size + 1).diag())
+            elif "basis" in key:
+                value.copy_(torch.eye(size).flip(0))
+            elif "eigenvalues" in key:
+                value.copy_(torch.arange(size, 0.0, -1.0))
+
+
+@pytest.mark.parametrize("kl", [False, True])
+@pytest.mark.parametrize("frequency", [1, 2])
+@pytest.mark.parametrize(("view", "shape"), VIEWS, ids=[f"{view} {shape}" for view, shape in VIEWS])
+def test_each_matrix_has_bases_of_its_own(view, shape, frequency, kl):
+    """A fused weight is stepped as its matrices are, one by one."""
+    settings = {**SETTINGS, "use_kl_shampoo": kl, "precondition_frequency": frequency}
+    param = parameter(shape, view)
+    separate = [nn.Parameter(matrix) for matrix in alone(view, param)]
+    fused, apart = SOAP([param], **settings), SOAP(separate, **settings)
+    begin_with_full_rank(fused)
+    begin_with_full_rank(apart)
+    for grad in gradients(shape, 6):
+        param.grad = grad
+        for matrix, part in zip(separate, alone(view, grad), strict=True):
+            matrix.grad = part
+        fused.step()
+        apart.step()
+    for ours, matrix in zip(alone(view, param), separate, strict=True):
+        torch.testing.assert_close(ours, matrix.detach(), rtol=0, atol=1e-9)
+
+
+def test_a_parameter_in_any_memory_is_stepped_in_place():
+    """Also one whose matrix cannot be a view of it."""
+    shape = (4, 2, 3, 3)
+    param = nn.Parameter(torch.zeros(shape).to(memory_format=torch.channels_last))
+    address, plain = param.data_ptr(), nn.Parameter(torch.zeros(shape))
+    optimizers = [SOAP([tensor], **SETTINGS) for tensor in (param, plain)]
+    for optimizer in optimizers:
+        begin_with_full_rank(optimizer)
+    for grad in gradients(shape, 3, torch.float32):
+        param.grad, plain.grad = grad.to(memory_format=torch.channels_last), grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert param.data_ptr() == address
+    torch.testing.assert_close(param, plain)
+
+
+def test_state_is_made_without_a_gradient():
+    """Every tensor of every matrix by its name, in the shapes that it keeps."""
+    param = parameter((3, 6, 8), MatrixView(batch_dims=1, split_sizes=(2, 4)), torch.float32)
+    optimizer = SOAP([param], use_kl_shampoo=True, max_precond_dim=7)
+    before = param.detach().clone()
+    init_state(optimizer)
+    shapes = {key: tuple(value.shape) for key, value in optimizer.state[param].items()}
+    assert torch.equal(param.detach(), before)
+    assert shapes == {
+        "step": (),
+        "exp_avg_is_rotated": (),
+        "exp_avg": (3, 2, 8),
+        "exp_avg_sq": (3, 2, 8),
+        "left_factor": (3, 2, 2),
+        "left_basis": (3, 2, 2),
+        "left_eigenvalues": (3, 2),
+        "exp_avg_1": (3, 4, 8),
+        "exp_avg_sq_1": (3, 4, 8),
+        "left_factor_1": (3, 4, 4),
+        "left_basis_1": (3, 4, 4),
+        "left_eigenvalues_1": (3, 4),
+    }
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert {key: tuple(value.shape) for key, value in optimizer.state[param].items()} == shapes
+
+
+def test_an_empty_parameter_and_one_without_a_gradient_have_no_state():
+    """There is nothing to step."""
+    params = [nn.Parameter(torch.zeros(0, 4)), nn.Parameter(torch.ones(2, 2))]
+    optimizer = SOAP(params)
+    params[0].grad = torch.zeros(0, 4)
+    optimizer.step()
+    assert len(optimizer.state) == 0
+    assert (params[1] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frequency", [1, 4])
+@pytest.mark.parametrize("kl", [False, True])
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(kl, frequency, dtype):
+    """Saved between two refreshes, and loaded with `weights_only`, into memory of its own."""
+    shape = (300, 12)
+    settings = {**SETTINGS, "use_kl_shampoo": kl, "precondition_frequency": frequency}
+    through, again = parameter(shape, dtype=dtype), parameter(shape, dtype=dtype)
+    first, second = SOAP([through], **settings), SOAP([again], **settings)
+    grads = gradients(shape, 9, dtype)
+    for number, grad in enumerate(grads):
+        through.grad = grad.clone()
+        first.step()
+        if number == 5:
+            file = io.BytesIO()
+            torch.save({"param": through.detach(), "optimizer": first.state_dict()}, file)
+            file.seek(0)
+            saved = torch.load(file, weights_only=True)
+    with torch.no_grad():
+        again.copy_(saved["param"])
+    second.load_state_dict(saved["optimizer"])
+    for grad in grads[6:]:
+        again.grad = grad.clone()
+        second.step()
+    assert torch.equal(through, again)
+    for key, value in first.state[through].items():
+        assert torch.equal(value, second.state[again][key]), key
+        assert value.dtype is second.state[again][key].dtype, key
+        assert second.state[again][key].data_ptr() != saved["optimizer"]["state"][0][key].data_ptr(), key

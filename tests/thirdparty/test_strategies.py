@@ -1,7 +1,9 @@
 """Strategies that know the documentation alone train as one process does, and share checkpoints with all others."""
 
+import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/checkpoint"))
 
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_testing import temporary_plugin
 from strategy_models import SETTINGS, Model, gathered, make, train, two_by, use, values_of
 from training import logical_state, same
 
@@ -21,7 +24,7 @@ from megaopt_core import build_optimizer
 from megaopt_core.params import Shard
 from megaopt_core.sharding import LiveModel
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
 
 OURS = ("round_robin", "row_blocks", "by_expert", "pairs")
 ALL = (*OURS, "replicated", "distributed")
@@ -68,12 +71,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(launch, strategies, folder):
-    """What 2 and 4 ranks train."""
-    return {
-        size: launch(train_each, size, strategies, (*ALL, "parts"), str(folder), timeout=200)
-        for size in (2, 4)
-    }
+def by_two(launch, strategies, folder):
+    """What 2 ranks train."""
+    return launch(train_each, 2, strategies, (*ALL, "parts"), str(folder), timeout=300)
+
+
+@pytest.fixture(scope="module")
+def by_four(launch, strategies, folder):
+    """What 4 ranks train."""
+    return launch(train_each, 4, strategies, (*ALL, "parts"), str(folder), timeout=300)
 
 
 def is_exact(strategy, case):
@@ -91,10 +97,11 @@ def compare(found, expected, *, exact):
         )
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_ranks_together_train_as_one_process(alone, trained, size):
+@pytest.mark.parametrize("ranks", ["alone", "by_two", "by_four"])
+def test_ranks_together_train_as_one_process(request, alone, ranks):
     """Parameters and states of every optimizer are equal: bit for bit, to 1e-6 where a norm clips."""
-    for results in trained[size] if size > 1 else [alone]:
+    trained = request.getfixturevalue(ranks)
+    for results in [trained] if ranks == "alone" else trained:
         for (strategy, case), (values, state, norms) in results.items():
             expected = alone["replicated", case]
             exact = is_exact(strategy, case) and case != "normed_sgd"
@@ -132,7 +139,7 @@ def hop(rank, size, installed, folder, sources, cut):
     return loaded, wrong
 
 
-def test_checkpoints_go_from_any_strategy_to_any_other(alone, trained, launch, strategies, folder):
+def test_checkpoints_go_from_any_strategy_to_any_other(alone, by_two, by_four, launch, strategies, folder):
     """From 2 ranks and 4, tensor parallel or not, to 2 ranks and to 2 x 2: state bit for bit, and the steps after."""
     launch(tensor_parallel, 4, strategies, str(folder), timeout=200)
     whole = [f"{strategy}-{size}" for strategy in ALL for size in (2, 4)]
@@ -212,6 +219,22 @@ def partial_gradient(rank, size):
     return model.grad(Shard("w", (3, 4), ((1, 0), (1, 4)), 0, 4)).tolist()
 
 
+def of_the_guide(rank, size):
+    """Train as replicated, and with the strategy that the documentation shows; return whether all is the same."""
+    page = (Path(__file__).parents[2] / "docs/writing-a-strategy.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (plugin,) = (block for block in blocks if "megaopt_api" in block)
+    module = ModuleType("guide")
+    exec(plugin, vars(module))  # noqa: S102 - what readers copy is what is tested
+    found = []
+    with temporary_plugin(module, name="guide"):
+        for strategy in ("replicated", "dealt"):
+            model, optimizer = make(strategy)
+            train(model, optimizer, range(2))
+            found.append((values_of(model), state_of(optimizer)))
+    return all(same(mine, other) for mine, other in zip(*found, strict=True))
+
+
 def everything_else(rank, size, installed, folder):
     """Run what needs no more than one start of processes."""
     return (
@@ -219,15 +242,17 @@ def everything_else(rank, size, installed, folder):
         through_dcp(rank, size, installed, folder),
         under_ddp(rank, size, installed),
         partial_gradient(rank, size),
+        of_the_guide(rank, size),
     )
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_changed_model_dcp_and_gradients_of_ddp(launch, strategies, tmp_path, size):
     """Own memory takes over what the model is given; DCP changes no bit; DDP's gradients step as replicated ones."""
-    for changed, stored, stepped, gradient in launch(
+    for changed, stored, stepped, gradient, shown in launch(
         everything_else, size, strategies, str(tmp_path), timeout=200
     ):
+        assert shown
         assert gradient == [sum(range(1, size + 1))] * 4
         assert changed == dict.fromkeys(OURS, True)
         assert stored == dict.fromkeys(OURS, True)

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/checkpoint"))
 
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from strategy_models import SETTINGS, Model, gathered, make, train, two_by, use, values_of
 from training import logical_state, same
@@ -24,6 +25,9 @@ from megaopt_core import build_optimizer
 from megaopt_core.params import Shard
 from megaopt_core.sharding import LiveModel
 
+pytest.importorskip("megaopt_adam")
+pytest.importorskip("megaopt_distributed")
+pytest.importorskip("megaopt_muon")
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
 
 OURS = ("round_robin", "row_blocks", "by_expert", "pairs")
@@ -144,8 +148,14 @@ def test_checkpoints_go_from_any_strategy_to_any_other(alone, by_two, by_four, l
     launch(tensor_parallel, 4, strategies, str(folder), timeout=200)
     whole = [f"{strategy}-{size}" for strategy in ALL for size in (2, 4)]
     cut = [f"{strategy}-tp4" for strategy in ("replicated", *OURS)]
+    # What two ranks step is stored by one of them.
+    once = read_manifest(folder / "round_robin-2").nbytes
+    assert [read_manifest(folder / f"pairs-{size}").nbytes for size in (2, 4)] == [once, once]
     state = alone["replicated", "bf16 adam"][1]
-    for size, sources, is_cut in ((2, [*whole, *cut], False), (4, [*whole[:4], *cut], True)):
+    for size, sources, is_cut in (
+        (2, [*whole[1::2], *cut[::2]], False),
+        (4, [*whole[::2], *cut[1::2]], True),
+    ):
         for loaded, wrong in launch(hop, size, strategies, str(folder), sources, is_cut, timeout=400):
             assert wrong == []
             for source, (found, _) in loaded.items():
@@ -235,6 +245,32 @@ def of_the_guide(rank, size):
     return all(same(mine, other) for mine, other in zip(*found, strict=True))
 
 
+def empty_parts(rank, size, installed, folder):
+    """Step tensors of one row, of which all ranks but one have an empty part; save, and load into both kinds."""
+    use(installed)
+
+    def build(seed, sharding):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 1)
+        return model, build_optimizer(model, "normed_sgd", lr=0.1, clip_grad=1.0, sharding=sharding)
+
+    def step(model, optimizer):
+        model.weight.grad, model.bias.grad = torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([12.0])
+        return optimizer.step().grad_norm
+
+    first, expected = build(0, "parts"), build(0, "replicated")
+    norms = [step(*first), step(*expected)]
+    save_checkpoint(f"{folder}/parts", *first)
+    for strategy in ("parts", "replicated"):
+        again = build(1, strategy)
+        load_checkpoint(f"{folder}/parts", *again)
+        step(*again)
+        if strategy == "parts":
+            step(*expected)
+        norms.append(same(values_of(again[0]), values_of(expected[0])))
+    return norms
+
+
 def everything_else(rank, size, installed, folder):
     """Run what needs no more than one start of processes."""
     return (
@@ -243,16 +279,18 @@ def everything_else(rank, size, installed, folder):
         under_ddp(rank, size, installed),
         partial_gradient(rank, size),
         of_the_guide(rank, size),
+        empty_parts(rank, size, installed, folder),
     )
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_changed_model_dcp_and_gradients_of_ddp(launch, strategies, tmp_path, size):
     """Own memory takes over what the model is given; DCP changes no bit; DDP's gradients step as replicated ones."""
-    for changed, stored, stepped, gradient, shown in launch(
+    for changed, stored, stepped, gradient, shown, parts in launch(
         everything_else, size, strategies, str(tmp_path), timeout=200
     ):
         assert shown
+        assert parts == [13.0, 13.0, True, True]
         assert gradient == [sum(range(1, size + 1))] * 4
         assert changed == dict.fromkeys(OURS, True)
         assert stored == dict.fromkeys(OURS, True)

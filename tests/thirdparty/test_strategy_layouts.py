@@ -99,6 +99,8 @@ def test_512_ranks_share_every_element_out(strategies, monkeypatch, name):
     from megaopt_core.registry import PluginRegistry, reset_registry
 
     monkeypatch.syspath_prepend(strategies)
+    if name == "distributed":
+        pytest.importorskip("megaopt_distributed")
     reset_registry(PluginRegistry())
     try:
         strategy = get_registry().strategy(name)
@@ -119,7 +121,7 @@ def test_512_ranks_share_every_element_out(strategies, monkeypatch, name):
         copies = COPIES.get(name, 1)
         if name == "replicated" and spec.is_expert:
             copies = DATA // EXPERT
-        if name == "parts" and (not spec.shape or spec.shape[0] < DATA):
+        if name == "parts" and not spec.shape:
             copies = DATA
         assert owned[spec.name] == spec.numel * model_copies * copies, spec
     assert seconds < 60

@@ -11,7 +11,7 @@ from megaopt_strategies.broadcast import attach
 
 @frozen
 class PartLayout:
-    """Rows, as equal as they can be; a tensor with fewer rows than ranks is stepped by each of them, whole."""
+    """Rows, as equal as they can be, none where there are fewer than ranks; a scalar is stepped by each of them."""
 
     specs: Sequence[ParamSpec]
     world: World
@@ -21,10 +21,11 @@ class PartLayout:
         found = []
         for spec in (spec for spec in self.specs if spec.held_by(rank)):
             axis, ranks = spec.data_axis, self.world.size(spec.data_axis)
-            place, rows = rank.get(axis, 0), spec.shape[0] if spec.shape else 0
-            if rows < ranks:
+            place = rank.get(axis, 0)
+            if not spec.shape:
                 found.append(PieceSpec.of(spec.shard(rank), spec.group, peers=Peers(axis, ranks, place)))
                 continue
+            rows = spec.shape[0]
             first, last = rows * place // ranks, rows * (place + 1) // ranks
             box = (first, *[0] * (len(spec.shape) - 1)), (last - first, *spec.shape[1:])
             found.append(PieceSpec.of(spec.part(box), spec.group, peers=Peers(axis, ranks, place, dim=0)))

@@ -10,7 +10,13 @@ from attrs import evolve
 
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
+from megaopt_core.errors import (
+    ConfigurationError,
+    MegaoptError,
+    OwnershipError,
+    ShardingError,
+    UnsupportedSettingError,
+)
 from megaopt_core.execution._exchanged_step import exchanged_step
 from megaopt_core.execution._inner import build_inner, init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
@@ -185,10 +191,17 @@ def optimizer_from_routing(
     layouts = strategy_layouts(routing, pgs, buffers)
     agree_over_ranks(None, _refusal(routing, params) or reduced_elsewhere(layouts, routing, buffers))
     peer_groups = make_peer_groups(layouts.values(), model.rank, pgs)
-    children = [
-        _build_child(child, routing, config, model, twins, pgs, layouts[child.strategy], scaler, peer_groups)
-        for child in routing.children
-    ]
+    children: list[MegatronOptimizer] = []
+    error = None
+    try:
+        for child in routing.children:
+            layout = layouts[child.strategy]
+            made = _build_child(child, routing, config, model, twins, pgs, layout, scaler, peer_groups)
+            children.append(made)
+    except MegaoptError as raised:
+        error = raised
+    # An error on one rank alone would leave the others waiting for it in their first step.
+    agree_over_ranks(None, error)
     _require_ownership(children, params)
     chain = get_registry().strategy(config.sharding or "replicated").chain(children)
     if chain is None:

@@ -22,6 +22,7 @@ from strategy_models import SETTINGS, Model, gathered, make, train, two_by, use,
 from training import logical_state, same
 
 from megaopt_core import build_optimizer
+from megaopt_core.errors import MegaoptError
 from megaopt_core.params import Shard
 from megaopt_core.sharding import LiveModel
 
@@ -230,7 +231,7 @@ def partial_gradient(rank, size):
 
 
 def of_the_guide(rank, size):
-    """Train as replicated, and with the strategy that the documentation shows; return whether all is the same."""
+    """Train with the strategy that the documentation shows; return what is said where rank 1 forgets its pieces."""
     page = (Path(__file__).parents[2] / "docs/writing-a-strategy.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (plugin,) = (block for block in blocks if "megaopt_api" in block)
@@ -242,7 +243,14 @@ def of_the_guide(rank, size):
             model, optimizer = make(strategy)
             train(model, optimizer, range(2))
             found.append((values_of(model), state_of(optimizer)))
-    return all(same(mine, other) for mine, other in zip(*found, strict=True))
+        assert all(same(mine, other) for mine, other in zip(*found, strict=True))
+        if rank == 1:
+            module.DealtParams.pieces = property(lambda self: [], lambda self, pieces: None)
+        try:
+            make("dealt")
+        except MegaoptError as error:
+            return type(error).__name__, str(error)
+    return "nothing", ""
 
 
 def empty_parts(rank, size, installed, folder):
@@ -289,7 +297,8 @@ def test_a_changed_model_dcp_and_gradients_of_ddp(launch, strategies, tmp_path, 
     for changed, stored, stepped, gradient, shown, parts in launch(
         everything_else, size, strategies, str(tmp_path), timeout=200
     ):
-        assert shown
+        assert "sharding='dealt' does not attach the pieces that its layout gives this rank" in shown[1]
+        assert shown[0] in ("ShardingError", "RoutingError")
         assert parts == [13.0, 13.0, True, True]
         assert gradient == [sum(range(1, size + 1))] * 4
         assert changed == dict.fromkeys(OURS, True)

@@ -198,9 +198,9 @@ def refusals(rank: int, size: int) -> list[str]:
 def test_what_cannot_be_stepped_is_refused_on_every_rank(launch) -> None:
     """The error names the parameter and its placement."""
     expected = [
-        "'weight' is a DTensor with the placement Partial(sum) over the 2 tensor-parallel ranks; allowed are Shard",
-        "'weight': it is a DTensor with the placement Shard(dim=0) over 2 ranks that are not tensor parallel",
-        "'weight': it is a DTensor with the placement Shard(dim=0) over 2 ranks that are not tensor parallel",
+        "'weight' is a DTensor with the placement Partial(sum) over the 2 ranks of 'tp'; allowed are Shard",
+        "'weight': it is a DTensor that is cut along dimension 0 over the 2 ranks of 'dp', which are not",
+        "'weight': it is a DTensor that is cut along dimension 0 over the 2 ranks of 'dp', which are not",
         "'weight': 'muon' steps whole matrices, but dimension 0 of its shape (7, 4) is unevenly cut over 2 ranks",
     ]
     for messages in launch(refusals, 2):

@@ -10,8 +10,8 @@ import pytest
 PLUGINS = Path(__file__).parents[2] / "plugins"
 EVERY = {path.parents[2].name.removeprefix("megaopt-") for path in PLUGINS.glob("megaopt-*/src/*/plugin.py")}
 
-# The plugins of an environment, named and needed. adam steps what lion, muon and soap leave alone, the last two read roles, and the
-# tests are written with the kit.
+# The plugins of an environment, named and needed. adam steps what lion, muon and soap leave; muon and soap read roles;
+# the tests are written with the kit.
 COMBOS = {
     "core": {"testing"},
     "roles": {"roles", "testing"},

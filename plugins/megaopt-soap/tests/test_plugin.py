@@ -17,14 +17,14 @@ from torch import nn
 
 from megaopt_core import OptimizerConfig, ParamKey, build_optimizer
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params import Granularity, MatrixView, ParamSpec, whole
+from megaopt_core.params import Granularity, MatrixView, ParamSpec
 
 ENTRY = megaopt_optimizer_entries()["soap"]
 
 
 def spec(shape, dtype=torch.float32):
     """Return the description of a parameter."""
-    return ParamSpec("w", shape, whole(shape), dtype, dtype, "soap", 0, Granularity.TENSOR, 1.0)
+    return ParamSpec("w", shape, dtype, dtype, "soap", 0, Granularity.TENSOR, 1.0)
 
 
 @parametrize_with_checks("soap")
@@ -97,11 +97,16 @@ def test_accepts_hidden_matrices_only():
 
 
 def test_step_cost_follows_products_and_decompositions():
-    """The cost grows with the cube of a square, and experts add up."""
-    cost = ENTRY.step_cost
-    assert cost((16, 16)) == 8 * cost((8, 8))
-    assert cost((8, 16)) == cost((16, 8)) > cost((8, 8))
-    assert cost((3, 8, 16)) == 3 * cost((8, 16))
+    """The cost grows with the cube of a square; experts and pieces add up."""
+
+    def cost(shape, view):
+        return ENTRY.step_cost(spec(shape), view)
+
+    plain = MatrixView()
+    assert cost((16, 16), plain) == 8 * cost((8, 8), plain)
+    assert cost((8, 16), plain) == cost((16, 8), plain) > cost((8, 8), plain)
+    assert cost((3, 8, 16), MatrixView(batch_dims=1)) == 3 * cost((8, 16), plain)
+    assert cost((24, 8), MatrixView(split_sizes=(8, 8, 8))) == 3 * cost((8, 8), plain)
 
 
 def test_listing_entries_imports_no_algorithm():

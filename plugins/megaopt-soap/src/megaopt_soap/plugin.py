@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaopt_core import OptimizerEntry, hookimpl
-from megaopt_core.params import Granularity, MatrixView, ParamSpec
+from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
 from megaopt_soap.settings import SoapSettings
 
 if TYPE_CHECKING:
@@ -30,12 +30,13 @@ def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:
     return None
 
 
-def _step_cost(shape: Sequence[int]) -> float:
-    """Return the operations of a step that refreshes the bases: products, and two QR decompositions."""
-    rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) < 3 else (shape[-2], shape[-1])
-    matrices = math.prod(shape) // max(1, rows * columns)
-    products = 2.0 * 4 * rows * columns * (rows + columns)
-    return matrices * (products + 14.0 / 3 * (rows**3 + columns**3))
+def _step_cost(spec: ParamSpec, view: MatrixView | None) -> float:
+    """Return the operations of a step that refreshes the bases: products, and two QR decompositions a matrix."""
+    cost = 0.0
+    for *batch, rows, columns in (MATRIX if view is None else view).matrix_shapes(spec.shape):
+        products = 2.0 * 4 * rows * columns * (rows + columns)
+        cost += math.prod(batch) * (products + 14.0 / 3 * (rows**3 + columns**3))
+    return cost
 
 
 def _soap_kwargs(

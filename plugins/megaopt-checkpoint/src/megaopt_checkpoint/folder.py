@@ -48,13 +48,21 @@ class HeldFile:
         Args:
             position: of the first in the file.
             memory: receives them.
+
+        Raises:
+            CheckpointError: the system cannot read them.
         """
         done = 0
-        while done < len(memory):
-            count = _read_at(self.descriptor, position + done, memory[done : done + _AT_ONCE])
-            if not count:
-                break
-            done += count
+        try:
+            while done < len(memory):
+                count = _read_at(self.descriptor, position + done, memory[done : done + _AT_ONCE])
+                if not count:
+                    break
+                done += count
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be read: {error.strerror}", path=str(self.path)
+            ) from error
         return done
 
 

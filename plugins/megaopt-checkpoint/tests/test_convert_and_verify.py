@@ -65,6 +65,13 @@ def test_files_that_are_refused(saved):
         convert_checkpoint(folder / "other.pt", folder / "out")
     with pytest.raises(CheckpointError, match="no checkpoint and no file at"):
         convert_checkpoint(folder / "gone.pt", folder / "out")
+    torch.save({"megaopt": "{}", "model": 3}, folder / "half.pt")
+    with pytest.raises(CheckpointError, match="not a consolidated checkpoint"):
+        convert_checkpoint(folder / "half.pt", folder / "out")
+    for text in ("{", "[]", '{"version": 1}'):
+        torch.save({"megaopt": text, "model": {}, "state": {}}, folder / "half.pt")
+        with pytest.raises(CheckpointError, match=r"half\.pt"):
+            convert_checkpoint(folder / "half.pt", folder / "out")
     convert_checkpoint(folder / "last", folder / "one.pt")
     held = torch.load(folder / "one.pt", weights_only=True)
     held["model"]["norm.weight"].view(-1)[0] += 1

@@ -176,10 +176,11 @@ def _read(file: Path) -> tuple[str, dict[str, torch.Tensor]]:
         ) from error
     if not isinstance(held, dict) or not isinstance(held.get(_MANIFEST), str):
         raise not_ours
-    return held[_MANIFEST], {
-        **{f"model.{name}": tensor for name, tensor in held["model"].items()},
-        **held["state"],
-    }
+    model, state = held.get("model"), held.get("state")
+    if not isinstance(model, dict) or not isinstance(state, dict):
+        raise not_ours
+    tensors = {**{f"model.{name}": tensor for name, tensor in model.items()}, **state}
+    return held[_MANIFEST], {k: v for k, v in tensors.items() if isinstance(v, torch.Tensor)}
 
 
 def _safetensors() -> ModuleType:

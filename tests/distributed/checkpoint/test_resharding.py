@@ -1,6 +1,7 @@
 """Checkpoints over real processes: any number of ranks to any other, one file a rank, one error for all."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -168,14 +169,15 @@ def errors_of_ranks(rank, size, folder):
     )
     # Somebody else holds the lock.
     if rank == 0:
-        from megaopt_checkpoint.staging import Staging
+        from megaopt_checkpoint.staging import begin
 
-        held = Staging.begin(Path(folder) / "busy")
+        held = ExitStack()
+        begin(Path(folder) / "busy", held)
     dist.barrier()
     catch(CheckpointBusyError, lambda: save_checkpoint(f"{folder}/busy", model, optimizer))
     dist.barrier()
     if rank == 0:
-        held.abandon()
+        held.close()
         with Path(folder, "good", "rank-00001.bin").open("r+b") as file:
             file.seek(11)
             byte = file.read(1)[0]

@@ -14,6 +14,7 @@ from megaopt_checkpoint.folder import MOST_OPEN, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.reader import CheckpointReader
 from megaopt_checkpoint.staging import recover
+from megaopt_checkpoint.verify import require_files
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 from megaopt_core.state import Manifest, Request, StoredTensor
 
@@ -56,8 +57,7 @@ class FileSource:
             try:
                 manifest = manifest_in(folder)
                 if len(manifest.files) <= MOST_OPEN:
-                    for name in manifest.files:
-                        folder.open(name)
+                    require_files(folder, manifest)
             except CheckpointError:
                 replaced = not folder.is_current
                 folder.close()

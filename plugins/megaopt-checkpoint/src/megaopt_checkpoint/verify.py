@@ -13,7 +13,7 @@ from megaopt_checkpoint.manifest import manifest_in
 from megaopt_core.errors import CheckpointCorruptError
 from megaopt_core.state import Manifest, StoredChunk
 
-__all__ = ["check_files", "damaged", "verify_checkpoint"]
+__all__ = ["check_files", "damaged", "require_files", "verify_checkpoint"]
 
 _BLOCK = 2**20
 _MOST_THREADS = 4
@@ -52,8 +52,7 @@ def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts:
     boxes: dict[str, list[tuple[str, StoredChunk]]] = defaultdict(list)
     for key, chunk in manifest.chunks():
         boxes[chunk.file].append((key, chunk))
-    for name, size in manifest.files.items():
-        _check_size(folder, name, size, manifest, boxes[name])
+    require_files(folder, manifest)
     share = 0
     with ThreadPoolExecutor(_threads(), thread_name_prefix="megaopt-verify") as pool:
         for name in manifest.files:
@@ -94,22 +93,28 @@ def damaged(file: Path, key: str, chunk: StoredChunk) -> str:
     )
 
 
-def _check_size(
-    folder: HeldFolder, name: str, size: int, manifest: Manifest, boxes: list[tuple[str, StoredChunk]]
-) -> None:
-    file = folder.path / name
-    found = folder.find(name)
-    if found is None:
-        rank = file.stem.rpartition("-")[2].lstrip("0") or "0"
-        raise CheckpointCorruptError(
-            f"{file} is missing: rank {rank} of {manifest.world_size} wrote {size} bytes into it",
-            path=str(file),
-        )
-    covered = sum(chunk.length for _, chunk in boxes)
-    if found.size != size or covered != size:
-        raise CheckpointCorruptError(
-            f"{file} has {found.size} bytes, it was written with {size}", path=str(file)
-        )
+def require_files(folder: HeldFolder, manifest: Manifest) -> None:
+    """Require that every file is there and has its size; a folder keeps a number of them open.
+
+    Args:
+        folder: the checkpoint's folder.
+        manifest: its manifest.
+
+    Raises:
+        CheckpointCorruptError: a file is missing, a link, or of another size.
+    """
+    for name, size in manifest.files.items():
+        file, found = folder.path / name, folder.find(name)
+        if found is None:
+            rank = file.stem.rpartition("-")[2].lstrip("0") or "0"
+            raise CheckpointCorruptError(
+                f"{file} is missing: rank {rank} of {manifest.world_size} wrote {size} bytes into it",
+                path=str(file),
+            )
+        if found.size != size:
+            raise CheckpointCorruptError(
+                f"{file} has {found.size} bytes, it was written with {size}", path=str(file)
+            )
 
 
 def _crc32(file: HeldFile, chunk: StoredChunk) -> int:

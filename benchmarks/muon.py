@@ -18,6 +18,7 @@ On a processor that cannot multiply bfloat16, megaopt computes precision medium 
 
 import argparse
 import importlib
+import time
 import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +54,8 @@ SUITES = {
 }
 """One block of GPT-2 124M; one of Llama 8B on one of eight tensor-parallel ranks; one of a Llama of width 1024; a wide
 matrix; squares; a demo model; 126 small matrices in six shapes, and in 126."""
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 PRECISIONS = ("medium", "highest")
 
@@ -193,6 +196,9 @@ def main() -> None:
     )
     parser.add_argument("suites", nargs="*", default=list(SUITES))
     parser.add_argument("--rounds", type=int)
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="cpu: of one thread, on a machine that others use"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", choices=PRECISIONS, help="measure one only, into a file of its own")
     parser.add_argument(
@@ -222,6 +228,7 @@ def main() -> None:
     setting = {
         "versions": {name: installed(name) for name in packages},
         "processor": kind,
+        "clock": arguments.clock,
         "medium_computes_in": str(muon_precision.compute_dtype("medium", torch.float32, torch.device("cpu"))),
     }
     threads = arguments.threads > 1 and f"{arguments.threads}_threads"
@@ -234,7 +241,9 @@ def main() -> None:
             gradients.renew()
             steps = candidates(suite, precision, ["megaopt", *arguments.peers], skipped, gradients)
             rounds = arguments.rounds or SUITES[suite][1]
-            times = interleave(steps, rounds=rounds, warmup=1, renew=gradients.renew)
+            times = interleave(
+                steps, rounds=rounds, warmup=1, renew=gradients.renew, clock=CLOCKS[arguments.clock]
+            )
             speedups = {
                 name: {**ratio(times, name, "megaopt"), **median_interval(times, name, "megaopt")}
                 for name in times

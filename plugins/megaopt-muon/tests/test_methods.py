@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from megaopt_muon import calibration, precision
+from megaopt_muon import calibration, newton_schulz, precision
 from megaopt_muon.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.methods import MethodBook, choose_method
@@ -57,6 +57,21 @@ def test_accuracy_decides_what_is_allowed():
         assert choose_method("auto", coefficients, 768, 7680, lambda _: DEFAULT) == "plain"
         assert choose_method("gram", coefficients, 768, 7680, lambda _: DEFAULT) == "plain"
     assert choose_method("gram", QUINTIC, 128, 4096, lambda _: DEFAULT) == "plain"
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+def test_the_norm_of_the_gram_matrix_is_found_on_the_way(monkeypatch):
+    """Runs are allowed by the Frobenius norm, which the first product tells to a percent or two in bfloat16."""
+    seen = []
+    monkeypatch.setattr(newton_schulz, "whole_runs", lambda _, norm: seen.append(norm) or (1,) * 5)
+    ns = newton_schulz.NewtonSchulz(QUINTIC, "medium", "gram")
+    generator = torch.Generator().manual_seed(0)
+    for shape, first in (((300, 1200), 1.0), ((1000, 256), 1.0), ((256, 320), 8.0)):
+        update = torch.randn(shape, generator=generator)
+        update[0] *= first
+        ns(update)
+        x = update.double() / update.double().norm()
+        assert seen[-1] == pytest.approx(float((x @ x.mT).norm()), rel=0.03)
 
 
 def test_ns_method_forces():

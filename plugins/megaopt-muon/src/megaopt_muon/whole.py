@@ -215,8 +215,9 @@ def _sum(
 def _center(matrix: torch.Tensor) -> float:
     """Subtract the mean of the diagonal from it, in place, and return the mean."""
     diagonal = matrix.diagonal()
-    mean = float(diagonal.sum(dtype=torch.float32)) / matrix.shape[-1]
-    diagonal.sub_(mean)
+    wide = diagonal.to(torch.promote_types(matrix.dtype, torch.float32))
+    mean = float(wide.sum()) / matrix.shape[-1]
+    diagonal.copy_(wide.sub_(mean))  # in 16 bits the mean itself would be rounded, alike for all elements
     return mean
 
 

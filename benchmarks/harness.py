@@ -84,8 +84,8 @@ def interleave(
         warmup: rounds before, which are not timed.
         renew: makes the inputs of a round, before it and not timed; a candidate's attribute `prepare`, if it has one,
             then takes them before it is timed.
-        clock: tells the time in seconds. Where others use the machine, `time.process_time` tells what one thread computes
-            without what it waits.
+        clock: tells the time in seconds. Where others use the machine, `time.process_time` tells what one thread
+            computes without what it waits.
 
     Returns:
         Name to seconds, one a round.

@@ -137,18 +137,17 @@ class NewtonSchulz:
         rows, columns = update.shape
         small, large = min(rows, columns), max(rows, columns)
         x, scale = self._entered(update, dtype, consume=consume and are_tame(self.coefficients))
-        gram, runs = book.method_of(small, large) == "gram", None
-        if scale != 1.0:
-            runs = partial(whole_runs, self.coefficients) if gram else self._single_steps
+        runs = None
+        if scale != 1.0 and book.method_of(small, large) == "gram":
+            runs = partial(whole_runs, self.coefficients)
+        elif scale != 1.0:
+            x.mul_(scale)  # step by step, as the formula reads, the sums have the coefficients as factors
+            scale = 1.0
         result = iterate_whole(Scaled(x, scale), self.coefficients, self.workspace, runs)
         if rows > columns:
             out = self.workspace.take("turned", update.shape, dtype, update.device, dense=True)
             result = Scaled(out.copy_(result.values.mT), result.scale)
         return self.finite(result, update)
-
-    def _single_steps(self, norm: float) -> tuple[int, ...]:
-        del norm
-        return (1,) * len(self.coefficients)
 
     def _entered(
         self, update: torch.Tensor, dtype: torch.dtype, *, consume: bool

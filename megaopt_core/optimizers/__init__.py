@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         DynamicGradScaler,
         MegatronGradScaler,
     )
+    from megaopt_core.optimizers._part import OptimizerPart
     from megaopt_core.optimizers._result import StepResult
     from megaopt_core.optimizers._wrappers import (
         Float16OptimizerWithFloat16Params,
@@ -22,6 +23,7 @@ else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
         {
+            "OptimizerPart": "_part",
             "ChainedOptimizer": "_chained",
             "ConstantGradScaler": "_gradients.grad_scaler",
             "DynamicGradScaler": "_gradients.grad_scaler",
@@ -43,5 +45,6 @@ __all__ = [
     "MegatronGradScaler",
     "MegatronOptimizer",
     "MixedPrecisionOptimizer",
+    "OptimizerPart",
     "StepResult",
 ]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._result import StepResult
-from megaopt_core.optimizers._stages import stage
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.optimizers._torch_surface import TorchSurface
 from megaopt_core.parallel._groups import ProcessGroupCollection

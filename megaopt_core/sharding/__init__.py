@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         finish_grad_sync,
         gradient_of,
     )
-    from megaopt_core.sharding._replicated import Replicated
-    from megaopt_core.sharding._split_step import Exchange, SplitStep, Travel
+    from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
+    from megaopt_core.sharding._split_step import Exchange, SplitStep, StatefulSplitStep, Travel
 else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
         {
+            "ReplicatedParams": "_replicated",
+            "StatefulSplitStep": "_split_step",
             "BufferKey": "_layout",
             "Exchange": "_split_step",
             "FullParamLayout": "_layout",
@@ -67,9 +69,11 @@ __all__ = [
     "Piece",
     "PieceSpec",
     "Replicated",
+    "ReplicatedParams",
     "ShardedParams",
     "ShardingStrategy",
     "SplitStep",
+    "StatefulSplitStep",
     "Travel",
     "World",
     "finish_grad_sync",

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, load_torch_state_dict, save_checkpoint
-from megaopt_checkpoint.manifest import read_manifest, write_manifest
+from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
 from torch import nn
-from training import same, train, values
+from training import rewrite_manifest, same, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 
@@ -164,7 +164,7 @@ def as_format_1(folder):
                 kept = {"ranges": found} if unequal else {"value": found[0][-1]}
                 described["state"][f"{key}_scale"] = kept
     manifest.version = 1
-    write_manifest(folder, manifest)
+    rewrite_manifest(folder, manifest)
 
 
 @pytest.mark.parametrize("settings", [FEWER, {}], ids=["fp16", "fp32"])

@@ -135,7 +135,7 @@ def test_attributes_win_over_the_example():
     assert infer_roles(model, example=(IDS, IDS))["lm_head.weight"].role is Role.MATRIX
 
 
-def test_through_route_and_build():
+def test_through_route_and_build(stand_in):
     """`route` and `build_optimizer` pass the example on."""
     config = OptimizerConfig(optimizer="whole", lr=0.1)
     model = fused_loss_model()
@@ -149,13 +149,13 @@ def test_through_route_and_build():
     assert (row.role, row.optimizer, row.uncertain) == ("output", "plain", False)
 
 
-def test_an_example_is_for_one_chunk():
+def test_an_example_is_for_one_chunk(stand_in):
     """With several chunks there is no one batch, and the error says so."""
     with pytest.raises(RoutingError, match="example: a batch is for a model of one chunk, this one has 2"):
         route(OptimizerConfig(optimizer="plain", lr=0.1), [nn.Linear(2, 2), nn.Linear(2, 2)], example=IDS)
 
 
-def test_an_override_settles_a_doubt():
+def test_an_override_settles_a_doubt(stand_in):
     """A doubtful matrix goes to the matrix optimizer that an override asks for by name."""
     from megaopt_core import ParamKey
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaopt_core.optimizers._stages import STAGES
+from megaopt_core.execution._stages import STAGES
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -110,7 +110,9 @@ def test_hooks_are_called_plugin_by_plugin_in_one_order(plugins) -> None:
     plugins.install("zeta", annotate % "z")
     plugins.install("alpha", annotate % "a")
     plugins.install("none", "@hookimpl\ndef megaopt_annotate_params(): return None")
-    results = plugins.registry().call_each("megaopt_annotate_params", model_chunk=torch.nn.Linear(1, 1))
+    results = plugins.registry().call_each(
+        "megaopt_annotate_params", model_chunk=torch.nn.Linear(1, 1), example=None
+    )
     assert [(info.name, result) for info, result in results] == [
         ("alpha", {"weight": "a"}),
         ("zeta", {"weight": "z"}),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from attrs import field, frozen
@@ -78,15 +75,3 @@ def stand_in():
     """Register the stand-in plugin for one test."""
     with temporary_plugin(StandIn(), name="stand_in") as registry:
         yield registry
-
-
-@pytest.fixture(scope="session")
-def generated_models():
-    """Return the module that makes models from source text."""
-    path = Path(__file__).with_name("generated_models.py")
-    spec = importlib.util.spec_from_file_location("generated_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

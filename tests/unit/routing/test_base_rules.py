@@ -10,7 +10,7 @@ from megaopt_core.params import Role
 from megaopt_core.registry import PluginRegistry, reset_registry
 from megaopt_core.routing import infer_roles
 
-HINT = "; pip install megaopt-roles reads it from the model"
+HINT = "; pip install megaopt-roles reads it from the model; its attribute use_muon settles this"
 
 
 PLAIN = """

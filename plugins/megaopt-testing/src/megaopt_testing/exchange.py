@@ -9,8 +9,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.params import Granularity, ParamInfo
-from megaopt_core.sharding import LiveModel, Piece, Replicated, Travel
-from megaopt_core.sharding._replicated import ReplicatedParams
+from megaopt_core.sharding import LiveModel, Piece, Replicated, ReplicatedParams, Travel
 
 __all__ = ["SelfExchange", "SelfExchangeStrategy", "SelfExchanged"]
 

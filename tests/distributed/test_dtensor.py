@@ -182,7 +182,9 @@ def refusals(rank: int, size: int) -> list[str]:
         (Holder(mesh, Shard(0)), "adam", {"dp": dist.group.WORLD}, ShardingError),
     ]
     if find_spec("megaopt_muon"):
-        attempts.append((Holder(mesh, Shard(0)), "muon", mesh, ShardingError))
+        uneven = Holder(mesh, Shard(0))
+        uneven.weight.use_muon = True
+        attempts.append((uneven, "muon", mesh, ShardingError))
     messages = []
     with pytest.raises(ConfigurationError, match=r"'group0\.param0' of shape \(7, 4\) is a DTensor"):
         FP32Optimizer(torch.optim.SGD(Holder(mesh, Shard(0)).parameters()), OptimizerConfig())

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit/checkpoint"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins/megaopt-checkpoint/tests"))
 
 from hostile import build, change, opened_files, read, save_good, sign, snapshot, unchanged
 from megaopt_checkpoint import load_checkpoint, verify_checkpoint

@@ -1,6 +1,5 @@
 """The distributions in this folder are no part of megaopt: tests install them and run them from there."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -26,6 +25,5 @@ def strategies(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder in which `megaopt-strategies` is installed."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("strategies")
-    source = shutil.copytree(Path(__file__).with_name("megaopt-strategies"), folder / "source")
-    install_wheel(source, folder / "installed")
+    install_wheel(Path(__file__).with_name("megaopt-strategies"), folder / "installed")
     return str(folder / "installed")

@@ -1,5 +1,6 @@
 """Install a distribution of this folder beside what is installed, without network."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,13 +16,14 @@ def install_wheel(project: Path, target: Path) -> None:
     """Build a project's wheel in a copy of it and unpack it into a folder, which is all that installing one does.
 
     Args:
-        project: the folder with `pyproject.toml`; a build writes into it.
+        project: the folder with `pyproject.toml`.
         target: the folder, which becomes part of `sys.path`.
     """
     with tempfile.TemporaryDirectory() as folder:
+        source = shutil.copytree(project, Path(folder) / "source")
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _BUILD, folder],
-            cwd=project,
+            cwd=source,
             check=True,
             timeout=100,
             capture_output=True,

@@ -143,7 +143,9 @@ def _tensor(
         _chunk(schema, where, chunk, shape, dtype, files, in_one_file)
         for chunk in schema.sequence(entry["chunks"], where)
     ]
-    if not tiles(shape, [(chunk.offsets, chunk.sizes) for chunk in chunks]):
+    # A rank that has nothing of a DTensor saves an empty box.
+    boxes_of = [(chunk.offsets, chunk.sizes) for chunk in chunks if math.prod(chunk.sizes) or 0 in shape]
+    if not tiles(shape, boxes_of):
         boxes = [[*chunk.offsets, *chunk.sizes] for chunk in chunks]
         raise schema.fault(where, boxes, f"every element of the shape {shape} exactly once")
     return StoredTensor(entry["dtype"], shape, tuple(chunks))

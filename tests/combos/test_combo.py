@@ -22,7 +22,7 @@ COMBOS = {
     "muon": {"adam", "muon", "roles", "testing"},
     "soap": {"adam", "roles", "soap", "testing"},
     "models": {"roles"},
-    "thirdparty": {"testing"},
+    "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "all": EVERY,
     "wheels": EVERY,
 }

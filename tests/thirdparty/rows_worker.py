@@ -3,10 +3,11 @@
 import sys
 
 import torch
+import torch.distributed as dist
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch import nn
 
-from megaopt_core import ParamKey, build_optimizer
+from megaopt_core import ParamKey, ProcessGroupCollection, build_optimizer
 from megaopt_core.registry import reset_registry
 
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "clip_grad": 0.0}
@@ -28,6 +29,9 @@ CASES = {
     "normuon with remainders": ("normuon", "remainders"),
 }
 """Optimizers and precisions that checkpoints are tried with."""
+
+CUT_OVER_TP = ("square", "wide")
+"""What tensor parallelism cuts, row by row."""
 
 
 def use(installed):
@@ -54,10 +58,16 @@ class Model(nn.Module):
 
 
 def build(sharding, optimizer="muon", precision="fp32", seed=0, **settings):
-    """Return a model and its optimizer."""
+    """Return a model and its optimizer; `tensor parallel` cuts some matrices over all ranks and replicates the rest."""
     dtype, more = PRECISIONS[precision]
     name, own = OPTIMIZERS[optimizer]
     model = Model(seed).to(dtype)
+    if sharding == "tensor parallel":
+        for cut in CUT_OVER_TP:
+            param = getattr(model, cut)
+            param.data = param.data.chunk(dist.get_world_size())[dist.get_rank()].clone()
+            param.tensor_model_parallel, param.partition_dim = True, 0
+        sharding, settings["pg_collection"] = "replicated", ProcessGroupCollection(tp=dist.group.WORLD)
     overrides = {ParamKey(name=("bias", "scale")): {"wd_mult": 0.0}}
     given = {**SETTINGS, **more, **own, **settings}
     return model, build_optimizer(model, name, overrides=overrides, sharding=sharding, **given)
@@ -78,8 +88,14 @@ def train(model, optimizer, steps):
 
 
 def values(model):
-    """Return every parameter."""
-    return {name: param.detach().clone() for name, param in model.named_parameters()}
+    """Return every parameter, whole."""
+    found = {name: param.detach().clone() for name, param in model.named_parameters()}
+    for name, param in model.named_parameters():
+        if getattr(param, "tensor_model_parallel", False):
+            parts = [torch.empty_like(found[name]) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, found[name])
+            found[name] = torch.cat(parts)
+    return found
 
 
 def against_one_process(rank, size, installed, precision, settings):
@@ -118,11 +134,11 @@ def trained_with_ddp(rank, size, installed):
     return results
 
 
-def hop(rank, size, installed, folder, source, target, sharding, steps):
+def hop(rank, size, installed, folder, source, target, sharding, steps, cases=CASES):
     """Load, train, save each of several optimizers; return the parameters after the load and after training."""
     use(installed)
     results = {}
-    for case, (optimizer, precision) in CASES.items():
+    for case, (optimizer, precision) in cases.items():
         model, built = build(sharding, optimizer, precision, seed=1 if source else 0)
         if source:
             load_checkpoint(f"{folder}/{source}-{case}", model, built)

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,13 +98,32 @@ def test_checkpoints_go_between_rows_and_replicas_and_other_numbers_of_ranks(
     installed: str, tmp_path: Path, first: int
 ) -> None:
     """Two ranks, four, one that replicates, two again: as one process that never stopped, before the first step too."""
-    stops = [first, first + 1, first + 2, first + 4]
     hops = [(2, "rows"), (4, "rows"), (2, "replicated"), (2, "rows")]
-    (alone,) = launch(worker.hop, 1, installed, str(tmp_path), None, "alone", "replicated", range(stops[-1]))
+    _travel(installed, tmp_path, hops, [first, first + 1, first + 2, first + 4], worker.CASES)
+
+
+@pytest.mark.parametrize("between", ["tensor parallel", "distributed"])
+def test_state_that_is_cut_goes_through_other_cuts(installed: str, tmp_path: Path, between: str) -> None:
+    """Slices of rows on two ranks, parts of tensor parallelism or flat shards on two, slices on four."""
+    adam = {f"adam {precision}": ("adam", precision) for precision in worker.PRECISIONS}
+    muon = {f"muon {precision}": ("muon", precision) for precision in worker.PRECISIONS}
+    if between == "distributed":
+        pytest.importorskip("megaopt_distributed")
+        _travel(installed, tmp_path, [(2, "rows"), (2, between), (4, "rows")], [2, 3, 4], adam)
+    else:
+        _travel(installed, tmp_path, [(2, "rows"), (2, between), (4, "rows")], [2, 2, 4], adam | muon)
+
+
+def _travel(
+    installed: str, tmp_path: Path, hops: list[tuple[int, str]], stops: list[int], cases: dict[str, Any]
+) -> None:
+    """Load, train to a stop and save at each hop: nothing differs from one process that never stopped."""
+    folder = str(tmp_path)
+    (alone,) = launch(worker.hop, 1, installed, folder, None, "alone", "replicated", range(stops[-1]), cases)
     start, source, before = 0, None, None
     for number, ((size, sharding), stop) in enumerate(zip(hops, stops, strict=True)):
         target, steps = str(number), range(start, stop)
-        results = launch(worker.hop, size, installed, str(tmp_path), source, target, sharding, steps)
+        results = launch(worker.hop, size, installed, folder, source, target, sharding, steps, cases)
         for result in results:
             for case, (loaded, _) in result.items():
                 assert before is None or _same(loaded, before[case][1]), (number, case)

@@ -1,5 +1,6 @@
 """Strategies that know the documentation alone train as one process does, and share checkpoints with all others."""
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -279,6 +280,13 @@ def empty_parts(rank, size, installed, folder):
     return norms
 
 
+def reported(rank, size, installed):
+    """Return how every parameter's step travels under whole owners, and the bytes that this rank sends."""
+    use(installed)
+    _, optimizer = make("round_robin")
+    return {row.name: (row.travels, row.bytes, math.prod(row.shape)) for row in optimizer.report().params}
+
+
 def everything_else(rank, size, installed, folder):
     """Run what needs no more than one start of processes."""
     return (
@@ -288,15 +296,20 @@ def everything_else(rank, size, installed, folder):
         partial_gradient(rank, size),
         of_the_guide(rank, size),
         empty_parts(rank, size, installed, folder),
+        reported(rank, size, installed),
     )
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_changed_model_dcp_and_gradients_of_ddp(launch, strategies, tmp_path, size):
     """Own memory takes over what the model is given; DCP changes no bit; DDP's gradients step as replicated ones."""
-    for changed, stored, stepped, gradient, shown, parts in launch(
-        everything_else, size, strategies, str(tmp_path), timeout=200
-    ):
+    results = launch(everything_else, size, strategies, str(tmp_path), timeout=200)
+    for name in results[0][-1]:
+        told = [result[-1][name] for result in results]
+        assert {step for step, _, _ in told} == {"whole"}
+        assert sum(sent for _, sent, _ in told) == 4 * (size - 1) * told[0][2]
+        assert sum(sent > 0 for _, sent, _ in told) == 1
+    for changed, stored, stepped, gradient, shown, parts, _ in results:
         assert "sharding='dealt' does not attach the pieces that its layout gives this rank" in shown[1]
         assert shown[0] in ("ShardingError", "RoutingError")
         assert parts == [13.0, 13.0, True, True]

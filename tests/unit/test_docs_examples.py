@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerEntry, OptimizerParamScheduler, build_optimizer, get_registry, hookimpl
 
+files = pytest.importorskip("megaopt_checkpoint")
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -111,8 +111,8 @@ def _resumes(folder: Path, optimizer: str, sharding: str | None, style: str | No
     if first[2] is not None:
         first[2].step(increment=3)
         assert first[1].param_groups[0]["lr"] != 0.05
-    save_checkpoint(folder, first[0], first[1], first[2])
-    load_checkpoint(folder, second[0], second[1], second[2])
+    files.save_checkpoint(folder, first[0], first[1], first[2])
+    files.load_checkpoint(folder, second[0], second[1], second[2])
     for model, made, _ in (first, second):
         _train(model, made, range(2, 4))
     assert [group["lr"] for group in first[1].param_groups] == [

@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch import nn
 
 from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig
@@ -112,8 +111,9 @@ def _by_state_dict(model, first, resumed, second, folder) -> None:
 
 
 def _by_checkpoint(model, first, resumed, second, folder) -> None:
-    save_checkpoint(folder / "saved", model=model, optimizer=first)
-    load_checkpoint(folder / "saved", model=resumed, optimizer=second)
+    files = pytest.importorskip("megaopt_checkpoint")
+    files.save_checkpoint(folder / "saved", model=model, optimizer=first)
+    files.load_checkpoint(folder / "saved", model=resumed, optimizer=second)
 
 
 def _by_dcp(model, first, resumed, second, folder) -> None:
@@ -258,9 +258,10 @@ def test_an_optimizer_that_cannot_step_on_zeros_has_state_later(mlp, give, tmp_p
     give(model)
     optimizer.step()
     drawn = optimizer.state[model[0].weight]["drawn"]
-    save_checkpoint(tmp_path / "saved", model=model, optimizer=optimizer)
+    files = pytest.importorskip("megaopt_checkpoint")
+    files.save_checkpoint(tmp_path / "saved", model=model, optimizer=optimizer)
     second = FP32Optimizer(Odd(resumed.named_parameters(), refuses=True), OptimizerConfig(clip_grad=0.0))
-    load_checkpoint(tmp_path / "saved", model=resumed, optimizer=second)
+    files.load_checkpoint(tmp_path / "saved", model=resumed, optimizer=second)
     assert torch.equal(second.state[resumed[0].weight]["drawn"], drawn)
 
 

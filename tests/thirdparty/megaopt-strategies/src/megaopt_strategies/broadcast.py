@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from attrs import define, field
 
-from megaopt_core.sharding import ShardedParams, finish_grad_sync
+from megaopt_core.sharding import ShardedParams, Travel, finish_grad_sync
 
 
 @define(eq=False)
@@ -57,6 +57,17 @@ class BroadcastParams(ShardedParams):
             work.wait()
             self.model.store(shard, values)
         self._under_way.clear()
+
+    def travels(self):
+        """Tell of whole tensors that an owner steps alone, and sends to the others."""
+        others = 0 if self.group is None else self.group.size() - 1
+        mine = 0 if self.group is None else self.group.rank()
+        return {
+            shard.name: Travel("whole", others * self.model.values(shard).nbytes * (sender == mine))
+            for sender, spec in self.senders
+            for _, shard in spec.members
+            if shard.is_whole and spec.peers is None
+        }
 
 
 def attach(layout, model, pgs, groups, is_expert, make_piece):

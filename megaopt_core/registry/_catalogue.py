@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "schedule": "megaopt-tools",
         "train": "megaopt-tools",
         "verify-checkpoint": "megaopt-checkpoint",
+        "calibrate": "megaopt-muon",
     }
 )
 """Command to the distribution that brings it."""

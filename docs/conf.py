@@ -96,6 +96,16 @@ def _literal(span: re.Match[str]) -> str:
     return f"``{code}``" + (f"\\ {following}" if following else "")
 
 
+def skip_on_the_first_page(
+    app: Sphinx, _what: str, _name: str, documented: Any, skip: bool, _options: Any
+) -> bool | None:
+    """Leave a public name to the page of its folder: the package's own page would describe it a second time."""
+    is_first = app.env.docname == "api/megaopt_core/megaopt_core"
+    home = getattr(documented, "__module__", None) or ""
+    return True if is_first and home.startswith("megaopt_core.") else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by sphinx."""
+    app.connect("autodoc-skip-member", skip_on_the_first_page)
     app.connect("autodoc-process-docstring", code_spans, priority=100)  # before napoleon adds markup

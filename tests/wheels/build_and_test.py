@@ -143,6 +143,7 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
     readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]
     for name in (Path("pyproject.toml"), Path("conftest.py"), Path("README.md"), *readmes):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)
     return [str(folder) for folder in folders]
 

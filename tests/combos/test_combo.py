@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-EVERY = {path.parents[2].name.removeprefix("megaopt-") for path in PLUGINS.glob("megaopt-*/src/*/plugin.py")}
+EVERY = {folder.parent.name.removeprefix("megaopt-") for folder in PLUGINS.glob("megaopt-*/tests")}
 
 # The plugins of an environment, named and needed. adam steps what lion, muon and soap leave; muon and soap read roles;
 # the tests are written with the kit.

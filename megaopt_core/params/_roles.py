@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import frozen
+from attrs import field, frozen
 
 from megaopt_core.params._views import MatrixView
 
@@ -57,6 +57,7 @@ class RoleDecision:
         view: how it is seen as matrices; None unless the role is `MATRIX`.
         doubt: what about it is a guess; reports say so.
         unread: nothing that reads models was there, and it would know more.
+        reader: distribution and version of the plugin that read it from the model; empty: none did.
 
     Example:
         >>> RoleDecision(Role.OUTPUT, "no forward calls it", doubt=Doubt.ROLE).uncertain
@@ -68,6 +69,7 @@ class RoleDecision:
     view: MatrixView | None = None
     doubt: Doubt = Doubt.NONE
     unread: bool = False
+    reader: str = field(default="", eq=False)
 
     @property
     def uncertain(self) -> bool:

@@ -94,12 +94,14 @@ class OptimizerReport:
         parts: one row an inner optimizer.
         unused_settings: settings that were given but belong to optimizers that are not in use.
         problems: what no longer fits between the optimizer and its model.
+        readers: distributions and versions of the plugins that read roles from the model.
     """
 
     params: Sequence[ParamRow]
     parts: Sequence[PartRow]
     unused_settings: Sequence[str] = ()
     problems: Sequence[str] = ()
+    readers: Sequence[str] = ()
 
     def to_json(self) -> str:
         """Return the report as a JSON object."""
@@ -141,6 +143,8 @@ class OptimizerReport:
             for cells, row in zip(rows, self.params, strict=True):
                 cells.insert(-1, f"{row.travels}, {row.bytes:,} B" if row.travels else "-")
         text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
+        if self.readers:
+            text += f"\n\nroles read by {', '.join(self.readers)}"
         if self.unused_settings:
             text += f"\n\nsettings of optimizers that are not in use: {', '.join(self.unused_settings)}"
         for problem in self.problems:
@@ -198,7 +202,8 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
             )
         )
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
-    return OptimizerReport(ordered, parts, unused_settings(optimizer), optimizer.check())
+    readers = () if optimizer.routing is None else optimizer.routing.readers
+    return OptimizerReport(ordered, parts, unused_settings(optimizer), optimizer.check(), readers)
 
 
 def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:

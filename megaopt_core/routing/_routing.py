@@ -114,6 +114,13 @@ class Routing:
     axes: Mapping[str, int] = Factory(dict)
     rank: RankCoordinates = Factory(dict)
 
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Distributions and versions of the plugins that read roles from the model, sorted."""
+        return tuple(
+            sorted({entry.decision.reader for entry in self.params.values() if entry.decision.reader})
+        )
+
     def names_of(self, group: int) -> tuple[str, ...]:
         """Return the names of this rank's parameters in a group.
 

@@ -25,14 +25,26 @@ __all__ = ["configured", "describe_optimizer", "optimizer_names", "plugins_of", 
 _NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 
-def versions() -> dict[str, str]:
-    """Return who writes, and when."""
+def versions(optimizer: MegatronOptimizer | None = None) -> dict[str, str]:
+    """Return who writes, and when; with an optimizer, who read the roles that its routing rests on.
+
+    Args:
+        optimizer: a built optimizer, or None.
+    """
     try:
         own = version("megaopt-core")
     except PackageNotFoundError:
         own = "unknown"
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"megaopt-core": own, "torch": torch.__version__, "python": platform.python_version(), "time": now}
+    written = {
+        "megaopt-core": own,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "time": now,
+    }
+    if optimizer is not None and optimizer.routing is not None and optimizer.routing.readers:
+        written["roles"] = ", ".join(optimizer.routing.readers)
+    return written
 
 
 def optimizer_names(optimizer: MegatronOptimizer) -> dict[str, str]:

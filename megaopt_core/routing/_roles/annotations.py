@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import nn
 
 from megaopt_core.errors import RoutingError
@@ -69,6 +69,8 @@ def _add(
             "MatrixView or a RoleDecision",
             names=[name],
         )
+    if isinstance(what, RoleDecision):
+        what = evolve(what, reader=f"{plugin.distribution or plugin.name} {plugin.version or ''}".rstrip())
     table: dict[str, Any] = found.read if is_read else found.said
     present = table.get(name)
     if present is not None and is_read and present.uncertain != what.uncertain:

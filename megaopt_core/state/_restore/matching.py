@@ -133,7 +133,8 @@ def match(
         )
     report.renamed = {here: old for here, old in names.renamed().items() if here in here_model | here_state}
     _require_names(source, report, strict)
-    ranks.agree(lambda: _compare_optimizers(found, steps, strict))
+    readers = () if optimizer is None or optimizer.routing is None else optimizer.routing.readers
+    ranks.agree(lambda: _compare_optimizers(found, steps, ", ".join(readers), strict))
     merged: dict[str, str] = {}
     for of_rank in ranks.gather(report.reset):
         merged.update(of_rank)
@@ -187,9 +188,15 @@ def _check_shapes(found: Matching, tensors: ModelTensors, optimizer: MegatronOpt
         )
 
 
-def _compare_optimizers(found: Matching, steps: Mapping[str, str], strict: bool) -> None:
+def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str, strict: bool) -> None:
     plugins = found.source.manifest.plugins
     known = get_registry().optimizers()
+    there = found.source.manifest.written.get("roles", "")
+    otherwise = (
+        ""
+        if there == readers
+        else f" (roles read by {there or 'nobody'} there, by {readers or 'nobody'} here)"
+    )
     for name in found.state:
         saved = found.record(name)["optimizer"]
         if saved in {steps.get(name), None}:
@@ -206,4 +213,4 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], strict: bool)
                 )
             found.report.reset[name] = f"it was stepped by {absent}"
         else:
-            found.report.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}"
+            found.report.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}{otherwise}"

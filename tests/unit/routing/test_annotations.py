@@ -102,3 +102,12 @@ def test_an_annotation_of_no_parameter_is_an_error(decide) -> None:
         RoutingError, match=r"annotations name parameters that the model does not have: \['1.weight'\]"
     ):
         decide("{'1.weight': Role.MATRIX}")
+
+
+def test_a_decision_names_the_reader(plugins) -> None:
+    """Distribution and version, also where a doubt about it is told."""
+    plugins.install("first", SAYS.format(answer=READ))
+    plugins.registry()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8))
+    assert infer_roles(model)["0.weight"].reader == "megaopt-first 1.0"
+    assert infer_roles(model)["0.bias"].reader == ""

@@ -156,7 +156,7 @@ def _collect(
     fqn: NameMap | None,
 ) -> tuple[dict[str, torch.Tensor], Manifest]:
     tensors: dict[str, torch.Tensor] = {}
-    manifest = Manifest(world_size=ranks.size, written=versions())
+    manifest = Manifest(world_size=ranks.size, written=versions(optimizer))
 
     def collect() -> Any:
         require_pair(model, optimizer)

@@ -188,11 +188,16 @@ def optimizer_from_routing(
     pgs = groups_of_wrapped(chunks, pgs)
     model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates}, _infos(routing))
     buffers = wrapped_buffers(chunks, fqn)
-    layouts = strategy_layouts(routing, pgs, buffers)
-    agree_over_ranks(None, _refusal(routing, params) or reduced_elsewhere(layouts, routing, buffers))
+    layouts: dict[str, ParamLayout] = {}
+    error: MegaoptError | None = None
+    try:
+        layouts = strategy_layouts(routing, pgs, buffers)
+        error = _refusal(routing, params) or reduced_elsewhere(layouts, routing, buffers)
+    except MegaoptError as raised:
+        error = raised
+    agree_over_ranks(None, error)
     peer_groups = make_peer_groups(layouts.values(), model.rank, pgs)
     children: list[MegatronOptimizer] = []
-    error = None
     try:
         for child in routing.children:
             layout = layouts[child.strategy]

@@ -7,6 +7,7 @@ from megaopt_testing import temporary_plugin
 from torch import nn
 
 from megaopt_core import OptimizerConfig, get_megatron_optimizer, get_registry, hookimpl, route
+from megaopt_core.errors import MegaoptError, ShardingError
 from megaopt_core.sharding import FullParamLayout
 
 distributed = pytest.importorskip("megaopt_distributed")
@@ -84,3 +85,41 @@ def test_shares_as_a_strategy_gives_them_train_as_equal_ones(launch, size):
     for (values, _), (others, _) in zip(usual, lopsided, strict=True):
         for value, other in zip(values, others, strict=True):
             assert (value - other).norm() <= 1e-6 * value.norm()
+
+
+def refused_on_one(rank, size):
+    """Build with a strategy that has no layout for the second rank; return what each rank is told."""
+    base = type(get_registry().strategy("distributed"))
+
+    @frozen
+    class Picky(base):
+        name: str = "picky"
+
+        def layout(self, specs, world, options):
+            """Refuse on one rank."""
+            if rank == 1:
+                raise ShardingError("nothing for this rank")
+            return super().layout(specs, world, options)
+
+    class Plugin:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_sharding_strategies(self):
+            return {"picky": Picky()}
+
+    with temporary_plugin(Plugin(), name="picky"):
+        module = nn.Linear(8, 8)
+        try:
+            get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.1, sharding="picky"), module)
+        except MegaoptError as error:
+            return str(error)
+    return None
+
+
+def test_an_error_of_one_ranks_layout_is_raised_on_all(launch):
+    """Nobody waits for a rank that has given up."""
+    first, second = launch(refused_on_one, 2)
+    assert second == "nothing for this rank"
+    assert "rank 1" in first
+    assert "nothing for this rank" in first

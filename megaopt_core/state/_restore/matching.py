@@ -214,3 +214,11 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
             found.report.reset[name] = f"it was stepped by {absent}"
         else:
             found.report.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}{otherwise}"
+    if strict and found.report.reset:
+        described = [f"{name!r}: {why.removesuffix(otherwise)}" for name, why in found.report.reset.items()]
+        raise CheckpointMismatchError(
+            f"{found.source.name} routes {len(described)} parameters otherwise{otherwise}: {shown(described)}. Build "
+            "the optimizer with the same configuration and overrides, or let their state start anew: strict=False",
+            path=found.source.name,
+            names=list(found.report.reset),
+        )

@@ -7,6 +7,7 @@ from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
+from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params import MATRIX, Role, RoleDecision
 from megaopt_core.registry import reset_registry
 
@@ -67,6 +68,10 @@ def test_a_load_says_that_roles_were_read_otherwise(tmp_path, no_other_reader) -
         assert read_manifest(tmp_path / "last").written["roles"].startswith("reader")
         other_model, other = build()
         assert other.routing.params["0.weight"].spec.optimizer == "rest"
+        with pytest.raises(
+            CheckpointMismatchError, match=r"routes 1 parameters otherwise \(roles read by reader.*'0.weight'"
+        ):
+            load_checkpoint(tmp_path / "last", other_model, other)
         report = load_checkpoint(tmp_path / "last", other_model, other, strict=False)
     said = report.reset["0.weight"]
     assert said.startswith("it was stepped by 'matrices', here by 'rest' (roles read by reader")

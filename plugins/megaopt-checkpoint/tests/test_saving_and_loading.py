@@ -187,13 +187,21 @@ def test_another_shape_is_refused(tmp_path):
     assert same(values(other_model), before)
 
 
-def test_another_optimizer_starts_anew(tmp_path):
-    """Reported parameter by parameter; the same optimizer's states are loaded, chained or not."""
+def test_another_optimizer_is_an_error_or_starts_anew(tmp_path):
+    """Named and left as it was; or reported parameter by parameter, where that was asked for."""
     model, optimizer = make(optimizer="adam")
     train(model, optimizer, range(2))
     save_checkpoint(tmp_path / "last", model, optimizer)
     other_model, other = make(seed=1, optimizer="sgd")
-    report = load_checkpoint(tmp_path / "last", other_model, other)
+    before = values(other_model)
+    with pytest.raises(
+        CheckpointMismatchError,
+        match=r"routes \d+ parameters otherwise.*'embedding.weight': it was stepped by 'adam', here by 'sgd'",
+    ) as caught:
+        load_checkpoint(tmp_path / "last", other_model, other)
+    assert len(caught.value.names) == len(before)
+    assert same(values(other_model), before)
+    report = load_checkpoint(tmp_path / "last", other_model, other, strict=False)
     assert set(report.reset.values()) == {"it was stepped by 'adam', here by 'sgd'"}
     assert report.loaded == ()
     assert same(values(other_model), values(model))

@@ -43,6 +43,10 @@ DEFAULT_ALIGNMENT = 8
 """Elements that cuts are aligned to: element-wise kernels give the same bits on both sides of such a cut."""
 
 
+_MODEL_AXES = ("tp", "expert_tp", "ep", "pp")
+"""The axes that divide the model itself."""
+
+
 class Granularity(StrEnum):
     """How finely an optimizer's work may be cut.
 
@@ -267,6 +271,11 @@ class ParamSpec:
     def dividing(self) -> tuple[AxisPlacement, ...]:
         """The placements of axes whose ranks do not all have the whole tensor."""
         return tuple(placement for placement in self.placements if placement.divides)
+
+    @property
+    def divided_over_data(self) -> tuple[AxisPlacement, ...]:
+        """The placements of axes that divide it without dividing the model: data parallelism has cut it already."""
+        return tuple(placement for placement in self.dividing if placement.axis not in _MODEL_AXES)
 
     def box(self, rank: RankCoordinates) -> Box:
         """Return a rank's part of the logical tensor, which may be empty.

@@ -95,9 +95,6 @@ def _stepped_in_place(param: torch.nn.Parameter) -> torch.nn.Parameter:
     return torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
 
 
-_MODEL_AXES = ("tp", "expert_tp", "ep", "pp")
-
-
 @frozen
 class Replicated(ShardingStrategy):
     """Every data-parallel rank steps every parameter; gradients are expected to be reduced already."""
@@ -112,13 +109,13 @@ class Replicated(ShardingStrategy):
             param: the live parameter.
             spec: the same as pure data.
         """
-        for placement in spec.dividing:
-            if placement.axis not in _MODEL_AXES:
-                return (
-                    f"it is a DTensor that is cut along dimension {placement.dim} over the {placement.size} ranks of "
-                    f"{placement.axis!r}, which are not tensor parallel. pg_collection says which are: a DeviceMesh "
-                    "with a dimension 'tp'. What fully_shard has cut needs another sharding strategy"
-                )
+        if spec.divided_over_data:
+            placement = spec.divided_over_data[0]
+            return (
+                f"it is a DTensor that is cut along dimension {placement.dim} over the {placement.size} ranks of "
+                f"{placement.axis!r}, which are not tensor parallel. pg_collection says which are: a DeviceMesh "
+                "with a dimension 'tp'. What fully_shard has cut needs another sharding strategy"
+            )
         if spec.granularity is Granularity.TENSOR and (cut := _uneven_cut(param)):
             return f"{spec.optimizer!r} steps whole matrices, but {cut}"
         return None

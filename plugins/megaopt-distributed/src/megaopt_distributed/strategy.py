@@ -17,8 +17,6 @@ from megaopt_distributed.params import DistributedParams
 
 __all__ = ["Distributed"]
 
-_MODEL_AXES = ("tp", "expert_tp", "ep", "pp")
-
 
 @frozen
 class Distributed(ShardingStrategy):
@@ -48,7 +46,7 @@ class Distributed(ShardingStrategy):
         """
         if type(param.data) is not torch.Tensor:
             return f"it is a {type(param.data).__name__}, which has no flat memory"
-        if any(placement.axis not in _MODEL_AXES for placement in spec.dividing):
+        if spec.divided_over_data:
             return "it is sharded over the data-parallel ranks already"
         return None
 

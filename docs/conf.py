@@ -36,6 +36,7 @@ packages = {
     "megaopt_adam": "../plugins/megaopt-adam/src/megaopt_adam",
     "megaopt_checkpoint": "../plugins/megaopt-checkpoint/src/megaopt_checkpoint",
     "megaopt_distributed": "../plugins/megaopt-distributed/src/megaopt_distributed",
+    "megaopt_layerwise": "../plugins/megaopt-layerwise/src/megaopt_layerwise",
     "megaopt_lion": "../plugins/megaopt-lion/src/megaopt_lion",
     "megaopt_muon": "../plugins/megaopt-muon/src/megaopt_muon",
     "megaopt_roles": "../plugins/megaopt-roles/src/megaopt_roles",

@@ -21,6 +21,7 @@ COMBOS = {
     "lion": {"adam", "lion", "testing"},
     "muon": {"adam", "muon", "roles", "testing"},
     "soap": {"adam", "roles", "soap", "testing"},
+    "layerwise": {"adam", "checkpoint", "distributed", "layerwise", "muon", "roles", "testing"},
     "models": {"roles"},
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "all": EVERY,

@@ -1,0 +1,1 @@
+"""Whole matrices stepped by their owners, as a megaopt plugin."""

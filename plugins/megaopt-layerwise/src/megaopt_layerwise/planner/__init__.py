@@ -1,0 +1,1 @@
+"""Who owns which matrix: pure functions from shapes, costs, groups and world to owners."""

@@ -175,7 +175,8 @@ def _table_lines(key: ParamKey, override: ParamGroupOverride) -> list[str]:
         )
     lines = []
     for matcher in _MATCHERS:
-        entries = getattr(key, matcher)
+        value = getattr(key, matcher)
+        entries = value if isinstance(value, tuple) else (value,)
         if entries:
             lines.append(f"{matcher} = {_toml([str(entry) for entry in entries])}")
     for name, value in override.items():

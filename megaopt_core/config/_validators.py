@@ -91,7 +91,10 @@ def one_of(choices: Sequence[Any]) -> Validator:
     """
 
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value not in choices:
+        # 1 == True, but who writes 1 for a switch may mean a number.
+        if not any(
+            isinstance(value, bool) is isinstance(choice, bool) and value == choice for choice in choices
+        ):
             raise _refuse(attribute, value, f"one of {', '.join(map(repr, choices))}")
 
     return check

@@ -9,6 +9,7 @@ import torch
 
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._loading.main_values import require_model_values, start_main_values
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._pipeline import StepPipeline
 from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
@@ -120,11 +121,23 @@ class MegatronOptimizer(StepPipeline):
             if filled:
                 torch._foreach_zero_(filled)
 
-    def reload_model_params(self) -> None:
-        """Take the model's present values over into main parameters, after weights were loaded into the model."""
+    def reload_model_params(self, state_dict: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Take the model's present values over into main parameters, after weights were loaded into the model.
+
+        Args:
+            state_dict: what was loaded, by parameter name, where it has more precision than the model: main parameters
+                start from it instead of from the model's rounded values.
+
+        Raises:
+            StateDictError: `state_dict` lacks a parameter, or has another shape of one; nothing has been changed.
+        """
+        if state_dict is not None:
+            require_model_values(self, state_dict)
         for part in self.parts:
             part.sharded.take_model_values()
             part.precision.reload_model_params()
+        if state_dict is not None:
+            start_main_values(self, state_dict)
 
     def train(self, mode: bool = True) -> None:
         """Tell inner optimizers that have modes (schedule-free ones) that training goes on.

@@ -29,8 +29,8 @@ class ChainedOptimizer(MegatronOptimizer):
         chained_optimizers: at least one optimizer; every rank has the same list, in the same order.
 
     Raises:
-        ConfigurationError: the list is empty, or the children disagree about precision, loss scaling, clipping or
-            process groups.
+        ConfigurationError: the list is empty or holds a plain torch optimizer, or the children disagree about
+            precision, loss scaling, clipping or process groups.
         OwnershipError: two children step one parameter.
 
     Example:
@@ -52,6 +52,7 @@ class ChainedOptimizer(MegatronOptimizer):
         children = tuple(chained_optimizers)
         if not children:
             raise ConfigurationError("ChainedOptimizer needs at least one optimizer, got an empty list")
+        _require_wrapped(children)
         names: dict[torch.nn.Parameter, str] = {}
         for child in children:
             twice = [name for param, name in child.names.items() if param in names]
@@ -95,6 +96,17 @@ class ChainedOptimizer(MegatronOptimizer):
         """Return when the parameters of all children are up to date, or when the forward pass will wait for them."""
         for child in self.chained_optimizers:
             child.finish_param_sync()
+
+
+def _require_wrapped(children: Sequence[object]) -> None:
+    for child in children:
+        if not isinstance(child, MegatronOptimizer):
+            raise ConfigurationError(
+                f"ChainedOptimizer chains megaopt's optimizers, got {type(child).__name__}: wrap them in "
+                "FP32Optimizer or MixedPrecisionOptimizer, or build them with build_optimizer",
+                setting="chained_optimizers",
+                value=child,
+            )
 
 
 def _common_config(children: Sequence[MegatronOptimizer]) -> OptimizerConfig:

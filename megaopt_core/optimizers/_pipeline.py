@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.errors import ConfigurationError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
@@ -198,11 +198,20 @@ class StepPipeline(TorchSurface):
         """Clip the collected gradients; the factor is applied by the next `step_with_ready_grads`.
 
         Args:
-            clip_grad: the largest norm that is left as it is.
+            clip_grad: the largest norm that is left as it is; `inf` leaves all as they are.
 
         Returns:
             The norm before clipping.
+
+        Raises:
+            ConfigurationError: `clip_grad` is no number of at least 0.
         """
+        if not (isinstance(clip_grad, (int, float)) and not isinstance(clip_grad, bool) and clip_grad >= 0):
+            raise ConfigurationError(
+                f"clip_grad={clip_grad!r}: must be a number of at least 0",
+                setting="clip_grad",
+                value=clip_grad,
+            )
         norm = self.get_grad_norm()
         self._clip_with(self.grad_norms, clip_grad)
         return norm

@@ -1,5 +1,7 @@
 """Keys that match parameters: by name pattern, by attribute, by predicate."""
 
+# ruff: noqa: RUF009 - the helper returns an attrs field
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -66,12 +68,21 @@ class ParamWithNamePredicate:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return value if isinstance(value, tuple) else (value,)
 
 
-def _of_type(kind: type) -> Callable[[Any, Any, tuple[Any, ...]], None]:
-    def check(_key: Any, attribute: Any, entries: tuple[Any, ...]) -> None:
-        for entry in entries:
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _entries(kind: type, **more: Any) -> Any:
+    """Return a field for one value or several; it reads back as given, and one value equals a tuple of it."""
+    return field(default=(), converter=_hashable, eq=_as_tuple, validator=_of_type(kind), **more)
+
+
+def _of_type(kind: type) -> Callable[[Any, Any, Any], None]:
+    def check(_key: Any, attribute: Any, value: Any) -> None:
+        for entry in _as_tuple(value):
             if not isinstance(entry, kind):
                 raise OverrideError(
                     f"ParamKey({attribute.name}=...) takes {kind.__name__} or a tuple of them, "
@@ -98,7 +109,7 @@ class ParamKey:
         role: what the parameter was found to be; matches during routing, where roles are known.
 
     Raises:
-        OverrideError: a field holds something of another type.
+        OverrideError: a field holds something of another type, or no field holds anything: such a key matches nothing.
 
     Example:
         >>> import torch
@@ -107,17 +118,26 @@ class ParamKey:
         True
     """
 
-    name: str | tuple[str, ...] = field(default=(), converter=_as_tuple, validator=_of_type(str))
-    attr: str | tuple[str, ...] = field(default=(), converter=_as_tuple, validator=_of_type(str))
-    predicate: ParamPredicate | tuple[ParamPredicate, ...] = field(
-        default=(), converter=_as_tuple, validator=_of_type(ParamPredicate)
+    name: str | tuple[str, ...] = _entries(str)
+    attr: str | tuple[str, ...] = _entries(str)
+    predicate: ParamPredicate | tuple[ParamPredicate, ...] = _entries(ParamPredicate)
+    with_name_predicate: ParamWithNamePredicate | tuple[ParamWithNamePredicate, ...] = _entries(
+        ParamWithNamePredicate
     )
-    with_name_predicate: ParamWithNamePredicate | tuple[ParamWithNamePredicate, ...] = field(
-        default=(), converter=_as_tuple, validator=_of_type(ParamWithNamePredicate)
-    )
-    role: Role | tuple[Role, ...] = field(
-        default=(), converter=_as_tuple, validator=_of_type(Role), kw_only=True
-    )
+    role: Role | tuple[Role, ...] = _entries(Role, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        given: tuple[object, ...] = (
+            self.name,
+            self.attr,
+            self.predicate,
+            self.with_name_predicate,
+            self.role,
+        )
+        if all(value == () for value in given):
+            raise OverrideError(
+                "ParamKey() matches nothing: give a name, an attr, a predicate, a with_name_predicate or a role"
+            )
 
     def matches(self, param: torch.nn.Parameter, param_name: str) -> bool:
         """Return whether the parameter matches this key.
@@ -153,7 +173,11 @@ class ParamKey:
         return None
 
     def __str__(self) -> str:
-        parts = [f"{name}={value!r}" for name, value in (("name", self.name), ("attr", self.attr)) if value]
+        parts = [
+            f"{name}={_as_tuple(value)!r}"
+            for name, value in (("name", self.name), ("attr", self.attr))
+            if value != ()
+        ]
         for name, entries in (
             ("predicate", self.predicate),
             ("with_name_predicate", self.with_name_predicate),

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-__all__ = ["NamedParam", "ParamOwner", "named_modules", "named_params", "unwrap"]
+__all__ = ["NamedParam", "ParamOwner", "named_modules", "named_params", "unwrap", "without_wrappers"]
 
 type ParamOwner = tuple[str, nn.Module, str]
 """Canonical name of the owning module, the module, and the attribute that holds the parameter."""
@@ -125,6 +125,20 @@ def unwrap(module: nn.Module) -> nn.Module:
             break
         module = child
     return module
+
+
+def without_wrappers(name: str) -> str:
+    """Return a name of a model's state dict without what wrappers add to names.
+
+    Args:
+        name: the name; modules of the model that are called as a wrapper's child is lose theirs too.
+
+    Example:
+        >>> without_wrappers("module._orig_mod.head.weight")
+        'head.weight'
+    """
+    added = {child for _, child in _WRAPPERS.values()}
+    return ".".join(part for part in name.split(".") if part not in added)
 
 
 def join(prefix: str, name: str) -> str:

@@ -169,16 +169,17 @@ class OptimizerParamScheduler:
         """Load what :meth:`state_dict` returned, now or in an older version, and set every group accordingly.
 
         The number of steps always comes from the checkpoint and is set, not added: loading twice is the
-        same as loading once. Where the settings come from, the two flags of the constructor say.
+        same as loading once. Where the settings come from, the two flags of the constructor say; under
+        `override_opt_param_scheduler` the checkpoint's are not read.
 
         Args:
             state_dict: the saved scheduler; old key names are understood.
 
         Raises:
-            ScheduleError: a key is missing, a setting differs and neither flag is set, or the settings that
-                would come out contradict each other. Neither scheduler nor groups have changed then.
+            ScheduleError: it is no mapping, a key is missing, a setting differs and neither flag is set, or the
+                settings that would come out contradict each other. Neither scheduler nor groups have changed then.
         """
-        saved = read_state(state_dict)
+        saved = read_state(state_dict, only_steps=bool(self.override_opt_param_scheduler))
         before = dict(vars(self))
         try:
             for name in SETTINGS:
@@ -195,7 +196,6 @@ class OptimizerParamScheduler:
     def _check_and_set[Value](self, cls_value: Value, sd_value: Value, name: str) -> Value:
         """Return the value that holds after loading: the scheduler's own or the checkpoint's."""
         if self.override_opt_param_scheduler:
-            logger.info("scheduler: %s=%r stays, the checkpoint has %r", name, cls_value, sd_value)
             return cls_value
         if not self.use_checkpoint_opt_param_scheduler and cls_value != sd_value:
             raise ScheduleError(

@@ -37,22 +37,19 @@ _ALWAYS = ("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_st
 _WEIGHT_DECAY = ("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style")
 
 
-def _found_under(state_dict: Mapping[str, Any], name: str) -> list[str]:
-    return [key for key in (*_OLD_KEYS.get(name, ()), name) if key in state_dict]
-
-
-def read_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def read_state(state_dict: Mapping[str, Any], *, only_steps: bool = False) -> dict[str, Any]:
     """Return a scheduler's saved values under today's names.
 
     Checkpoints without weight-decay values are read, as are those without the settings of warm-up's start
-    and of style `WSD`: what is missing is left out. Keys that belong to nobody are ignored.
+    and of style `WSD`: what is missing is left out. Keys that belong to nobody are ignored. Of a value that is saved
+    under an old and a new name, the old one's holds, as in the trainers that save both.
 
     Args:
         state_dict: what some version of the scheduler saved; it is not changed.
+        only_steps: read the number of steps and no setting.
 
     Raises:
-        ScheduleError: a key is missing without which the schedule is unknown, or a value is saved under two
-            names and the two differ.
+        ScheduleError: it is no mapping, or a key is missing without which the schedule is unknown.
 
     Example:
         >>> old = {"start_lr": 0.1, "min_lr": 0.0, "warmup_iter": 5, "end_iter": 50, "decay_style": "linear"}
@@ -60,21 +57,20 @@ def read_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         {'max_lr': 0.1, 'min_lr': 0.0, 'lr_warmup_steps': 5, 'lr_decay_steps': 50, 'lr_decay_style': 'linear',
          'num_steps': 7}
     """
+    if not isinstance(state_dict, Mapping):
+        raise ScheduleError(
+            f"a scheduler's checkpoint is a mapping, as state_dict() returns it, got {type(state_dict).__name__}: "
+            f"{state_dict!r}",
+            value=state_dict,
+        )
     values: dict[str, Any] = {}
-    for name in (*SETTINGS, "num_steps"):
-        keys = _found_under(state_dict, name)
-        if not keys:
-            continue
-        for key in keys[1:]:
-            if state_dict[key] != state_dict[keys[0]]:
-                raise ScheduleError(
-                    f"the scheduler's checkpoint gives {name} twice: {keys[0]}={state_dict[keys[0]]!r} "
-                    f"and {key}={state_dict[key]!r}",
-                    setting=name,
-                    value=(state_dict[keys[0]], state_dict[key]),
-                )
-        values[name] = state_dict[keys[0]]
+    for name in ("num_steps",) if only_steps else (*SETTINGS, "num_steps"):
+        found = [key for key in (*_OLD_KEYS.get(name, ()), name) if key in state_dict]
+        if found:
+            values[name] = state_dict[found[0]]
     needed = _ALWAYS + (_WEIGHT_DECAY if any(name in values for name in _WEIGHT_DECAY) else ())
+    if only_steps:
+        needed = ("num_steps",)
     missing = [name for name in needed if name not in values]
     if missing:
         raise ScheduleError(

@@ -53,3 +53,14 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict, message
     """An overlap without anything to overlap is a mistake."""
     with pytest.raises(ConfigurationError, match=message):
         DistributedDataParallelConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, value in DistributedDataParallelConfig().to_dict().items() if value is False]
+)
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_a_switch_is_true_or_false(name: str, value: object) -> None:
+    """`"no"` is a true value in Python; nobody means it so."""
+    with pytest.raises(ConfigurationError) as caught:
+        DistributedDataParallelConfig(**{name: value})
+    assert str(caught.value) == f"{name}={value!r}: must be one of True, False"

@@ -433,3 +433,10 @@ def test_sparse_gradients_are_refused():
     param.grad = torch.eye(4, 8).to_sparse()
     with pytest.raises(GradientError, match="sparse"):
         TensorParallelMuon([param]).step()
+
+
+@pytest.mark.parametrize("cls", [TensorParallelMuon, TensorParallelAdaptiveMuon])
+def test_a_misspelled_argument_is_refused(cls):
+    """What is no argument does not become a setting of the groups that nobody reads."""
+    with pytest.raises(TypeError, match="weight_dcay"):
+        cls([torch.nn.Parameter(torch.zeros(2, 2))], weight_dcay=0.5)

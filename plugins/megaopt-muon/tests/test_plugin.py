@@ -44,7 +44,7 @@ def test_every_constructor_argument_comes_from_the_configuration(name):
     """config_to_kwargs fills the constructor, but for what describes parameters, and for the plan, which is state."""
     kwargs = ENTRIES[name].config_to_kwargs(config(muon_momentum=0.7), [], None)
     arguments = set(inspect.signature(ENTRIES[name].load_class().__init__).parameters)
-    described = {"self", "params", "is_qkv_fn", "qkv_split_shapes", "group_defaults", "ns_plan"}
+    described = {"self", "params", "is_qkv_fn", "qkv_split_shapes", "ns_plan"}
     assert set(kwargs) == arguments - described
     optimizer = ENTRIES[name].load_class()([torch.nn.Parameter(torch.ones(2, 2))], **kwargs)
     assert optimizer.defaults["momentum"] == 0.7

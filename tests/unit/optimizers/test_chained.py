@@ -122,6 +122,16 @@ def test_an_empty_chain_is_refused() -> None:
     assert str(caught.value) == "ChainedOptimizer needs at least one optimizer, got an empty list"
 
 
+def test_plain_torch_optimizers_are_refused_with_what_to_do() -> None:
+    """A chain steps through its children's parts, which torch's optimizers do not have."""
+    with pytest.raises(ConfigurationError) as caught:
+        ChainedOptimizer([torch.optim.Adam([nn.Parameter(torch.ones(2))])])
+    assert str(caught.value) == (
+        "ChainedOptimizer chains megaopt's optimizers, got Adam: wrap them in FP32Optimizer or "
+        "MixedPrecisionOptimizer, or build them with build_optimizer"
+    )
+
+
 def test_two_children_of_one_parameter_are_refused() -> None:
     """It would be stepped twice."""
     weight = nn.Parameter(torch.ones(2))

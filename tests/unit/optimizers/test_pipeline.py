@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, ParamKey
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.optimizers import StepResult
 
 
@@ -467,3 +468,28 @@ def test_a_skipped_step_is_logged(mlp, build, give, caplog) -> None:
     [record] = caplog.records
     assert record.name == "megaopt_core.optimizers._pipeline"
     assert record.getMessage().endswith("not finite on some rank; the loss scale is 4 now")
+
+
+@pytest.mark.parametrize("limit", [float("nan"), -1.0, "1", None, True])
+def test_a_limit_that_is_no_norm_is_refused(mlp, build, give, limit) -> None:
+    """NaN compares false with everything: it would make every gradient NaN, or clip nothing."""
+    model = mlp()
+    optimizer = build(model)
+    give(model)
+    optimizer.prepare_grads()
+    with pytest.raises(ConfigurationError) as caught:
+        optimizer.clip_grad_norm(limit)
+    assert str(caught.value) == f"clip_grad={limit!r}: must be a number of at least 0"
+
+
+def test_an_infinite_limit_measures_only(mlp, build, give) -> None:
+    """As with torch's `clip_grad_norm_`, a way to ask for the norm."""
+    model = mlp()
+    optimizer = build(model, "t_sgd", lr=1.0)
+    give(model)
+    expected = [param.detach() - param.grad for param in model.parameters()]
+    optimizer.prepare_grads()
+    assert optimizer.clip_grad_norm(float("inf")) > 0
+    optimizer.step_with_ready_grads()
+    for want, param in zip(expected, model.parameters(), strict=True):
+        torch.testing.assert_close(param.detach(), want)

@@ -17,7 +17,6 @@ WEIGHT = torch.nn.Parameter(torch.zeros(2, 3))
         (ParamKey(name="*.Bias"), "layers.0.bias", False),
         (ParamKey(name="layers.?.w[ab]"), "layers.3.wb", True),
         (ParamKey(name=("nothing", "l*")), "layers.0.bias", True),
-        (ParamKey(), "layers.0.bias", False),
     ],
 )
 def test_names_are_case_sensitive_globs_whose_star_crosses_dots(key, name, expected):
@@ -81,3 +80,27 @@ def test_a_key_reads_as_it_was_written():
     """`str` leaves out what is empty."""
     key = ParamKey(name="*.bias", predicate=ParamPredicate(name="v", fn=bool), role=Role.OUTPUT)
     assert str(key) == "ParamKey(name=('*.bias',), predicate=('v',), role=('output',))"
+
+
+@pytest.mark.parametrize("given", ["*.bias", ("*.bias",), ("a", "b")])
+def test_a_field_reads_back_as_it_was_given(given):
+    """One name stays one name, as in the trainers that keys come from."""
+    assert (ParamKey(name=given).name, ParamKey(attr=given).attr) == (given, given)
+    assert ParamKey(name=["a", "b"]).name == ("a", "b")
+    assert ParamKey(attr="x").name == ()
+
+
+def test_one_value_and_a_tuple_of_it_are_one_key():
+    """Else the same override could be given twice."""
+    one, other = ParamKey(name="*.bias"), ParamKey(name=("*.bias",))
+    assert (one == other, hash(one) == hash(other), str(one) == str(other)) == (True, True, True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"name": ()}, {"name": [], "attr": ()}])
+def test_a_key_that_can_match_nothing_is_refused(fields):
+    """An empty list of names would make an override that does nothing, in silence."""
+    with pytest.raises(OverrideError) as caught:
+        ParamKey(**fields)
+    assert str(caught.value) == (
+        "ParamKey() matches nothing: give a name, an attr, a predicate, a with_name_predicate or a role"
+    )

@@ -123,6 +123,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             )
         self.moment2_method: Any = moment2_method
         self.moment = MOMENTS[moment2_method]
+        self._second_moment = {"beta2": beta2, "eps": eps}
         super().__init__(
             params,
             lr,
@@ -144,9 +145,11 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             ns_method=ns_method,
             ns_plan=ns_plan,
             coefficients=coefficients,
-            beta2=beta2,
-            eps=eps,
         )
+
+    @override
+    def _own_group_defaults(self) -> dict[str, float]:
+        return self._second_moment
 
     @torch.no_grad()
     @override

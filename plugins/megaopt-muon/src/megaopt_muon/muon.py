@@ -143,7 +143,6 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         ns_method: str = "auto",
         ns_plan: str = "",
         coefficients: Sequence[Sequence[float]] | None = None,
-        **group_defaults: float,
     ) -> None:
         _require(float(lr) >= 0, "lr", lr, "at least 0")
         _require(0 <= momentum < 1, "momentum", momentum, "at least 0 and less than 1")
@@ -189,11 +188,15 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
             scaled_orthogonalize_fn=self._scaled_orthogonalize,
             ns_plan=ns_plan,
-            **group_defaults,
+            **self._own_group_defaults(),
         )
         for group in self.param_groups:
             for param in group["params"]:
                 self._tensor_parallel_group(param)
+
+    def _own_group_defaults(self) -> dict[str, float]:
+        """Return what a subclass keeps in every group beside Muon's settings."""
+        return {}
 
     @torch.no_grad()
     @override

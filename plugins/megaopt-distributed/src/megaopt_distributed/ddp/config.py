@@ -7,7 +7,7 @@ from typing import Any
 from attrs import asdict, field, fields, frozen
 from attrs.validators import optional
 
-from megaopt_core.config import whole_number
+from megaopt_core.config import one_of, whole_number
 from megaopt_core.errors import ConfigurationError, UnknownSettingError, UnsupportedSettingError
 
 __all__ = ["DistributedDataParallelConfig"]
@@ -30,6 +30,10 @@ _WITHOUT_MEANING = {
     "reduce_scatter_with_fp32_accumulation": "use grad_reduce_in_fp32",
 }
 """Fields that Megatron-style trainers have and that mean nothing here, with what to do instead."""
+
+
+def _switch() -> Any:
+    return field(default=False, validator=one_of((True, False)))
 
 
 @frozen(kw_only=True, init=False)
@@ -57,7 +61,7 @@ class DistributedDataParallelConfig:
         average_in_collective: let the collective divide instead of scaling gradients before it.
 
     Raises:
-        ConfigurationError: settings contradict each other.
+        ConfigurationError: a value is not allowed, or settings contradict each other.
         UnknownSettingError: no such field.
         UnsupportedSettingError: a field that has no meaning here has a value.
 
@@ -70,17 +74,17 @@ class DistributedDataParallelConfig:
         megaopt_core.errors.UnsupportedSettingError: nccl_ub=True has no meaning here: buffers are ordinary tensors
     """
 
-    grad_reduce_in_fp32: bool = False
-    overlap_grad_reduce: bool = False
-    overlap_param_gather: bool = False
-    align_param_gather: bool = False
-    use_distributed_optimizer: bool = False
+    grad_reduce_in_fp32: bool = _switch()
+    overlap_grad_reduce: bool = _switch()
+    overlap_param_gather: bool = _switch()
+    align_param_gather: bool = _switch()
+    use_distributed_optimizer: bool = _switch()
     num_distributed_optimizer_instances: int = field(default=1, validator=whole_number(1))
-    check_for_nan_in_grad: bool = False
-    check_for_large_grads: bool = False
+    check_for_nan_in_grad: bool = _switch()
+    check_for_large_grads: bool = _switch()
     bucket_size: int | None = field(default=None, validator=optional(whole_number(1)))
-    pad_buckets_for_high_nccl_busbw: bool = False
-    average_in_collective: bool = False
+    pad_buckets_for_high_nccl_busbw: bool = _switch()
+    average_in_collective: bool = _switch()
 
     def __init__(self, **settings: Any) -> None:
         known = [attribute.name for attribute in fields(type(self))]

@@ -1,0 +1,72 @@
+"""Main parameters that start from a model's state dict, which may be more precise than the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.errors import StateDictError
+from megaopt_core.optimizers._joined_state import JoinedState
+from megaopt_core.optimizers._live_state import ParamState
+from megaopt_core.params._names import without_wrappers
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = ["require_model_values", "start_main_values"]
+
+
+def require_model_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Raise unless a model's state dict has every parameter of an optimizer in its shape.
+
+    Args:
+        optimizer: a built optimizer.
+        state_dict: parameter name to value; names may have prefixes that wrappers put in.
+
+    Raises:
+        StateDictError: it is no such state dict.
+    """
+    values = _by_name(optimizer, state_dict)
+    missing = [name for name in optimizer.names.values() if name not in values]
+    if missing:
+        raise StateDictError(
+            f"reload_model_params(state_dict): it lacks {len(missing)} parameters, such as {', '.join(missing[:3])}",
+            names=missing,
+        )
+    for param, name in optimizer.names.items():
+        value = values[name]
+        if not isinstance(value, torch.Tensor) or value.shape != param.shape:
+            given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise StateDictError(
+                f"reload_model_params(state_dict): {name!r} is {given} there and of shape {tuple(param.shape)} in the "
+                "model",
+                names=[name],
+            )
+
+
+def start_main_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Set every main value to what a model's state dict has.
+
+    Args:
+        optimizer: a built optimizer.
+        state_dict: what :func:`require_model_values` has seen.
+    """
+    values = _by_name(optimizer, state_dict)
+    with torch.no_grad():
+        for param, name in optimizer.names.items():
+            state = optimizer.state[param]
+            if isinstance(state, (ParamState, JoinedState)):
+                entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
+                state.take_model(values[name], None if entry is None else entry.box)
+
+
+def _by_name(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(state_dict, Mapping):
+        raise StateDictError(
+            f"reload_model_params(state_dict): a mapping of parameter names to tensors, got {type(state_dict).__name__}"
+        )
+    known = set(optimizer.names.values())
+    unwrapped = {without_wrappers(name): value for name, value in state_dict.items()}
+    return {**unwrapped, **{name: value for name, value in state_dict.items() if name in known}}

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from megaopt_core.routing._routing import NameMap
+    from megaopt_core.routing._stored import GivenRouting
 
 __all__ = ["build_optimizer", "get_megatron_optimizer", "optimizer_from_routing"]
 
@@ -74,6 +75,7 @@ def build_optimizer(
     pg_collection: ProcessGroupCollection | DeviceMesh | None = None,
     fqn: NameMap | None = None,
     example: Any = None,
+    routing: GivenRouting | None = None,
     **settings: Any,
 ) -> MegatronOptimizer:
     """Build an optimizer by name: the short form of :func:`get_megatron_optimizer`.
@@ -86,6 +88,7 @@ def build_optimizer(
             the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
+        routing: a checkpoint whose routing is built: every parameter gets the optimizer that stepped it there.
         **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`...
 
     Returns:
@@ -106,7 +109,7 @@ def build_optimizer(
     config = OptimizerConfig(optimizer=optimizer, **settings)
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     return get_megatron_optimizer(
-        config, chunks, overrides, pg_collection=pg_collection, fqn=fqn, example=example
+        config, chunks, overrides, pg_collection=pg_collection, fqn=fqn, example=example, routing=routing
     )
 
 
@@ -120,6 +123,7 @@ def get_megatron_optimizer(
     *,
     fqn: NameMap | None = None,
     example: Any = None,
+    routing: GivenRouting | None = None,
 ) -> MegatronOptimizer:
     """Build the optimizer of a model's chunks.
 
@@ -133,6 +137,7 @@ def get_megatron_optimizer(
         dump_param_to_param_group_map: folder into which `{parameter name: group id}` is written.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
+        routing: a checkpoint whose routing is built, as for :func:`megaopt_core.route`.
 
     Returns:
         The optimizer; a chain when more than one is needed.
@@ -143,18 +148,18 @@ def get_megatron_optimizer(
     chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
-    routing = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example)
+    routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
     for chunk in chunks:
         wrapped_for = getattr(chunk, "megaopt_routing", None)
         if wrapped_for is not None:
-            wrapped_for.require_same(routing)
-    optimizer = optimizer_from_routing(routing, config, chunks, pgs, fqn=fqn)
+            wrapped_for.require_same(routed)
+    optimizer = optimizer_from_routing(routed, config, chunks, pgs, fqn=fqn)
     if config.config_logger_dir:
         dump_config(config, config.config_logger_dir)
     if dump_param_to_param_group_map is not None:
         from megaopt_core.state._group_map import dump_group_map
 
-        dump_group_map(routing, dump_param_to_param_group_map)
+        dump_group_map(routed, dump_param_to_param_group_map)
     return optimizer
 
 

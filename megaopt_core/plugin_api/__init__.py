@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from megaopt_core.plugin_api._hookspecs import hookimpl
     from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
     from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
+    from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 else:
     __getattr__, __dir__ = resolve_lazily(
         __name__,
@@ -27,6 +28,8 @@ else:
             "OptimizerEntry": "_entries",
             "ScheduleStyle": "_schedule_style",
             "SplitStepFactory": "_entries",
+            "StoredParam": "_stored_routing",
+            "StoredRouting": "_stored_routing",
             "WeightDecayPoint": "_schedule_points",
             "hookimpl": "_hookspecs",
         },
@@ -41,6 +44,8 @@ __all__ = [
     "OptimizerEntry",
     "ScheduleStyle",
     "SplitStepFactory",
+    "StoredParam",
+    "StoredRouting",
     "WeightDecayPoint",
     "hookimpl",
 ]

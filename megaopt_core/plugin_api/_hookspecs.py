@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from megaopt_core.params._views import MatrixView
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+    from megaopt_core.plugin_api._stored_routing import StoredRouting
     from megaopt_core.precision._state_codes import Decoder
     from megaopt_core.sharding._protocol import ShardingStrategy
 
@@ -35,6 +36,7 @@ __all__ = [
     "megaopt_schedules",
     "megaopt_sharding_strategies",
     "megaopt_state_codes",
+    "megaopt_stored_routing",
 ]
 
 hookspec = pluggy.HookspecMarker("megaopt")
@@ -111,6 +113,18 @@ def megaopt_state_codes() -> Mapping[str, Decoder]:  # type: ignore[empty-body]
 
     Returns:
         `{name: decoder}`; a decoder takes a `StoredSlice` and returns its values in fp32, flat.
+    """
+
+
+@hookspec
+def megaopt_stored_routing(path: str) -> StoredRouting | None:
+    """Read which optimizer stepped each parameter when a checkpoint was saved, for `routing="path"`.
+
+    Args:
+        path: what the user wrote.
+
+    Returns:
+        The routing; None where there is nothing at the path that this plugin reads.
     """
 
 

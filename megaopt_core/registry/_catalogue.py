@@ -13,6 +13,7 @@ from types import MappingProxyType
 from megaopt_core.errors import MovedNameError
 
 __all__ = [
+    "CHECKPOINT_READER",
     "COMMANDS",
     "DEFAULT_OPTIMIZER",
     "DISTRIBUTED_STRATEGIES",
@@ -35,6 +36,9 @@ DEFAULT_OPTIMIZER = "adam"
 
 ROLE_READER = "megaopt-roles"
 """The distribution that reads what the parameters of a model are."""
+
+CHECKPOINT_READER = "megaopt-checkpoint"
+"""The distribution that reads checkpoints."""
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {

@@ -17,6 +17,7 @@ from megaopt_core.params._roles import Doubt
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._constructor import (
     constructor_defaults,
     constructor_kwargs,
@@ -26,6 +27,7 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import GroupKey, split_override
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._matching import Match
+from megaopt_core.routing._stored import stored_param
 
 __all__ = ["Assigner", "Assignment"]
 
@@ -48,11 +50,13 @@ class Assigner:
         config: the run's configuration.
         chunks: the model chunks, which some entries look at.
         pgs: the process groups, which some entries look at.
+        followed: the routing to follow; None: none.
     """
 
     config: OptimizerConfig
     chunks: Sequence[torch.nn.Module]
     pgs: ProcessGroupCollection
+    followed: StoredRouting | None = None
     _defaults: dict[str, tuple[frozenset[str], frozenset[str]]] = field(factory=dict)
 
     def assign(self, item: InventoryItem, match: Match) -> Assignment:
@@ -63,11 +67,15 @@ class Assigner:
             match: what the overrides say about it.
 
         Raises:
-            RoutingError: nobody takes it, or an override asks for an optimizer that does not.
+            RoutingError: nobody takes it, or an override asks for an optimizer that does not, or for another than
+                the routing that is followed.
             OverrideError: an override has a key that the optimizer does not know.
         """
         asked = match.override.get("optimizer")
-        name, reason = self._optimizer_for(item, asked, match)
+        if self.followed is None:
+            name, reason = self._optimizer_for(item, asked, match)
+        else:
+            name, reason = self._as_followed(self.followed, item, match), f"as in {self.followed.name}"
         entry = get_registry().optimizer(name)
         group, settings = self._split(name, entry, match, item.name)
         key = GroupKey(
@@ -77,6 +85,25 @@ class Assigner:
             override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
         )
         return Assignment(key, match.override, match.reasons, reason)
+
+    def _as_followed(self, followed: StoredRouting, item: InventoryItem, match: Match) -> str:
+        name = stored_param(followed, item).optimizer
+        asked = match.override.get("optimizer", name)
+        if asked != name:
+            raise RoutingError(
+                f"{match.origin['optimizer']} sends {item.name!r} to {asked!r}, but {followed.name}, whose routing is "
+                f"asked for, to {name!r}; leave out one of the two",
+                names=[item.name],
+            )
+        refusal = self._refusal(name, item, asked=True)
+        if refusal is not None:
+            raise RoutingError(
+                f"{followed.name} gives {item.name!r} to {name!r}, which does not take it here (shape "
+                f"{item.part.shape}): {refusal}; its roles were read by {followed.readers or 'nobody'} there, by "
+                f"{item.decision.reader or 'nobody'} here. Set its matrix_view, or install what read them",
+                names=[item.name],
+            )
+        return name
 
     def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
         why = item.decision.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
 from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._assign import Assigner, Assignment
 from megaopt_core.routing._groups import (
@@ -30,6 +32,7 @@ from megaopt_core.routing._groups import (
 from megaopt_core.routing._inventory import Inventory, take_inventory
 from megaopt_core.routing._matching import STANDARD, OverrideSet, raise_unmatched
 from megaopt_core.routing._standard import get_standard_config_overrides
+from megaopt_core.routing._stored import GivenRouting, as_stored, read_stored_routing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -172,6 +175,7 @@ class _Told:
     keys: frozenset[GroupKey] = frozenset()
     matched: frozenset[str] = frozenset()
     norm_groups: frozenset[str] = frozenset()
+    followed: str = ""
 
 
 @frozen
@@ -180,11 +184,12 @@ class _Rank:
 
     inventory: Inventory
     assignments: dict[str, Assignment]
+    followed: str = ""
 
     def tell(self, overrides: OverrideSet) -> _Told:
         norm_groups = {item.grad_norm_group for item in self.inventory.trainable if item.grad_norm_group}
         keys = frozenset(assignment.key for assignment in self.assignments.values())
-        return _Told(keys, frozenset(overrides.matched), frozenset(norm_groups))
+        return _Told(keys, frozenset(overrides.matched), frozenset(norm_groups), self.followed)
 
 
 def route(
@@ -195,6 +200,7 @@ def route(
     *,
     fqn: NameMap | None = None,
     example: Any = None,
+    routing: GivenRouting | None = None,
 ) -> Routing:
     """Decide for every parameter which optimizer, group and sharding strategy it gets, and why.
 
@@ -210,12 +216,15 @@ def route(
         pg_collection: process groups, or a DeviceMesh that names them.
         fqn: maps `(chunk index, local name)` to a globally unique name, where ranks number locally.
         example: a batch to run one forward with: a tensor, a tuple of arguments or a mapping of keyword arguments.
+        routing: a checkpoint, or what a plugin read from one: every parameter gets the optimizer, role and view that it
+            had there, whatever would be found here; settings and overrides stay those of the configuration.
 
     Returns:
         The routing.
 
     Raises:
-        RoutingError: a parameter can go nowhere, a name is not unique, or another rank failed.
+        RoutingError: a parameter can go nowhere, a name is not unique, `routing` does not name a parameter, or another
+            rank failed.
         OverrideError: an override is invalid, conflicting, or its pattern matches nothing.
         PluginError: the optimizer or strategy that was asked for is not there.
 
@@ -231,7 +240,7 @@ def route(
     overrides = OverrideSet()
     mine, error = None, None
     try:
-        mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn, example)
+        mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn, example, routing)
     except MegaoptError as raised:
         error = raised
     gathered = agree_over_ranks(_Told() if mine is None else mine.tell(overrides), error)
@@ -242,6 +251,11 @@ def route(
         matched=frozenset(pattern for told in gathered for pattern in told.matched),
         norm_groups=frozenset(name for told in gathered for name in told.norm_groups),
     )
+    if len({told.followed for told in gathered}) > 1:
+        raise RoutingError(
+            f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "
+            "and which nobody replaces meanwhile"
+        )
     raise_unmatched(overrides, everyone.matched, mine.inventory.names())
     ordered = order_children(everyone.keys, config.optimizer)
     return _assemble(config, mine, ordered, everyone.norm_groups, pgs)
@@ -255,10 +269,14 @@ def _route_this_rank(
     overrides: OverrideSet,
     fqn: NameMap | None,
     example: Any,
+    routing: GivenRouting | None,
 ) -> _Rank:
     registry = get_registry()
     primary = registry.optimizer(config.optimizer)
+    stored = read_stored_routing(routing)
     inventory = take_inventory(chunks, pgs, fqn, example)
+    if stored is not None:
+        inventory.trainable = as_stored(stored, inventory.trainable)
     if config_overrides is None or getattr(config_overrides, "with_standard", False):
         standard = get_standard_config_overrides(config)
         given = config_overrides or {}
@@ -268,7 +286,7 @@ def _route_this_rank(
     overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
     for plugin, result in registry.call_each("megaopt_param_overrides", config=config, model_chunks=chunks):
         overrides.add(result or {}, f"plugin {plugin.name}")
-    assigner = Assigner(config, chunks, pgs)
+    assigner = Assigner(config, chunks, pgs, stored)
     assignments = {}
     for item in inventory.trainable:
         overrides.require_read(item.name, item.decision)
@@ -276,7 +294,11 @@ def _route_this_rank(
         assignments[item.name] = assigner.assign(item, match)
     for item in inventory.frozen:
         overrides.match(item.named, item.decision.role)
-    return _Rank(inventory, assignments)
+    return _Rank(inventory, assignments, _digest(stored))
+
+
+def _digest(stored: StoredRouting | None) -> str:
+    return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
 
 
 def _as_configured(entry: OptimizerEntry, config: OptimizerConfig) -> OptimizerEntry:

@@ -9,8 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import asdict
 
 from megaopt_core.errors import PluginError
+from megaopt_core.params._roles import RoleDecision
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._pieces import Collected
 from megaopt_core.state._ranks import Ranks
@@ -128,16 +130,16 @@ def describe_optimizer(
         for index, group in enumerate(optimizer.param_groups)
         for param in group["params"]
     }
-    strategies = (
-        {} if optimizer.routing is None else {n: e.strategy for n, e in optimizer.routing.params.items()}
-    )
+    routes = {} if optimizer.routing is None else optimizer.routing.params
+    shape_of = {name: tuple(param.shape) for param, name in optimizer.names.items()}
     mine = {
         name: {
             "optimizer": steps.get(name, ""),
-            "strategy": strategies.get(name, "replicated"),
+            "strategy": routes[name].strategy if name in routes else "replicated",
             "group": group_of.get(name, 0),
             "shape": list(collected.shapes.get(name, ())),
             "state": collected.state.get(name, {}),
+            **(_described(routes[name].decision, shape_of[name]) if name in routes else {}),
             **({"fresh": True} if name in collected.fresh else {}),
         }
         for name in {**group_of, **collected.state}
@@ -157,6 +159,14 @@ def describe_optimizer(
         "groups": groups,
         "scaler": encode(scaler, tensors, "optim.scaler"),
     }
+
+
+def _described(decision: RoleDecision, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return role and view, as JSON has them; the shape is that of the tensor that is viewed."""
+    if decision.view is None:
+        return {"role": str(decision.role)}
+    view = asdict(decision.view, filter=lambda attribute, value: value != attribute.default)
+    return {"role": str(decision.role), "view": {**view, "shape": list(shape)}}
 
 
 def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from attrs import define, field, frozen
 
 __all__ = ["FORMAT_VERSION", "Manifest", "StoredChunk", "StoredTensor"]
 
-FORMAT_VERSION = 2
-"""The newest format that is read, and the one that is written; 2 names the codes of states."""
+FORMAT_VERSION = 3
+"""The newest format that is read, and the one that is written; 2 names the codes of states, 3 what parameters are."""
 
 
 @frozen

@@ -1,5 +1,6 @@
 """Every plugin that the documentation shows trains: it is built, stepped, saved and loaded, as a reader would."""
 
+import json
 import math
 import re
 from argparse import ArgumentParser
@@ -144,6 +145,13 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
             arguments = parser.parse_args(["count"])
             assert arguments.run(arguments) == 0
             assert f"{len(registry.optimizers())} optimizers" in capsys.readouterr().out
+        if hasattr(module, "megaopt_stored_routing"):
+            path = tmp_path / "run.routing.json"
+            path.write_text(
+                json.dumps({name: ("example_adam", "matrix") for name, _ in Model().named_parameters()})
+            )
+            made = build_optimizer(Model(), "example_adam", lr=0.05, routing=path)
+            assert {route.decision.role for route in made.routing.params.values()} == {"matrix"}
         assert cases or any(hasattr(module, hook) for hook in _HOOKS_WITHOUT_NAMES)
 
 
@@ -152,6 +160,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_param_overrides",
     "megaopt_commands",
     "megaopt_state_codes",
+    "megaopt_stored_routing",
 )
 
 

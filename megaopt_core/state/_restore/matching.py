@@ -218,7 +218,8 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
         described = [f"{name!r}: {why.removesuffix(otherwise)}" for name, why in found.report.reset.items()]
         raise CheckpointMismatchError(
             f"{found.source.name} routes {len(described)} parameters otherwise{otherwise}: {shown(described)}. Build "
-            "the optimizer with the same configuration and overrides, or let their state start anew: strict=False",
+            "the optimizer with the same configuration and overrides, or with the checkpoint's routing "
+            "(build_optimizer(..., routing=path)), or let their state start anew: strict=False",
             path=found.source.name,
             names=list(found.report.reset),
         )

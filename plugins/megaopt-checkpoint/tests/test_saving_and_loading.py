@@ -267,7 +267,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
         patched.setattr("megaopt_checkpoint.saving.Manifest", _newer)
         save_checkpoint(tmp_path / "last", model, optimizer)
     with pytest.raises(
-        CheckpointVersionError, match=r"format version 3.*reads up to version 2.*pip install --upgrade"
+        CheckpointVersionError, match=r"format version 4.*reads up to version 3.*pip install --upgrade"
     ):
         load_checkpoint(tmp_path / "last", model, optimizer)
 
@@ -275,7 +275,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 def _newer(**values):
     from megaopt_core.state import Manifest
 
-    return Manifest(**values, version=3)
+    return Manifest(**values, version=4)
 
 
 def test_paths_that_are_no_checkpoint(tmp_path):

@@ -25,6 +25,7 @@ _FIELDS = {
     *("version", "world_size", "files", "tensors", "model", "optimizer", "scheduler", "extra"),
     *("configuration", "plugins", "written"),
 }
+_DESCRIBED = {"optimizer", "strategy", "group", "shape", "state"}
 _CHUNK = {"offsets", "sizes", "file", "position", "length", "crc32"}
 _RECORDS = {"tensor", "value", "ranges", "objects"}
 _NONE: frozenset[str] = frozenset()
@@ -81,13 +82,13 @@ def parse_manifest(path: Path, values: Any, *, in_one_file: bool = False) -> Man
     schema.fields(values, "the document", _FIELDS, _NONE)
     with _without_collection():
         manifest = _parsed(schema, values, in_one_file)
-    return _upgraded(manifest) if manifest.version == 1 else manifest
+    return _upgraded(manifest) if manifest.version < FORMAT_VERSION else manifest
 
 
 def _upgraded(manifest: Manifest) -> Manifest:
-    """Return a manifest of format 1 as one of format 2, in which codes of states have names."""
+    """Return a manifest of an older format as one of today's; in format 1 codes of states have no names."""
     optimizer = manifest.optimizer
-    if optimizer is not None:
+    if optimizer is not None and manifest.version == 1:
         optimizer = {**optimizer, "parameters": with_named_codes(optimizer["parameters"])}
     return evolve(manifest, optimizer=optimizer, version=FORMAT_VERSION)
 
@@ -251,15 +252,14 @@ def _optimizer(schema: Schema, optimizer: Any, references: _References) -> dict[
     parameters = schema.mapping(optimizer["parameters"], "optimizer.parameters")
     for name, described in parameters.items():
         where = f"optimizer.parameters.{name}"
-        schema.fields(
-            described, where, {"optimizer", "strategy", "group", "shape", "state"}, frozenset({"fresh"})
-        )
+        schema.fields(described, where, _DESCRIBED, frozenset({"fresh", "role", "view"}))
         schema.text(described["optimizer"], f"{where}.optimizer")
         schema.text(described["strategy"], f"{where}.strategy")
         if schema.count(described["group"], f"{where}.group") >= len(groups):
             raise schema.fault(f"{where}.group", described["group"], f"one of {len(groups)} groups")
         if described.get("fresh", True) is not True:
             raise schema.fault(f"{where}.fresh", described["fresh"], "true")
+        schema.role(described, where)
         shape = schema.sizes(described["shape"], f"{where}.shape")
         for key, record in schema.mapping(described["state"], f"{where}.state").items():
             _record(schema, f"optim.state.{name}.{key}", record, shape, references)

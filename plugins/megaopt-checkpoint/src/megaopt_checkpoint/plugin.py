@@ -1,12 +1,12 @@
-"""Entry point of megaopt-checkpoint: the commands that it adds to megaopt."""
+"""Entry point of megaopt-checkpoint: the commands that it adds to megaopt, and the routing of a checkpoint."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, _SubParsersAction
 
-from megaopt_core.plugin_api import hookimpl
+from megaopt_core.plugin_api import StoredRouting, hookimpl
 
-__all__ = ["megaopt_api", "megaopt_commands"]
+__all__ = ["megaopt_api", "megaopt_commands", "megaopt_stored_routing"]
 
 megaopt_api = "1"
 
@@ -18,3 +18,11 @@ def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
 
     verify_command.add_command(commands)
     convert_command.add_command(commands)
+
+
+@hookimpl
+def megaopt_stored_routing(path: str) -> StoredRouting | None:
+    """Return the routing of a checkpoint; None where there is nothing."""
+    from megaopt_checkpoint.routing import stored_routing
+
+    return stored_routing(path)

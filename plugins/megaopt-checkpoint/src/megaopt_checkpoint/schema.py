@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from megaopt_core.errors import CheckpointCorruptError, CheckpointError
+from megaopt_core.errors import CheckpointCorruptError, CheckpointError, ViewError
+from megaopt_core.params import MatrixView, Role
 from megaopt_core.state import decode, dtype_named
 
-__all__ = ["Schema"]
+__all__ = ["Schema", "matrix_view"]
 
 _MOST_DIMS = 64
 _LARGEST = 2**63
@@ -22,7 +23,17 @@ _LARGEST = 2**63
 _DTYPE = re.compile(
     r"bool|bfloat16|u?int(8|16|32|64)|complex(32|64|128)|float(16|32|64)|float\d+_\w+"  # not quantized, no bits
 )
+_VIEW = frozenset({"batch_dims", "transposed", "split_dim", "split_sizes", "label", "fused"})
 _FILE = re.compile(r"rank-\d{5,9}\.bin")
+
+
+def matrix_view(view: Mapping[str, Any]) -> MatrixView:
+    """Return the view that a manifest describes.
+
+    Args:
+        view: its fields, and the shape of what is viewed.
+    """
+    return MatrixView(**{key: value for key, value in view.items() if key != "shape"})
 
 
 @frozen
@@ -181,6 +192,33 @@ class Schema:
         if isinstance(value, str) and _FILE.fullmatch(value):
             return value
         raise self.fault(where, value, "the name of a rank's file, such as rank-00000.bin")
+
+    def role(self, described: Mapping[str, Any], where: str) -> None:
+        """Check what a parameter was: its role, and how it was seen as matrices; formats before 3 do not say.
+
+        Args:
+            described: the parameter's record.
+            where: its place.
+        """
+        role, view = described.get("role"), described.get("view")
+        if role is not None and role not in list(Role):
+            raise self.fault(f"{where}.role", role, f"one of {[str(role) for role in Role]}")
+        if view is None:
+            return
+        if role != Role.MATRIX:
+            raise self.fault(f"{where}.view", view, "absent from what is no matrix")
+        self.fields(view, f"{where}.view", {"shape"}, _VIEW)
+        self.sizes(view["shape"], f"{where}.view.shape")
+        self.sizes(view.get("split_sizes", []), f"{where}.view.split_sizes")
+        self.text(view.get("label", ""), f"{where}.view.label")
+        for key in ("batch_dims", "split_dim"):
+            self.count(view.get(key, 0), f"{where}.view.{key}")
+        if type(view.get("transposed", False)) is not bool:
+            raise self.fault(f"{where}.view.transposed", view["transposed"], "true or false")
+        try:
+            matrix_view(view).matrix_shapes(view["shape"])
+        except (ValueError, ViewError) as error:
+            raise self.fault(f"{where}.view", view, f"a view: {error}") from error
 
     def encoded(self, value: Any, where: str, tensor: Callable[[str], torch.Tensor]) -> Any:
         """Check an encoded value, and return it decoded with tensors of one element.

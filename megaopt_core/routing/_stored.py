@@ -1,0 +1,115 @@
+"""Following the routing that a checkpoint holds, whatever would be found in the model here and now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from megaopt_core.errors import CheckpointError, MegaoptError, PluginHookError, RoutingError
+from megaopt_core.params._roles import RoleDecision
+from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
+from megaopt_core.registry._catalogue import CHECKPOINT_READER
+from megaopt_core.registry._missing import absent_plugin
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._inventory import InventoryItem
+
+__all__ = ["GivenRouting", "as_stored", "read_stored_routing", "stored_param"]
+
+type GivenRouting = str | os.PathLike[str] | StoredRouting
+"""A checkpoint, or what was read from one."""
+
+
+def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
+    """Return the routing that a checkpoint holds: a plugin reads it.
+
+    Args:
+        given: the checkpoint; a routing stays as it is, and None None.
+
+    Raises:
+        PluginNotInstalledError: no plugin reads checkpoints.
+        CheckpointError: there is no checkpoint, it cannot be read, or it holds no routing.
+    """
+    if given is None or isinstance(given, StoredRouting):
+        return given
+    path, registry = os.fspath(given), get_registry()
+    try:
+        answers = registry.call_each("megaopt_stored_routing", path=path)
+    except PluginHookError as error:
+        raise error.__cause__ if isinstance(error.__cause__, MegaoptError) else error from None
+    if answers:
+        return _checked(*answers[0])
+    absent = absent_plugin(
+        f"the reader of routing={path!r}", CHECKPOINT_READER, CHECKPOINT_READER, registry.plugins()
+    )
+    raise absent or CheckpointError(
+        f"routing={path!r}: there is no checkpoint that a plugin reads", path=path
+    )
+
+
+def _checked(plugin: object, answer: object) -> StoredRouting:
+    if isinstance(answer, StoredRouting):
+        return answer
+    raise RoutingError(
+        f"{plugin}: megaopt_stored_routing returned {type(answer).__name__}; it must return a StoredRouting"
+    )
+
+
+def as_stored(stored: StoredRouting, items: Sequence[InventoryItem]) -> list[InventoryItem]:
+    """Return parameters as they were when their routing was stored.
+
+    Args:
+        stored: the routing to follow.
+        items: the trainable parameters of this rank.
+
+    Raises:
+        RoutingError: a parameter is not named in it.
+        PluginNotInstalledError: an optimizer that it names is not installed.
+    """
+    absent = [item.name for item in items if not any(name in stored.params for name in _names(item))]
+    if absent:
+        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        raise RoutingError(
+            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown}. It was saved of another "
+            "model, or they did not train then; build the optimizer without routing=",
+            names=absent,
+        )
+    for item in items:
+        _require_installed(stored, stored_param(stored, item).optimizer, item.name)
+    return [evolve(item, decision=_decision(stored, item)) for item in items]
+
+
+def stored_param(stored: StoredRouting, item: InventoryItem) -> StoredParam:
+    """Return where a parameter went; a tied one is found under each of its names.
+
+    Args:
+        stored: the routing to follow; it names the parameter.
+        item: the parameter.
+    """
+    return next(stored.params[name] for name in _names(item) if name in stored.params)
+
+
+def _names(item: InventoryItem) -> tuple[str, ...]:
+    return item.name, *item.aliases
+
+
+def _require_installed(stored: StoredRouting, optimizer: str, name: str) -> None:
+    registry = get_registry()
+    distribution = stored.plugins.get(optimizer)
+    if optimizer not in registry.optimizers() and distribution:
+        what = f"optimizer {optimizer!r}, which steps {name!r} in {stored.name},"
+        absent = absent_plugin(what, optimizer, distribution, registry.plugins())
+        if absent is not None:
+            raise absent
+    registry.optimizer(optimizer)
+
+
+def _decision(stored: StoredRouting, item: InventoryItem) -> RoleDecision:
+    there = stored_param(stored, item)
+    if there.role is None:
+        return item.decision
+    # A view of a part has sizes of that part: at another tensor-parallel size what is found here fits.
+    if there.view is not None and there.view.split_sizes and there.shape != tuple(item.param.shape):
+        return item.decision
+    return RoleDecision(there.role, f"as in {stored.name}", there.view, reader=stored.readers)

@@ -1,0 +1,201 @@
+"""An optimizer that is built by a checkpoint's routing is the one that was saved, whoever reads roles here."""
+
+import json
+
+import pytest
+import torch
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_checkpoint.manifest import read_manifest
+from megaopt_testing import temporary_plugin
+from training import rewrite_manifest
+
+from megaopt_core import MatrixView, OptimizerEntry, Role, build_optimizer, hookimpl, route
+from megaopt_core.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    PluginNotInstalledError,
+    RoutingError,
+)
+from megaopt_core.params import RoleDecision
+from megaopt_core.registry import reset_registry
+
+VIEW = MatrixView(split_sizes=(4, 2, 2), label="qkv", fused="qkv")
+
+
+class Optimizers:
+    """`matrices` for what has a view, `rest` for the rest."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        return {
+            "rest": OptimizerEntry(torch.optim.AdamW),
+            "matrices": OptimizerEntry(
+                torch.optim.SGD,
+                config_to_kwargs=lambda config, chunks, pgs: {"lr": config.lr, "momentum": 0.9},
+                accepts=lambda spec, view: None if view is not None else "no matrix",
+                fallback="rest",
+            ),
+        }
+
+
+class Reader:
+    """Has read that the first weight is fused query, key and value."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk):
+        return {"0.weight": RoleDecision(Role.MATRIX, "attention takes its output", VIEW)}
+
+
+@pytest.fixture(autouse=True)
+def optimizers(monkeypatch):
+    """Offer the two, and leave out a reader that may be installed."""
+    monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "roles")
+    reset_registry()
+    with temporary_plugin(Optimizers(), name="optimizers"):
+        yield
+    monkeypatch.undo()
+    reset_registry()
+
+
+def build(**settings):
+    """Return two layers and their optimizer."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    return model, build_optimizer(model, "matrices", lr=0.1, **settings)
+
+
+def step(model, optimizer):
+    """Take one step."""
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Save a run whose roles were read."""
+    with temporary_plugin(Reader(), name="reader"):
+        model, optimizer = build()
+        step(model, optimizer)
+        save_checkpoint(tmp_path / "last", model, optimizer)
+        step(model, optimizer)
+    torch.save(model.state_dict(), tmp_path / "next.pt")
+    return tmp_path / "last"
+
+
+def test_a_run_goes_on_as_it_was_without_who_read_its_roles(folder) -> None:
+    """Without the reader the routing is another one and a load refuses; with the stored one all is as before."""
+    model, otherwise = build()
+    assert otherwise.routing.params["0.weight"].spec.optimizer == "rest"
+    with pytest.raises(CheckpointMismatchError, match=r"routes 1 parameters otherwise.*routing="):
+        load_checkpoint(folder, model, otherwise)
+    model, optimizer = build(routing=folder)
+    entry = optimizer.routing.params["0.weight"]
+    assert (entry.spec.optimizer, entry.decision.role, entry.decision.view) == ("matrices", Role.MATRIX, VIEW)
+    assert (entry.decision.view.label, entry.decision.view.fused) == ("qkv", "qkv")
+    assert entry.reason == f"as in {folder}"
+    load_checkpoint(folder, model, optimizer)
+    step(model, optimizer)
+    expected = torch.load(folder.parent / "next.pt")
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    save_checkpoint(folder.parent / "again", model, optimizer)
+    written = read_manifest(folder.parent / "again")
+    assert written.written["roles"] == read_manifest(folder).written["roles"]
+    assert written.parameters["0.weight"]["view"] == read_manifest(folder).parameters["0.weight"]["view"]
+
+
+def test_a_matrix_that_was_stepped_by_the_fallback_stays_there(tmp_path) -> None:
+    """A reader that is installed since then changes nothing."""
+    model, optimizer = build()
+    step(model, optimizer)
+    save_checkpoint(tmp_path / "last", model, optimizer)
+    with temporary_plugin(Reader(), name="reader"):
+        model, optimizer = build(routing=str(tmp_path / "last"))
+        assert {entry.spec.optimizer for entry in optimizer.routing.params.values()} == {"rest"}
+        load_checkpoint(tmp_path / "last", model, optimizer)
+
+
+def test_files_of_format_2_have_optimizers_and_no_roles(folder) -> None:
+    """They load, and their routing is followed as far as it is stored."""
+    manifest = read_manifest(folder)
+    for described in manifest.parameters.values():
+        described.pop("role")
+        described.pop("view", None)
+    manifest.version = 2
+    rewrite_manifest(folder, manifest)
+    with temporary_plugin(Reader(), name="reader"):
+        model, optimizer = build(routing=folder)
+        assert optimizer.routing.params["0.weight"].spec.optimizer == "matrices"
+        load_checkpoint(folder, model, optimizer)
+    with pytest.raises(
+        RoutingError, match=r"gives '0.weight' to 'matrices', which does not take it here.*by reader"
+    ):
+        build(routing=folder)
+
+
+def test_what_holds_no_routing_is_an_error(folder) -> None:
+    """Each has its own words."""
+    model, optimizer = build()
+    save_checkpoint(folder.parent / "bare", model, None)
+    (folder.parent / "empty").mkdir()
+    (folder.parent / "file").write_text("x")
+    for name, words in {
+        "bare": "was saved without an optimizer: it holds no routing",
+        "empty": "is no checkpoint: it has no manifest.json",
+        "file": r"routing='.*file': there is no checkpoint that a plugin reads",
+        "gone": r"routing='.*gone': there is no checkpoint",
+    }.items():
+        with pytest.raises(CheckpointError, match=words):
+            build(routing=folder.parent / name)
+    with pytest.raises(RoutingError, match=r"last holds no routing of 2 trainable parameters: weight, bias"):
+        route(optimizer.config, torch.nn.Linear(2, 2), routing=folder)
+
+
+def test_an_optimizer_that_is_not_installed_is_named_with_its_distribution(folder) -> None:
+    """The checkpoint knows who brought it."""
+    manifest = read_manifest(folder)
+    manifest.parameters["1.bias"]["optimizer"] = "rare"
+    manifest.plugins["rare"] = "megaopt-rare"
+    rewrite_manifest(folder, manifest)
+    with pytest.raises(
+        PluginNotInstalledError, match=r"steps '1.bias' in .*last, comes with megaopt-rare.*pip"
+    ):
+        build(routing=folder)
+
+
+@pytest.mark.parametrize(
+    ("role", "view"),
+    [
+        ("matron", None),
+        (7, None),
+        ("output", {"shape": [8, 4]}),
+        ("matrix", {}),
+        ("matrix", {"shape": [8, 4], "split_sizes": [3]}),
+        ("matrix", {"shape": [8, 4], "split_sizes": [0, 8]}),
+        ("matrix", {"shape": [8, 4], "split_sizes": "44"}),
+        ("matrix", {"shape": [8, 4], "split_dim": 2}),
+        ("matrix", {"shape": [8], "batch_dims": 0}),
+        ("matrix", {"shape": [8, 4], "batch_dims": -1}),
+        ("matrix", {"shape": [8, 4], "transposed": 1}),
+        ("matrix", {"shape": [8, 4], "fused": "all"}),
+        ("matrix", {"shape": [8, 4], "label": 1}),
+        ("matrix", {"shape": [8, 4], "color": "red"}),
+    ],
+)
+def test_roles_and_views_of_strangers_are_checked(folder, role, view) -> None:
+    """One error names file, place and value."""
+    manifest = read_manifest(folder)
+    manifest.parameters["0.weight"].update({"role": role, **({} if view is None else {"view": view})})
+    if view is None:
+        manifest.parameters["0.weight"].pop("view")
+    rewrite_manifest(folder, manifest)
+    with pytest.raises(
+        CheckpointCorruptError, match=r"no valid manifest: optimizer.parameters.0.weight.(role|view)"
+    ):
+        build(routing=folder)
+    assert json.loads((folder / "manifest.json").read_text())["version"] == 3

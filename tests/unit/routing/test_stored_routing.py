@@ -1,0 +1,196 @@
+"""A routing that was stored is followed, whatever is found in the model here."""
+
+import pytest
+import torch
+from megaopt_testing.plugins import temporary_plugin
+
+from megaopt_core import MatrixView, OptimizerConfig, ParamKey, Role, build_optimizer, hookimpl, route
+from megaopt_core.errors import (
+    CheckpointError,
+    PluginHookError,
+    PluginNotInstalledError,
+    RoutingError,
+    UnknownNameError,
+)
+from megaopt_core.params import MATRIX
+from megaopt_core.plugin_api import StoredParam, StoredRouting
+from megaopt_core.registry import get_registry, reset_registry
+
+NAMES = ("embed.weight", "hidden.weight", "hidden.bias", "head.weight")
+
+
+class Model(torch.nn.Module):
+    """What the stand-in reader knows: `hidden` is a matrix, `head` is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(7, 4)
+        self.hidden = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 7, bias=False)
+
+
+def stored(**changes):
+    """Return a routing that is found nowhere: the head is stepped as a matrix, the hidden layer by `plain`."""
+    params = {name: StoredParam("plain", Role.ELEMENTWISE) for name in NAMES}
+    params["head.weight"] = StoredParam("whole", Role.MATRIX, MatrixView(transposed=True), (7, 4))
+    return StoredRouting(
+        "last week", {**params, **changes}, readers="reader 9", plugins={"rare": "megaopt-rare"}
+    )
+
+
+def config(**settings):
+    """Return a configuration whose own routing is another one."""
+    return OptimizerConfig(optimizer="whole", lr=0.1, **settings)
+
+
+def test_optimizers_roles_and_views_are_the_stored_ones() -> None:
+    """A matrix that was stepped by `plain` is; what only the stored routing takes for a matrix is one."""
+    found = route(config(), Model())
+    assert found.params["hidden.weight"].spec.optimizer == "whole"
+    assert found.params["head.weight"].spec.optimizer == "plain"
+    followed = route(config(), Model(), routing=stored())
+    assert {name: entry.spec.optimizer for name, entry in followed.params.items()} == {
+        "embed.weight": "plain", "hidden.weight": "plain", "hidden.bias": "plain", "head.weight": "whole",
+    }  # fmt: skip
+    head = followed.params["head.weight"]
+    assert head.decision.role is Role.MATRIX
+    assert head.spec.view == head.decision.view == MatrixView(transposed=True)
+    assert head.reason == "as in last week"
+    assert followed.readers == ("reader 9",)
+
+
+def test_what_is_built_steps_by_it() -> None:
+    """The inner optimizers are those of the stored routing, and the report says why."""
+    model = Model()
+    optimizer = build_optimizer(model, "whole", lr=0.1, routing=stored())
+    assert [type(part.inner).__name__ for part in optimizer.parts] == ["Whole", "SGD"]
+    assert [optimizer.names[param] for param in optimizer.parts[0].groups[0]["params"]] == ["head.weight"]
+    assert "as in last week" in str(optimizer.report())
+
+
+def test_settings_by_role_follow_the_stored_roles() -> None:
+    """`decoupled_lr` goes to what was an embedding or an output then."""
+    routing = stored(**{"hidden.weight": StoredParam("plain", Role.OUTPUT)})
+    followed = route(config(decoupled_lr=0.5), Model(), routing=routing)
+    rates = {name: followed.groups[entry.spec.group].values["lr"] for name, entry in followed.params.items()}
+    assert rates == {"embed.weight": 0.1, "hidden.weight": 0.5, "hidden.bias": 0.1, "head.weight": 0.1}
+
+
+def test_without_stored_roles_those_of_here_hold() -> None:
+    """Checkpoints of old formats have optimizers only."""
+    routing = StoredRouting("old", {name: StoredParam("plain") for name in NAMES})
+    followed = route(config(), Model(), routing=routing)
+    assert {entry.spec.optimizer for entry in followed.params.values()} == {"plain"}
+    assert followed.params["hidden.weight"].decision.role is Role.MATRIX
+    wrong = StoredRouting("old", {**routing.params, "head.weight": StoredParam("whole")})
+    with pytest.raises(
+        RoutingError,
+        match=r"old gives 'head.weight' to 'whole', which does not take it here \(shape \(7, 4\)\): not a matrix; its "
+        r"roles were read by nobody there, by .*stand_in.* here\. Set its matrix_view",
+    ):
+        route(config(), Model(), routing=wrong)
+
+
+def test_a_view_of_a_part_of_another_size_is_left_to_what_is_found_here() -> None:
+    """At another tensor-parallel size the sizes of its split are others."""
+    sizes = MatrixView(split_sizes=(8, 8))
+    other = stored(**{"hidden.weight": StoredParam("whole", Role.MATRIX, sizes, (16, 4))})
+    assert route(config(), Model(), routing=other).params["hidden.weight"].decision.view == MATRIX
+    same = stored(
+        **{"hidden.weight": StoredParam("whole", Role.MATRIX, MatrixView(split_sizes=(2, 2)), (4, 4))}
+    )
+    view = route(config(), Model(), routing=same).params["hidden.weight"].decision.view
+    assert view.split_sizes == (2, 2)
+
+
+def test_tied_parameters_are_found_under_each_name() -> None:
+    """Which of the names comes first may have changed."""
+    model = Model()
+    model.head.weight = model.embed.weight
+    params = {
+        name: StoredParam("plain", Role.EMBEDDING) for name in ("head.weight", "hidden.weight", "hidden.bias")
+    }
+    followed = route(config(), model, routing=StoredRouting("tied", params))
+    assert followed.params["embed.weight"].decision.role is Role.EMBEDDING
+
+
+def test_a_parameter_that_is_not_named_is_an_error() -> None:
+    """With its name; nothing is guessed."""
+    routing = StoredRouting("small", {"embed.weight": StoredParam("plain")})
+    with pytest.raises(
+        RoutingError,
+        match=r"small holds no routing of 3 trainable parameters: hidden\.weight, hidden\.bias, head\.w",
+    ) as raised:
+        route(config(), Model(), routing=routing)
+    assert raised.value.names == ("hidden.weight", "hidden.bias", "head.weight")
+    model = Model()
+    for name in ("hidden", "head"):
+        getattr(model, name).requires_grad_(False)
+    assert list(route(config(), model, routing=routing).params) == ["embed.weight"]
+
+
+def test_an_optimizer_that_is_not_installed_is_an_error() -> None:
+    """With the line that installs it, where the checkpoint knows the distribution."""
+    rare = stored(**{"hidden.bias": StoredParam("rare", Role.ELEMENTWISE)})
+    with pytest.raises(
+        PluginNotInstalledError,
+        match=r"'rare', which steps 'hidden.bias' in last week, comes with megaopt-rare.*pip install megaopt-rare",
+    ):
+        route(config(), Model(), routing=rare)
+    unknown = stored(**{"hidden.bias": StoredParam("UserClass", Role.ELEMENTWISE)})
+    with pytest.raises(UnknownNameError, match="unknown optimizer 'UserClass'"):
+        route(config(), Model(), routing=unknown)
+
+
+def test_an_override_that_asks_for_another_optimizer_is_an_error() -> None:
+    """Neither of the two wins in silence; what agrees, and what sets something else, is fine."""
+    overrides = {ParamKey(name="hidden.*"): {"optimizer": "whole"}}
+    with pytest.raises(
+        RoutingError, match=r"sends 'hidden.weight' to 'whole', but last week, .* to 'plain'; leave"
+    ):
+        route(config(), Model(), overrides, routing=stored())
+    overrides = {ParamKey(name="hidden.*"): {"optimizer": "plain", "momentum": 0.5}}
+    followed = route(config(), Model(), overrides, routing=stored())
+    assert followed.groups[followed.params["hidden.bias"].spec.group].values["momentum"] == 0.5
+
+
+def test_a_path_is_read_by_a_plugin() -> None:
+    """The first that answers; what it raises of ours is raised as it is."""
+
+    class Reader:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_stored_routing(self, path):
+            if path == "broken":
+                raise CheckpointError("broken is damaged", path=path)
+            if path == "odd":
+                raise KeyError(path)
+            return {"here": stored(), "nonsense": "adam"}.get(path)
+
+    with temporary_plugin(Reader(), name="archive"):
+        followed = route(config(), Model(), routing="here")
+        assert followed.params["head.weight"].spec.optimizer == "whole"
+        with pytest.raises(CheckpointError, match=r"^broken is damaged$"):
+            route(config(), Model(), routing="broken")
+        with pytest.raises(
+            PluginHookError, match=r"'archive'.* failed in hook megaopt_stored_routing: KeyError"
+        ):
+            route(config(), Model(), routing="odd")
+        with pytest.raises(RoutingError, match=r"'archive'.*returned str; it must return a StoredRouting"):
+            route(config(), Model(), routing="nonsense")
+
+
+def test_without_a_reader_the_error_says_what_to_install(monkeypatch, stand_in) -> None:
+    """The core knows no files."""
+    monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "checkpoint")
+    installed = any(info.name == "checkpoint" for info in get_registry().plugins())
+    reset_registry()
+    with pytest.raises(
+        PluginNotInstalledError, match=r"the reader of routing='run/step-1' comes with"
+    ) as raised:
+        route(OptimizerConfig(lr=0.1), torch.nn.Linear(2, 2), routing="run/step-1")
+    assert raised.value.distribution == "megaopt-checkpoint"
+    assert installed or "pip install megaopt-checkpoint" in str(raised.value)
+    monkeypatch.undo()
+    reset_registry()

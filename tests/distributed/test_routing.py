@@ -4,8 +4,10 @@ import pytest
 import torch
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import OptimizerConfig, OptimizerEntry, ParamKey, build_optimizer, hookimpl, route
+from megaopt_core import OptimizerConfig, OptimizerEntry, ParamKey, Role, build_optimizer, hookimpl, route
 from megaopt_core.errors import MegaoptError
+from megaopt_core.params import MATRIX
+from megaopt_core.plugin_api import StoredParam, StoredRouting
 from megaopt_core.sharding import Replicated
 
 pytestmark = pytest.mark.distributed
@@ -138,3 +140,28 @@ def test_what_a_strategy_refuses_on_one_rank_is_refused_on_all(launch):
     """Rank 0 holds nothing that it would refuse."""
     own = "sharding='picky' cannot take 'expert.weight': experts are not taken"
     assert launch(refused, 2) == [f"rank 1 cannot route its parameters: ShardingError: {own}", own]
+
+
+def followed(rank, size):
+    """Follow one routing of all stages, then one that another rank has otherwise."""
+    names = [name for each in range(size) for name, _ in stage(each, size).named_parameters()]
+    params = {
+        name: StoredParam("whole" if "head" in name else "plain", Role.MATRIX, MATRIX) for name in names
+    }
+    config = OptimizerConfig(optimizer="whole", lr=0.1)
+    with temporary_plugin(TwoKinds(), name="two-kinds"):
+        routing = route(config, stage(rank, size), routing=StoredRouting("run", params))
+        changed = {**params, "layer0.bias": StoredParam("whole" if rank else "plain", Role.MATRIX, MATRIX)}
+        try:
+            route(config, stage(rank, size), routing=StoredRouting("run", changed))
+        except MegaoptError as error:
+            told = str(error)
+    return {name: entry.spec.optimizer for name, entry in routing.params.items()}, told
+
+
+def test_stages_follow_one_stored_routing(launch):
+    """Each finds its own parameters in it; ranks that read different ones all raise."""
+    results = launch(followed, 2)
+    assert results[0][0] == dict.fromkeys(["embed.weight", "layer0.weight", "layer0.bias"], "plain")
+    assert results[1][0]["head.weight"] == "whole"
+    assert all("the ranks follow different routings" in told for _, told in results)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         route,
         scaled_learning_rate,
     )
-    from megaopt_core.schedules import OptimizerParamScheduler
+    from megaopt_core.schedules import OptimizerParamScheduler, get_canonical_lr_for_logging
     from megaopt_core.sharding import ShardingStrategy
     from megaopt_core.state import LoadReport
 
@@ -85,6 +85,7 @@ __all__ = [
     "StoredSlice",
     "build_optimizer",
     "combine_param_group_overrides",
+    "get_canonical_lr_for_logging",
     "get_megatron_optimizer",
     "get_mup_config_overrides",
     "get_registry",
@@ -129,6 +130,7 @@ _HOME = {
     "StoredSlice": "precision",
     "build_optimizer": "build",
     "combine_param_group_overrides": "params",
+    "get_canonical_lr_for_logging": "schedules",
     "get_megatron_optimizer": "build",
     "get_mup_config_overrides": "routing",
     "get_registry": "registry",

@@ -13,6 +13,7 @@ from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 __all__ = [
     "FLOAT_DTYPES",
     "STATE_DTYPES",
+    "above_zero",
     "at_least_one",
     "default_only",
     "dtype_name",
@@ -161,6 +162,17 @@ def is_function(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """
     if not callable(value):
         raise _refuse(attribute, value, "callable or None")
+
+
+def above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Refuse what is no number above 0; infinity is one.
+
+    Args:
+        attribute: the field.
+        value: what was given.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise _refuse(attribute, value, "a number above 0, or inf")
 
 
 def at_least_one(_: Any, attribute: Attribute[Any], value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +100,10 @@ class OptimizerPart:
         grads = (self.precision.grad(index) for index in range(len(self.pieces)))
         return [grad for grad in grads if grad is not None]
 
-    def _grad_spans(self) -> Iterator[tuple[Counting, torch.Tensor]]:
+    def _grad_spans(self, left_out: Collection[int] = ()) -> Iterator[tuple[Counting, torch.Tensor]]:
         for index, spans in enumerate(self._spans):
             grad = self.precision.grad(index)
-            if grad is None:
+            if grad is None or index in left_out:
                 continue
             for rule, span in spans:
                 yield rule, grad if span is None else grad.view(-1)[span]
@@ -205,7 +205,12 @@ class OptimizerPart:
         takes_one = self.split is None and getattr(self.inner, "_step_supports_amp_scaling", False)
         if not (takes_one and all(group.get("fused") for group in self.inner.param_groups)):
             return None
-        factors = {pending.get(rule.norm_group) for spans in self._spans for rule, _ in spans}
+        unclipped = self._unclipped()
+        factors = {
+            None if index in unclipped else pending.get(rule.norm_group)
+            for index, spans in enumerate(self._spans)
+            for rule, _ in spans
+        }
         devices = {tensor.device for tensor in self.stepped}
         if len(factors) != 1 or len(devices) != 1:
             return None
@@ -215,11 +220,23 @@ class OptimizerPart:
 
     def _by_factor(self, pending: Mapping[str | None, float]) -> dict[float, list[torch.Tensor]]:
         by_factor: dict[float, list[torch.Tensor]] = {}
-        for rule, grad in self._grad_spans() if pending else ():
+        for rule, grad in self._grad_spans(self._unclipped()) if pending else ():
             factor = pending.get(rule.norm_group)
             if factor is not None:
                 by_factor.setdefault(factor, []).append(grad)
         return by_factor
+
+    def _unclipped(self) -> frozenset[int]:
+        """Return the positions of pieces whose group says `clip_grad=False`: they count in the norm, unscaled."""
+        exempt = {
+            id(tensor)
+            for outer, inner in zip(self.groups, self.inner.param_groups, strict=True)
+            if outer.get("clip_grad") is False
+            for tensor in inner["params"]
+        }
+        if not exempt:
+            return frozenset()
+        return frozenset(index for index, tensor in enumerate(self.stepped) if id(tensor) in exempt)
 
     def _copy_settings_inward(self) -> None:
         for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):

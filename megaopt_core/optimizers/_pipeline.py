@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ class StepPipeline(TorchSurface):
 
         Returns:
             `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
-            `(False, None, None)`, and nothing has changed.
+            `(False, None, None)`; when the norm is above `grad_norm_skip_threshold`: `(False, grad_norm,
+            num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale.
         """
         if closure is not None:
             with torch.enable_grad():
@@ -84,9 +86,12 @@ class StepPipeline(TorchSurface):
             mixed = self.is_mixed_precision
             found = self._collect_and_unscale()
             stats = self._measure_and_clip(found)
-            if mixed and self._skip(stats.found_inf):
+            too_large = not stats.found_inf and self._is_too_large(stats.norms)
+            if mixed and not too_large and self._skip(stats.found_inf):
                 return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
-            successful = self.step_with_ready_grads()
+            if too_large:
+                self._give_up_step(stats.norms[None])
+            successful = not too_large and self.step_with_ready_grads()
         norm = stats.norms.get(None, 0.0 if mixed else None)
         zeros = stats.zeros if self.config.log_num_zeros_in_grad else (0 if mixed else None)
         return StepResult(successful, norm, zeros)
@@ -111,14 +116,28 @@ class StepPipeline(TorchSurface):
                 zeros = zeros_of(self.parts)
         finite = self.is_mixed_precision and found is None
         with stage(self.config, "optimizer-clip-main-grad"):
-            asked = self._asked(norms=clip_grad > 0.0, zeros=zeros is not None, finite=finite)
+            norms = clip_grad > 0.0 or math.isfinite(self.config.grad_norm_skip_threshold)
+            asked = self._asked(norms=norms, zeros=zeros is not None, finite=finite)
             stats = measure(self.parts, self.process_groups, asked, found_inf=found, zeros=zeros)
-            if not stats.found_inf:
+            self.grad_norms = dict(stats.norms)
+            if not stats.found_inf and clip_grad > 0.0:
                 self._clip_with(stats.norms, clip_grad)
         return stats
 
+    def _is_too_large(self, norms: Mapping[str | None, float]) -> bool:
+        """Whether the main norm is above the threshold; NaN is above every one."""
+        threshold = self.config.grad_norm_skip_threshold
+        return math.isfinite(threshold) and not norms[None] <= threshold
+
+    def _give_up_step(self, norm: float) -> None:
+        for part in self.parts:
+            part.discard_grads()
+        threshold = self.config.grad_norm_skip_threshold
+        logger.info(
+            "step skipped: the gradients' norm %g is above grad_norm_skip_threshold=%g", norm, threshold
+        )
+
     def _clip_with(self, norms: Mapping[str | None, float], clip_grad: float) -> None:
-        self.grad_norms = dict(norms)
         coefficients = {group: clip_grad / (norm + 1.0e-6) for group, norm in norms.items()}
         # As in torch, a norm that is NaN makes every gradient NaN: `not >=` where `<` would say no.
         active = {group: value for group, value in coefficients.items() if not value >= 1.0}

@@ -31,6 +31,7 @@ class ParamGroupOverride(TypedDict, total=False):
         wd_mult: factor on the weight decay.
         lr_mult: kept with the group as part of its identity; the schedule does not read it.
         optimizer: name of the optimizer that steps these parameters.
+        clip_grad: False exempts the gradients from the clip factor; they count in the norm all the same.
 
     Example:
         >>> ParamGroupOverride(min_lr=1e-4, wd_mult=0.1)
@@ -44,6 +45,7 @@ class ParamGroupOverride(TypedDict, total=False):
     wd_mult: float
     lr_mult: float
     optimizer: str
+    clip_grad: bool
 
 
 OVERRIDE_FIELDS = tuple(ParamGroupOverride.__annotations__)
@@ -60,7 +62,13 @@ def _check_value(key: str, value: Any) -> None:
                 key=key,
                 value=value,
             )
-    if key in OVERRIDE_FIELDS and key != "optimizer":
+    if key == "clip_grad" and not isinstance(value, bool):
+        raise OverrideError(f"override {key}={value!r}: must be True or False", key=key, value=value)
+    if key == "optimizer" and not (isinstance(value, str) and value):
+        raise OverrideError(
+            f"override {key}={value!r}: must be the name of an optimizer", key=key, value=value
+        )
+    if key in OVERRIDE_FIELDS and key not in ("optimizer", "clip_grad"):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise OverrideError(f"override {key}={value!r}: must be a number", key=key, value=value)
         if not math.isfinite(value) or value < 0:

@@ -51,6 +51,7 @@ DEFAULTS = {
     "pin_cpu_grads": True,
     "pin_cpu_params": True,
     "clip_grad": 1.0,
+    "grad_norm_skip_threshold": float("inf"),
     "log_num_zeros_in_grad": False,
     "barrier_with_L1_time": False,
     "timers": None,

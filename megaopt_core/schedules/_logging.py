@@ -1,0 +1,29 @@
+"""The one learning rate that a training log shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["get_canonical_lr_for_logging"]
+
+
+def get_canonical_lr_for_logging(param_groups: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the learning rate of the first group whose learning rate no override touches.
+
+    Args:
+        param_groups: an optimizer's groups; one without the key `default_config` counts as touched by none.
+
+    Returns:
+        Its `lr`, read from a tensor where it is one; None when every group has a learning rate of its own.
+
+    Example:
+        >>> get_canonical_lr_for_logging(
+        ...     [{"lr": 0.1, "default_config": False}, {"lr": 0.2, "default_config": True}]
+        ... )
+        0.2
+    """
+    for group in param_groups:
+        if group.get("default_config", True):
+            return float(group["lr"])
+    return None

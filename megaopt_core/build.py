@@ -10,6 +10,7 @@ from attrs import evolve
 
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.config._plugin_settings import with_prefixes
 from megaopt_core.errors import (
     ConfigurationError,
     MegaoptError,
@@ -89,7 +90,8 @@ def build_optimizer(
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         routing: a checkpoint whose routing is built: every parameter gets the optimizer that stepped it there.
-        **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`...
+        **settings: any field of :class:`OptimizerConfig`: `lr`, `weight_decay`, `sharding`, `muon_momentum`... The
+            optimizer's own may be written without their prefix: `momentum`.
 
     Returns:
         A `torch.optim.Optimizer`; a chain when more than one optimizer is needed.
@@ -106,7 +108,7 @@ def build_optimizer(
         >>> optimizer.step().update_successful
         True
     """
-    config = OptimizerConfig(optimizer=optimizer, **settings)
+    config = OptimizerConfig(optimizer=optimizer, **with_prefixes(optimizer, settings))
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     return get_megatron_optimizer(
         config, chunks, overrides, pg_collection=pg_collection, fqn=fqn, example=example, routing=routing

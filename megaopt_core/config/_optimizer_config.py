@@ -61,7 +61,7 @@ class OptimizerConfig(CoreFields):
         settings = _with_one_strategy(settings)
         core = CoreFields(**{name: value for name, value in settings.items() if name in CORE_FIELD_NAMES})
         plugin = check_settings(
-            {name: value for name, value in settings.items() if name not in CORE_FIELD_NAMES}
+            {name: value for name, value in settings.items() if name not in CORE_FIELD_NAMES}, core.optimizer
         )
         self.__dict__.update(vars(core), _plugin_settings=plugin)
 

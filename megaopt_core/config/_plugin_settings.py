@@ -8,22 +8,29 @@ from typing import Any, cast
 import attrs
 
 from megaopt_core.config._fields import CORE_FIELD_NAMES
-from megaopt_core.errors import ConfigurationError, PluginError, UnknownSettingError
-from megaopt_core.registry._catalogue import REFERENCE_SETTINGS, distribution_of_setting
+from megaopt_core.errors import (
+    ConfigurationError,
+    PluginError,
+    PluginNotInstalledError,
+    UnknownSettingError,
+)
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._catalogue import REFERENCE_SETTINGS, RESOLVER, distribution_of_setting
 from megaopt_core.registry._missing import absent_plugin, did_you_mean, may_provide
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.registry._setting_owners import SettingInfo
 
-__all__ = ["check_settings", "read_setting", "settings_of"]
+__all__ = ["check_settings", "read_setting", "settings_of", "with_prefixes"]
 
 
-def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def check_settings(given: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     """Return plugin settings with converted, valid values; loads plugins if there is any setting.
 
     Settings whose plugin is known but not installed, blocked or broken are kept as they are given.
 
     Args:
         given: full names to values.
+        optimizer: the run's optimizer, whose settings a plugin may bring that resolves its name.
 
     Raises:
         UnknownSettingError: no core field and no plugin has a setting of this name.
@@ -31,17 +38,72 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not given:
         return {}
+    entry = _look_up(optimizer)
     owners = get_registry().setting_owners()
     checked: dict[str, Any] = {}
     for name, value in given.items():
         if name in owners:
             instance = _instance(owners[name], owners, given)
             checked[name] = getattr(instance, owners[name].field.name)
-        elif _absence(name) is not None:
+        elif _is_kept(name, entry):
             checked[name] = _without_lists(value)
         else:
             raise _unknown(name)
     return checked
+
+
+def _is_kept(name: str, entry: OptimizerEntry | PluginError) -> bool:
+    """Whether a setting that nobody owns belongs to a plugin, or to an optimizer, that is not there now."""
+    if isinstance(entry, OptimizerEntry) and any(
+        name.startswith(f"{own}_") for own in entry.setting_prefixes
+    ):
+        return False
+    if isinstance(entry, PluginNotInstalledError) and distribution_of_setting(name) == RESOLVER:
+        return True
+    return _absence(name) is not None
+
+
+def _look_up(optimizer: str) -> OptimizerEntry | PluginError:
+    """Return an entry, which makes its settings known, or why there is none: whoever builds it raises that."""
+    try:
+        return get_registry().optimizer(optimizer)
+    except PluginError as error:
+        return error
+
+
+def with_prefixes(optimizer: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by full name, where an optimizer's own may have been given without their prefix.
+
+    Args:
+        optimizer: the optimizer.
+        given: names to values; core fields and full names are left as they are.
+
+    Raises:
+        ConfigurationError: one setting is given under both of its names.
+
+    Example:
+        >>> with_prefixes("adam", {"lr": 0.1})
+        {'lr': 0.1}
+    """
+    if given.keys() <= set(CORE_FIELD_NAMES):
+        return dict(given)
+    entry = _look_up(optimizer)
+    if isinstance(entry, PluginError) or entry.settings is None:
+        return dict(given)
+    owners = get_registry().setting_owners()
+    known = {*CORE_FIELD_NAMES, *owners}
+    short = {info.field.name: name for name, info in owners.items() if info.settings is entry.settings}
+    full: dict[str, Any] = {}
+    for name, value in given.items():
+        meant = name if name in known else short.get(name, name)
+        if meant != name and meant in given:
+            raise ConfigurationError(
+                f"{name}={value!r} and {meant}={given[meant]!r} are one setting; give one of them",
+                setting=meant,
+                value=value,
+            )
+        full[meant] = value
+    return full
 
 
 def read_setting(name: str, given: Mapping[str, Any]) -> Any:

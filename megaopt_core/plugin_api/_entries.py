@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from megaopt_core.errors import PluginError
 from megaopt_core.params._keys import ParamKey
@@ -42,6 +42,7 @@ type ConfigToKwargs = Callable[
 type MupRule = Callable[[OptimizerConfig, float], Mapping[ParamKey, ParamGroupOverride]]
 type SplitStepFactory = Callable[[torch.optim.Optimizer], SplitStep]
 type InitState = Callable[[torch.optim.Optimizer, OptimizerConfig | None], None]
+type GranularityRule = Callable[[OptimizerConfig], Granularity]
 type SplitRefusal = Callable[[OptimizerConfig], str | None]
 
 
@@ -79,6 +80,7 @@ class OptimizerEntry:
             `metadata={"help": ...}` is the text that `megaopt describe` shows.
         setting_prefixes: prefixes of the settings that the constructor's arguments are read from.
         granularity: how finely the work may be cut over ranks.
+        granularity_for: the configuration to the granularity, where settings change it. None: `granularity`.
         alignment: for granularity element, the cuts that a strategy makes fall on multiples of this many elements. More
             than 8 is a condition (blocks of quantized states); 8 gives the same bits on both sides of a cut.
         accepts: `(spec, view)` to None when the optimizer takes this parameter, else the reason why not, in words.
@@ -122,6 +124,7 @@ class OptimizerEntry:
     settings: type | None = None
     setting_prefixes: tuple[str, ...] = field(default=(), converter=_prefixes)
     granularity: Granularity = field(default=Granularity.ELEMENT, converter=Granularity)
+    granularity_for: GranularityRule | None = None
     alignment: int = field(default=DEFAULT_ALIGNMENT, validator=_alignment)
     accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None
     fallback: str | Callable[[OptimizerConfig], str] | None = None
@@ -171,6 +174,18 @@ class OptimizerEntry:
         if self.split_step is None:
             return "its entry offers no split step"
         return None if self.refuses_split is None else self.refuses_split(config)
+
+    def configured(self, config: OptimizerConfig) -> OptimizerEntry:
+        """Return the entry as it is for one configuration: its granularity, and a split step only if it can be split.
+
+        Args:
+            config: the run's configuration.
+        """
+        granularity = self.granularity if self.granularity_for is None else self.granularity_for(config)
+        split_step = self.split_step if self.split_refusal(config) is None else None
+        if (granularity, split_step) == (self.granularity, self.split_step):
+            return self
+        return evolve(self, granularity=granularity, split_step=split_step)
 
     def load_split_step(self) -> SplitStepFactory | None:
         """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.

@@ -33,6 +33,7 @@ __all__ = [
     "megaopt_commands",
     "megaopt_optimizer_entries",
     "megaopt_param_overrides",
+    "megaopt_resolve_optimizer",
     "megaopt_schedules",
     "megaopt_sharding_strategies",
     "megaopt_state_codes",
@@ -50,6 +51,21 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:  # type: ignore
 
     Returns:
         `{name: OptimizerEntry}`; the name is what users write in `optimizer="..."`.
+    """
+
+
+@hookspec
+def megaopt_resolve_optimizer(name: str) -> OptimizerEntry | None:
+    """Offer an optimizer whose name no plugin lists, such as `torch:NAdam`.
+
+    Asked only for names that no plugin offers, once for each. An error of :mod:`megaopt_core.errors` reaches the user
+    as it is: the plugin knows the name, and says why there is no such optimizer.
+
+    Args:
+        name: what a user wrote in `optimizer="..."`.
+
+    Returns:
+        Its entry, always the same one for the same name; None: the plugin does not know the name.
     """
 
 

@@ -145,7 +145,7 @@ def precision_policy(config: OptimizerConfig, entry: OptimizerEntry, name: str) 
         main_grads_dtype=config.main_grads_dtype,
         store_param_remainders=config.store_param_remainders,
         is_mixed=mixed,
-        batch_elements=None if entry.granularity is Granularity.GROUP else BATCH_ELEMENTS,
+        batch_elements=None if entry.configured(config).granularity is Granularity.GROUP else BATCH_ELEMENTS,
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "OPTIMIZERS",
     "REFERENCE_ALIASES",
     "REFERENCE_SETTINGS",
+    "RESOLVER",
     "ROLE_READER",
     "SETTING_PREFIXES",
     "STRATEGIES",
@@ -52,6 +53,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Command to the distribution that brings it."""
+
+RESOLVER = "megaopt-bridge"
+"""The distribution that resolves names such as `torch:NAdam`."""
 
 EXPLAIN_PAGE = "megaopt-tools"
 """The distribution that draws the page of `megaopt explain --html`."""
@@ -92,6 +96,9 @@ SETTING_PREFIXES: Mapping[str, str] = MappingProxyType(
         "adaptive_muon": "megaopt-muon",
         "lion": "megaopt-lion",
         "soap": "megaopt-soap",
+        **dict.fromkeys(
+            ("emerging", "heavyball", "po", "prodigyopt", "schedulefree", "torch", "torchao"), RESOLVER
+        ),
     }
 )
 """Prefix of a setting to the distribution that owns it."""

@@ -38,6 +38,8 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
     plugins = tuple(plugins)
     what = f"{_WORDS[kind]} {name!r}"
     distribution = _CATALOGUES[kind].get(name)
+    if distribution is None and kind == "optimizer" and ":" in name:
+        distribution = catalogue.RESOLVER
     if distribution is not None:
         absent = absent_plugin(what, name, distribution, plugins)
         return absent or _outdated(what, name, known, distribution, plugins)

@@ -16,7 +16,8 @@ from megaopt_core.registry._choice import PluginChoice
 from megaopt_core.registry._contents import Contents, collect
 from megaopt_core.registry._loading import CORE_MODULE, LoadedPlugin, PluginInfo, PluginStatus, load_plugin
 from megaopt_core.registry._missing import Kind, missing
-from megaopt_core.registry._setting_owners import SettingInfo
+from megaopt_core.registry._resolved import resolve_optimizer
+from megaopt_core.registry._setting_owners import SettingInfo, find_owners
 from megaopt_core.sharding._protocol import ShardingStrategy
 
 __all__ = ["CORE_PLUGIN", "GROUP", "PluginRegistry", "get_registry", "reset_registry"]
@@ -57,6 +58,8 @@ class PluginRegistry:
         self._plugins: tuple[LoadedPlugin, ...] = ()
         self._contents: Contents | None = None
         self._conflict: DuplicateNameError | None = None
+        self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
+        self._resolved_settings: dict[str, SettingInfo] = {}
         self._loading = False
         self._lock = threading.RLock()
 
@@ -78,7 +81,7 @@ class PluginRegistry:
         self._loaded()
 
     def optimizer(self, name: str) -> OptimizerEntry:
-        """Return the entry of an optimizer.
+        """Return the entry of an optimizer; a name that no plugin lists is given to those that resolve names.
 
         Args:
             name: what users write in `optimizer="..."`.
@@ -89,10 +92,22 @@ class PluginRegistry:
             UnknownNameError: nobody offers it.
             DuplicateNameError: two plugins give one name.
         """
-        return self._look_up("optimizer", self._loaded().optimizers, name)[0]
+        return self._optimizer(name)[0]
+
+    def has_optimizer(self, name: str) -> bool:
+        """Return whether an optimizer can be had here, listed or resolved.
+
+        Args:
+            name: what users write in `optimizer="..."`.
+        """
+        try:
+            self._optimizer(name)
+        except PluginError:
+            return False
+        return True
 
     def optimizers(self) -> dict[str, OptimizerEntry]:
-        """Return every optimizer by name, in the order of the plugins.
+        """Return every optimizer that a plugin lists by name, in the order of the plugins.
 
         Raises:
             DuplicateNameError: two plugins give one name.
@@ -148,21 +163,23 @@ class PluginRegistry:
             kind: `"optimizer"`, `"strategy"` or `"schedule"`.
             name: its name.
         """
+        if kind == "optimizer":
+            return self._optimizer(name)[1]
         contents = self._loaded()
-        tables: dict[Kind, Mapping[str, tuple[Any, PluginInfo]]] = {
-            "optimizer": contents.optimizers,
-            "strategy": contents.strategies,
-            "schedule": contents.schedules,
-        }
-        return self._look_up(kind, tables[kind], name)[1]
+        offered: Mapping[str, tuple[Any, PluginInfo]] = (
+            contents.strategies if kind == "strategy" else contents.schedules
+        )
+        return self._look_up(kind, offered, name)[1]
 
     def setting_owners(self) -> dict[str, SettingInfo]:
         """Return every setting that a plugin adds to the configuration, by its full name.
 
+        Those of a resolved optimizer are among them once it has been asked for.
+
         Raises:
             DuplicateNameError: two plugins give one name.
         """
-        return dict(self._loaded().settings)
+        return {**self._loaded().settings, **self._resolved_settings}
 
     def call_each(self, hook_name: str, /, **kwargs: Any) -> list[tuple[PluginInfo, Any]]:
         """Call a hook of every plugin that implements it, the core's first, then by the plugin's name.
@@ -240,6 +257,26 @@ class PluginRegistry:
                 warnings.warn(
                     f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=4
                 )
+
+    def _optimizer(self, name: str) -> tuple[OptimizerEntry, PluginInfo]:
+        contents = self._loaded()
+        found = contents.optimizers.get(name) or self._resolve(contents, name)
+        return found or self._look_up("optimizer", contents.optimizers, name)
+
+    def _resolve(self, contents: Contents, name: str) -> tuple[OptimizerEntry, PluginInfo] | None:
+        with self._lock:
+            if name in self._resolved:
+                return self._resolved[name]
+            found = resolve_optimizer(name, contents.plugins)
+            if found is not None:
+                core_fields = {field for plugin in contents.plugins for field in plugin.core_fields}
+                resolved = {**self._resolved, name: found}
+                settings = find_owners({**contents.optimizers, **resolved}, core_fields)
+                self._resolved_settings = {
+                    full: info for full, info in settings.items() if full not in contents.settings
+                }
+                self._resolved = resolved
+            return found
 
     def _look_up[T](self, kind: Kind, table: Mapping[str, T], name: str) -> T:
         if name in table:

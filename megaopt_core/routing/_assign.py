@@ -186,7 +186,7 @@ class Assigner:
         """
         registry = get_registry()
         name = config.sharding or "replicated"
-        granularity = registry.optimizer(optimizer).granularity
+        granularity = registry.optimizer(optimizer).configured(config).granularity
         strategy = registry.strategy(name)
         if granularity in strategy.granularities:
             return name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import Factory, evolve, frozen
+from attrs import Factory, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
@@ -16,7 +16,6 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
-from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._assign import Assigner, Assignment
@@ -301,11 +300,6 @@ def _digest(stored: StoredRouting | None) -> str:
     return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
 
 
-def _as_configured(entry: OptimizerEntry, config: OptimizerConfig) -> OptimizerEntry:
-    """Return an entry that offers its split step only if the configuration allows it."""
-    return entry if entry.split_refusal(config) is None else evolve(entry, split_step=None)
-
-
 def _assemble(
     config: OptimizerConfig,
     mine: _Rank,
@@ -314,7 +308,7 @@ def _assemble(
     pgs: ProcessGroupCollection,
 ) -> Routing:
     used = dict.fromkeys(key.optimizer for key in ordered)
-    entries = {name: _as_configured(get_registry().optimizer(name), config) for name in used}
+    entries = {name: get_registry().optimizer(name).configured(config) for name in used}
     strategies = {name: Assigner.strategy_of(config, name) for name in used}
     groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
     index = {key: position for position, key in enumerate(ordered)}

@@ -12,6 +12,7 @@ import torch
 from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerEntry, OptimizerParamScheduler, build_optimizer, get_registry, hookimpl
+from megaopt_core.errors import UnknownNameError
 
 files = pytest.importorskip("megaopt_checkpoint")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -161,6 +162,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_commands",
     "megaopt_state_codes",
     "megaopt_stored_routing",
+    "megaopt_resolve_optimizer",
 )
 
 
@@ -186,6 +188,17 @@ def test_what_examples_say_of_parameters_is_heard() -> None:
             }
             assert decay["router.weight"] == 0.0
             assert math.isclose(decay["attention.packed.weight"], 0.1)
+
+
+def test_the_example_that_resolves_names_is_asked() -> None:
+    """It gives an entry, refuses in words, and leaves other names alone."""
+    (block,) = [block for block in PLUGINS if "def megaopt_resolve_optimizer(" in block.values[0]]
+    with temporary_plugin(_module(block.values[0])) as registry:
+        optimizer = build_optimizer(Model(), "momentum-80", lr=0.1)
+        assert {group["momentum"] for group in optimizer.param_groups} == {0.8}
+        with pytest.raises(UnknownNameError, match=r"^momentum-x: write momentum- and hundredths"):
+            registry.optimizer("momentum-x")
+        assert not registry.has_optimizer("nonsense")
 
 
 def test_the_other_example_of_the_guide_to_strategies_runs() -> None:

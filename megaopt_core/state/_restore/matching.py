@@ -190,7 +190,7 @@ def _check_shapes(found: Matching, tensors: ModelTensors, optimizer: MegatronOpt
 
 def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str, strict: bool) -> None:
     plugins = found.source.manifest.plugins
-    known = get_registry().optimizers()
+    registry = get_registry()
     there = found.source.manifest.written.get("roles", "")
     otherwise = (
         ""
@@ -203,7 +203,7 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
             found.same.append(name)
             continue
         distribution = plugins.get(saved)
-        if distribution and saved not in known:
+        if distribution and not registry.has_optimizer(saved):
             absent = f"{saved!r} of {distribution}, which is not installed here (pip install {distribution})"
             if strict:
                 raise CheckpointMismatchError(

@@ -71,7 +71,7 @@ def _plugin(optimizer: str, plugins: dict[str, str]) -> str:
     distribution = plugins.get(optimizer)
     if not distribution:
         return ""
-    installed = optimizer in get_registry().optimizers()
+    installed = get_registry().has_optimizer(optimizer)
     return f", {distribution}" + ("" if installed else f" (not installed here: pip install {distribution})")
 
 

@@ -1,0 +1,67 @@
+"""Optimizers that no plugin lists: their names are resolved when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginHookError
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._loading import LoadedPlugin, PluginInfo
+
+__all__ = ["resolve_optimizer"]
+
+_HOOK = "megaopt_resolve_optimizer"
+
+
+def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[OptimizerEntry, PluginInfo] | None:
+    """Ask every plugin for an optimizer that none of them lists.
+
+    Args:
+        name: what a user wrote in `optimizer="..."`.
+        plugins: the plugins that work, in their one order.
+
+    Returns:
+        The entry and the plugin that gives it; None: no plugin knows the name.
+
+    Raises:
+        DuplicateNameError: two plugins know it.
+        MegaoptError: a plugin knows the name and refuses it, in its own words.
+        PluginHookError: a plugin raised something else, or returned what is no entry.
+    """
+    found: tuple[OptimizerEntry, PluginInfo] | None = None
+    for plugin in plugins:
+        entry = _ask(plugin, name)
+        if entry is None:
+            continue
+        if found is not None:
+            first, second = found[1], plugin.info
+            raise DuplicateNameError(
+                f"optimizer {name!r} is resolved by {first} and by {second}; uninstall one of them, or block it: "
+                f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
+                name=name,
+                owners=(first.source, second.source),
+            )
+        found = entry, plugin.info
+    return found
+
+
+def _ask(plugin: LoadedPlugin, name: str) -> OptimizerEntry | None:
+    try:
+        answers: list[Any] = plugin.hooks.megaopt_resolve_optimizer(name=name)
+    except MegaoptError:
+        raise
+    except Exception as error:
+        raise _fault(plugin, f"failed for {name!r}: {type(error).__name__}: {error}") from error
+    for answer in answers:
+        if not isinstance(answer, OptimizerEntry):
+            raise _fault(
+                plugin,
+                f"returned {type(answer).__name__} for {name!r}; it must return an OptimizerEntry or None",
+            )
+        return answer
+    return None
+
+
+def _fault(plugin: LoadedPlugin, what: str) -> PluginHookError:
+    return PluginHookError(f"{plugin.info}: hook {_HOOK} {what}", plugin=plugin.info.name, hook=_HOOK)

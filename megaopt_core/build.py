@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from megaopt_core.params._specs import ParamInfo, PeerGroup, RankCoordinates
 from megaopt_core.precision._choice import precision_policy, require_possible
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
+from megaopt_core.reporting._optimizer_report import plainly_decaying
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
 from megaopt_core.routing._routing import Routing, route
@@ -215,6 +217,7 @@ def optimizer_from_routing(
     # An error on one rank alone would leave the others waiting for it in their first step.
     agree_over_ranks(None, error)
     _require_ownership(children, params)
+    _warn_of_plain_decay(children, routing, config)
     chain = get_registry().strategy(config.sharding or "replicated").chain(children)
     if chain is None:
         chain = children[0] if len(children) == 1 else ChainedOptimizer(children)
@@ -377,6 +380,18 @@ def _require_supported(config: OptimizerConfig, routing: Routing) -> None:
                 setting=setting,
                 value=True,
             )
+
+
+def _warn_of_plain_decay(
+    children: Sequence[MegatronOptimizer], routing: Routing, config: OptimizerConfig
+) -> None:
+    """Warn of optimizers that decay all weights although the configuration wants less."""
+    names = plainly_decaying([part for child in children for part in child.parts], routing, config)
+    if names:
+        warnings.warn(
+            f"cautious_weight_decay=True: {', '.join(names)} does not read it and decays every weight",
+            stacklevel=4,
+        )
 
 
 def _grad_scaler(config: OptimizerConfig) -> MegatronGradScaler | None:

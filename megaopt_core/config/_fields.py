@@ -68,6 +68,9 @@ class CoreFields:
         default=True,
         help="Shrink the weights directly instead of adding to the gradient, in optimizers that read this.",
     )
+    cautious_weight_decay: bool = switch(
+        "Shrink only those weights that the update moves towards zero, in optimizers that read this.",
+    )
     apply_wd_to_qk_layernorm: bool = switch(
         "Decay the layer norms of queries and keys too, which otherwise are not, like all vectors.",
     )

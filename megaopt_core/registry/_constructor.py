@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["constructor_defaults", "constructor_kwargs", "constructor_parameters"]
 
-_CORE_FIELDS = ("lr", "weight_decay", "decoupled_weight_decay")
+_CORE_FIELDS = ("lr", "weight_decay", "decoupled_weight_decay", "cautious_weight_decay")
 
 
 def constructor_parameters(optimizer_cls: type[torch.optim.Optimizer]) -> dict[str, inspect.Parameter]:

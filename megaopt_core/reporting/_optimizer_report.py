@@ -14,10 +14,12 @@ from megaopt_core.reporting._text_table import format_table
 from megaopt_core.sharding._split_step import Travel
 
 if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.optimizers._base import MegatronOptimizer
-    from megaopt_core.routing._routing import ParamRoute
+    from megaopt_core.optimizers._part import OptimizerPart
+    from megaopt_core.routing._routing import ParamRoute, Routing
 
-__all__ = ["OptimizerReport", "ParamRow", "PartRow", "build_report"]
+__all__ = ["OptimizerReport", "ParamRow", "PartRow", "build_report", "plainly_decaying"]
 
 
 @frozen
@@ -252,8 +254,26 @@ def unused_settings(optimizer: MegatronOptimizer) -> list[str]:
     used = {child.optimizer for child in optimizer.routing.children}
     prefixes = {prefix for name in used for prefix in get_registry().optimizer(name).setting_prefixes}
     owners = get_registry().setting_owners()
-    return sorted(
+    of_others = [
         name
         for name in optimizer.config.plugin_settings
         if name not in owners or owners[name].prefix not in prefixes
+    ]
+    plain = plainly_decaying(optimizer.parts, optimizer.routing, optimizer.config)
+    return sorted([*of_others, *(f"cautious_weight_decay (by {name})" for name in plain)])
+
+
+def plainly_decaying(parts: Sequence[OptimizerPart], routing: Routing, config: OptimizerConfig) -> list[str]:
+    """Return the names of optimizers that do not read `cautious_weight_decay`, where the configuration asks for it.
+
+    Args:
+        parts: the inner optimizers.
+        routing: whose children they are, in order.
+        config: the run's configuration.
+    """
+    if not config.cautious_weight_decay:
+        return []
+    pairs = zip(parts, routing.children, strict=True)
+    return sorted(
+        {child.optimizer for part, child in pairs if "cautious_weight_decay" not in part.inner.defaults}
     )

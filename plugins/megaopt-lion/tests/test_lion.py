@@ -259,3 +259,43 @@ def test_sparse_gradients_are_refused():
     param.grad = torch.eye(3).to_sparse()
     with pytest.raises(GradientError, match="sparse"):
         Lion([param]).step()
+
+
+@pytest.mark.parametrize("method", ["decoupled", "independent", "palm"])
+@pytest.mark.parametrize("way", [False, True], ids=["blocks", "compiled"])
+def test_cautious_decay_follows_the_formula(method, way):
+    """A weight shrinks only where the sign of its update is its own or zero, in every kind of decay."""
+    if way and not can_compile("cpu"):
+        pytest.skip("no compiler")
+    param = nn.Parameter(gradients(11)[-1].clone())
+    p, m = param.detach().double(), torch.zeros(7, 5, dtype=torch.float64)
+    optimizer = Lion(
+        [param], LR, BETAS, WD, weight_decay_method=method, cautious_weight_decay=True, compile=way
+    )
+    for grad in gradients(10):
+        direction = torch.sign(BETAS[0] * m + (1 - BETAS[0]) * grad.double())
+        factor = {"decoupled": LR * WD, "independent": WD, "palm": LR * LR * WD}[method]
+        p = p - factor * p * (direction * p >= 0) - LR * direction
+        m = BETAS[1] * m + (1 - BETAS[1]) * grad.double()
+        param.grad = grad.clone()
+        optimizer.step()
+    torch.testing.assert_close(param.double(), p, rtol=0, atol=1e-6)
+
+
+def test_cautious_decay_is_a_setting_of_groups_and_refuses_l2():
+    """Two groups may differ, what was saved before the key existed loads, and L2 has no decay to be cautious with."""
+    params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    groups = [{"params": [params[0]], "cautious_weight_decay": True}, {"params": [params[1]]}]
+    optimizer = Lion(groups, lr=0.5, weight_decay=0.5)
+    for param in params:
+        param.grad = torch.tensor([1.0, -1.0, 0.0])
+    optimizer.step()
+    assert params[0].tolist() == [0.25, 1.5, 0.75]
+    assert params[1].tolist() == [0.25, 1.25, 0.75]
+    old = optimizer.state_dict()
+    for group in old["param_groups"]:
+        del group["cautious_weight_decay"]
+    optimizer.load_state_dict(old)
+    assert [group["cautious_weight_decay"] for group in optimizer.param_groups] == [False, False]
+    with pytest.raises(ConfigurationError, match="weight_decay_method='l2'"):
+        Lion(params, weight_decay_method="l2", cautious_weight_decay=True)

@@ -28,12 +28,17 @@ def test_entry():
 def test_configuration_gives_its_own_betas():
     """Lion takes lion_beta1 and lion_beta2, whatever Adam's are."""
     config = SimpleNamespace(
-        lr=0.1, weight_decay=0.2, lion_beta1=0.5, lion_beta2=0.6, lion_compile=None, adam_beta1=0.9
+        lr=0.1,
+        weight_decay=0.2,
+        cautious_weight_decay=True,
+        lion_beta1=0.5,
+        lion_beta2=0.6,
+        lion_compile=None,
+        adam_beta1=0.9,
     )
     optimizer = Lion([torch.nn.Parameter(torch.ones(1))], **ENTRY.config_to_kwargs(config, [], None))
-    assert optimizer.defaults == {"lr": 0.1, "betas": (0.5, 0.6), "weight_decay": 0.2} | {
-        key: value for key, value in optimizer.defaults.items() if key not in {"lr", "betas", "weight_decay"}
-    }
+    given = {"lr": 0.1, "betas": (0.5, 0.6), "weight_decay": 0.2, "cautious_weight_decay": True}
+    assert {key: optimizer.defaults[key] for key in given} == given
 
 
 def test_listing_entries_imports_no_algorithm():

@@ -26,7 +26,7 @@ def spec(shape):
 
 def config(**changes):
     """Return what an OptimizerConfig with the default settings reads as."""
-    values = {"lr": 0.1, "weight_decay": 0.2}
+    values = {"lr": 0.1, "weight_decay": 0.2, "cautious_weight_decay": False}
     values |= {f"muon_{name}": value for name, value in attrs.asdict(MuonSettings()).items()}
     values |= {f"adaptive_muon_{name}": value for name, value in attrs.asdict(AdaptiveMuonSettings()).items()}
     return SimpleNamespace(**(values | changes))

@@ -93,6 +93,7 @@ MUONS = {
     "l2": {"muon_use_decoupled_weight_decay": False},
     "unit_rms_norm": {"muon_scale_mode": "unit_rms_norm", "muon_extra_scale_factor": 0.2},
     "gram": {"muon_ns_method": "gram"},
+    "cautious": {"cautious_weight_decay": True},
 }
 ADAPTIVE = {
     "adamuon": {"adaptive_muon_moment2_method": "adamuon"},

@@ -59,11 +59,12 @@ def test_every_setting_reaches_the_constructor():
         "first_step": "initialize",
         "fp32_matmul_prec": "highest",
     }
-    core = {"lr": 0.1, "weight_decay": 0.2, "adam_beta1": 0.6, "adam_beta2": 0.7, "adam_eps": 1e-3}
+    core = {"lr": 0.1, "weight_decay": 0.2, "cautious_weight_decay": True}
+    adam = {"adam_beta1": 0.6, "adam_beta2": 0.7, "adam_eps": 1e-3}
     settings = {f"soap_{name}": value for name, value in given.items()}
-    kwargs = ENTRY.config_to_kwargs(OptimizerConfig(optimizer="soap", **core, **settings), [], None)
+    kwargs = ENTRY.config_to_kwargs(OptimizerConfig(optimizer="soap", **core, **adam, **settings), [], None)
     assert set(given) == {field.name for field in attrs.fields(SoapSettings)}
-    assert kwargs == {"lr": 0.1, "weight_decay": 0.2, "betas": (0.6, 0.7), "eps": 1e-3, **given}
+    assert kwargs == {**core, "betas": (0.6, 0.7), "eps": 1e-3, **given}
     assert set(kwargs) == set(inspect.signature(ENTRY.load_class()).parameters) - {"params"}
 
 

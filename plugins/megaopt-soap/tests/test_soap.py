@@ -305,3 +305,21 @@ def test_arguments_are_checked(kwargs, message):
     """Each bad argument is named, with what is allowed."""
     with pytest.raises(ConfigurationError, match=message):
         SOAP([nn.Parameter(torch.ones(2, 2))], **kwargs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"orthogonalize": True}], ids=["plain", "orthogonalized"])
+def test_cautious_decay_shrinks_where_update_and_weight_agree(settings):
+    """The update, known from a run without decay, says which weights shrink; the key stands in the group."""
+    numbers = {**NUMBERS, **settings}
+    for grad in gradients((6, 10), 3):
+        still, updating = make((6, 10), **{**numbers, "weight_decay": 0.0})
+        start = still.detach().clone()
+        run(still, updating, [grad])
+        update = (start - still.detach()) / NUMBERS["lr"]
+        param, optimizer = make((6, 10), **numbers, cautious_weight_decay=True)
+        run(param, optimizer, [grad])
+        decay = NUMBERS["weight_decay"] * start * (update * start >= 0)
+        torch.testing.assert_close(
+            param.detach(), start - NUMBERS["lr"] * (decay + update), rtol=0, atol=1e-12
+        )
+        assert optimizer.param_groups[0]["cautious_weight_decay"]

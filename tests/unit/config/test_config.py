@@ -40,6 +40,7 @@ DEFAULTS = {
     "loss_scale_window": 1000,
     "hysteresis": 2,
     "decoupled_weight_decay": True,
+    "cautious_weight_decay": False,
     "use_distributed_optimizer": False,
     "use_layer_wise_distributed_optimizer": False,
     "overlap_param_gather": False,

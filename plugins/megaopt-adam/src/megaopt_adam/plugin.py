@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_adam.cautious import Adam, AdamW
 from megaopt_adam.implementation import fastest_implementation, has_sparse_gradients
 from megaopt_adam.mup import adam_mup, sgd_mup
 from megaopt_adam.settings import AdamSettings, SGDSettings
@@ -30,7 +31,7 @@ def adam_kwargs(
     model_chunks: Sequence[torch.nn.Module],
     pg_collection: ProcessGroupCollection | None,
 ) -> dict[str, Any]:
-    """Return the constructor arguments of `torch.optim.Adam`.
+    """Return the constructor arguments of `Adam`.
 
     Args:
         config: the run's configuration.
@@ -43,6 +44,7 @@ def adam_kwargs(
         "eps": config.adam_eps,
         "weight_decay": config.weight_decay,
         "decoupled_weight_decay": config.decoupled_weight_decay,
+        "cautious_weight_decay": config.cautious_weight_decay,
         **fastest_implementation(model_chunks),
     }
 
@@ -52,7 +54,7 @@ def adamw_kwargs(
     model_chunks: Sequence[torch.nn.Module],
     pg_collection: ProcessGroupCollection | None,
 ) -> dict[str, Any]:
-    """Return the constructor arguments of `torch.optim.AdamW`, which always decouples weight decay.
+    """Return the constructor arguments of `AdamW`, which always decouples weight decay.
 
     Args:
         config: the run's configuration.
@@ -111,14 +113,14 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
     """Return adam, adamw and sgd."""
     return {
         "adam": _adam_entry(
-            torch.optim.Adam,
+            Adam,
             adam_kwargs,
             AdamSettings,
             "adam",
             "Adam; with decoupled_weight_decay, the default, the same as AdamW",
         ),
         "adamw": _adam_entry(
-            torch.optim.AdamW,
+            AdamW,
             adamw_kwargs,
             None,
             "adamw",

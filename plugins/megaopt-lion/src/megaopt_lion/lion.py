@@ -49,6 +49,8 @@ class Lion(torch.optim.Optimizer):
         weight_decay: weight decay coefficient; about three to ten times AdamW's.
         weight_decay_method: `"decoupled"`; `"independent"` (not times the learning rate), `"palm"` (times its square)
             or `"l2"` (added to the gradient, in a copy).
+        cautious_weight_decay: decay only where update and weight agree in sign, as published by Chen et al.
+            (arXiv:2510.12402); also a key of groups.
         compile: compile the update with torch.compile; None: for at least 16 million elements on a device for which
             there is a compiler.
 
@@ -75,6 +77,7 @@ class Lion(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         *,
         weight_decay_method: str = "decoupled",
+        cautious_weight_decay: bool = False,
         compile: bool | None = None,  # noqa: A002 - torch's own word for it
     ) -> None:
         _require(float(lr) >= 0, "lr", lr, "at least 0")
@@ -91,7 +94,43 @@ class Lion(torch.optim.Optimizer):
         self.weight_decay_method = weight_decay_method
         self.compile = compile
         self._automatic: bool | None = None
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "weight_decay": weight_decay,
+            "cautious_weight_decay": cautious_weight_decay,
+        }
+        super().__init__(params, defaults)
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters.
+
+        Args:
+            param_group: as for torch's optimizers; it may say `cautious_weight_decay`.
+
+        Raises:
+            ConfigurationError: it is cautious, and weight decay is added to the gradient.
+        """
+        super().add_param_group(param_group)
+        if self.weight_decay_method == "l2" and self.param_groups[-1]["cautious_weight_decay"]:
+            raise ConfigurationError(
+                "cautious_weight_decay=True: chooses the weights that shrink, but with weight_decay_method='l2' decay "
+                "is added to the gradient; use another method",
+                setting="cautious_weight_decay",
+                value=True,
+            )
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled or loaded, also what had no cautious groups yet.
+
+        Args:
+            state: of an optimizer.
+        """
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("cautious_weight_decay", False)
 
     @torch.no_grad()
     @override
@@ -120,7 +159,8 @@ class Lion(torch.optim.Optimizer):
                 grad = _checked(param.grad, param)
                 if self.weight_decay_method == "l2" and decay:
                     grad = grad.add(param, alpha=decay)
-                self._update(param, grad, lr=lr, keep=keep, betas=group["betas"])
+                cautious = bool(group["cautious_weight_decay"]) and keep != 1.0
+                self._update(param, grad, lr=lr, keep=keep, betas=group["betas"], cautious=cautious)
         return loss
 
     def _update(self, param: torch.Tensor, grad: torch.Tensor, **settings: Any) -> None:

@@ -4,6 +4,8 @@ r"""Lion's update of one tensor, in one pass over memory.
     p \leftarrow f p - \eta \operatorname{sign}(m + (1 - \beta_1)(g - m)), \qquad
     m \leftarrow m + (1 - \beta_2)(g - m)
 
+where a cautious decay leaves a weight alone, `f = 1`, that the sign does not move towards zero.
+
 Both ways to compute it do the same operations in the same order, each rounded to float32 (float64 for float64), and
 round what is stored once: under cancellation the sign depends on the last bit. So a multiplication and an addition are
 never one operation, `lerp` or a fused one, whose rounding differs.
@@ -37,6 +39,7 @@ def update_blockwise(
     lr: float,
     keep: float,
     betas: tuple[float, float],
+    cautious: bool = False,
 ) -> None:
     """Update parameter and momentum in place with plain torch operations.
 
@@ -50,6 +53,7 @@ def update_blockwise(
         lr: learning rate.
         keep: factor on the parameter: weight decay.
         betas: `(beta1, beta2)`.
+        cautious: decay only where update and weight agree in sign.
 
     Example:
         >>> p, m = torch.tensor([1.0, 1.0]), torch.zeros(2)
@@ -70,7 +74,7 @@ def update_blockwise(
     # As tensors: torch multiplies with them faster than with Python's numbers.
     factors = torch.tensor((keep, 1.0 - betas[0], 1.0 - betas[1]), dtype=wide, device="cpu").unbind()
     for p, g, m in runs:
-        _update(p, g, m, lr, *factors)
+        _update(p, g, m, lr, *factors, cautious=cautious)
 
 
 def update_compiled(
@@ -81,6 +85,7 @@ def update_compiled(
     lr: float,
     keep: float,
     betas: tuple[float, float],
+    cautious: bool = False,
 ) -> None:
     """Update parameter and momentum in place with one compiled kernel; the arguments are those of the other.
 
@@ -91,12 +96,13 @@ def update_compiled(
         lr: learning rate.
         keep: factor on the parameter.
         betas: `(beta1, beta2)`.
+        cautious: decay only where update and weight agree in sign.
     """
     # Numbers travel as tensors: a number that changes would be compiled anew.
     scalars = (
         torch.tensor(value, dtype=torch.float64) for value in (lr, keep, 1.0 - betas[0], 1.0 - betas[1])
     )
-    _compiled()(param.view(-1), grad.view(-1), exp_avg.view(-1), *scalars)
+    _compiled()(param.view(-1), grad.view(-1), exp_avg.view(-1), *scalars, cautious)
 
 
 @cache
@@ -119,12 +125,18 @@ def _update(
     keep: torch.Tensor,
     weight1: torch.Tensor,
     weight2: torch.Tensor,
+    *,
+    cautious: bool,
 ) -> None:
     param, gradient, momentum = p.to(keep.dtype), g.to(keep.dtype), m.to(keep.dtype)
     difference = gradient - momentum
     direction = (difference * weight1).add_(momentum).sign_()
     momentum.add_(difference.mul_(weight2))
-    param.mul_(keep).add_(direction, alpha=-lr)  # the product is exact: fused or not, this rounds once
+    if cautious:
+        torch.where(direction * param >= 0, param * keep, param, out=param)
+    else:
+        param.mul_(keep)
+    param.add_(direction, alpha=-lr)  # the product is exact: fused or not, this rounds once
     for stored, computed in ((m, momentum), (p, param)):
         if stored is not computed:
             stored.copy_(computed)
@@ -138,12 +150,16 @@ def _fused(
     keep: torch.Tensor,
     weight1: torch.Tensor,
     weight2: torch.Tensor,
+    cautious: bool,
 ) -> None:
     param, gradient, momentum = p.float(), g.float(), m.float()
     difference = gradient - momentum
     direction = torch.sign(difference * weight1 + momentum)
     m.copy_(momentum + difference * weight2)
-    p.copy_(param * keep - direction * lr)
+    shrunk = param * keep
+    if cautious:
+        shrunk = torch.where(direction * param >= 0, shrunk, param)
+    p.copy_(shrunk - direction * lr)
 
 
 @cache

@@ -70,7 +70,13 @@ class MomentumStep:
 
 
 def subtract(
-    target: torch.Tensor, update: torch.Tensor, lr: float | torch.Tensor, scale: float, workspace: Workspace
+    target: torch.Tensor,
+    update: torch.Tensor,
+    lr: float | torch.Tensor,
+    scale: float,
+    workspace: Workspace,
+    *,
+    keep: float | torch.Tensor | None = None,
 ) -> None:
     """Apply `target -= lr * (scale * update)`, where the products are float32 or wider.
 
@@ -80,6 +86,7 @@ def subtract(
         lr: learning rate.
         scale: factor on the update.
         workspace: where pieces live.
+        keep: factor that comes before, on what agrees with its update in sign; None for none.
     """
     for part, change in _rows(target, update):
         dtype = torch.promote_types(target.dtype, torch.float32)  # bfloat16 would round the learning rate too
@@ -87,6 +94,8 @@ def subtract(
         wide.copy_(change)
         if scale != 1.0:
             wide.mul_(scale)
+        if keep is not None:  # the sign, so that no product becomes 0 because it is small
+            part.copy_(torch.where(torch.sign(wide) * part >= 0, part * keep, part))
         if isinstance(lr, torch.Tensor):
             part.sub_(wide.mul_(lr))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, override
 
 import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_muon.pieces import Piece
 
-__all__ = ["Change", "TensorParallelMuon", "gradient_of", "init_state"]
+__all__ = ["Change", "TensorParallelMuon", "cautious_factor", "gradient_of", "init_state"]
 
 # So many elements are updated together: enough to save calls, little enough not to double the memory of a model.
 _CHUNK = 1 << 25
@@ -101,6 +101,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
         ns_plan: how each shape is iterated, as the key `ns_plan` of a group tells it after a step; what it does not
             name is chosen when it is first met.
+        cautious_weight_decay: decay only where update and weight agree in sign, as published by Chen et al.
+            (arXiv:2510.12402); also a key of groups.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
 
     Raises:
@@ -139,6 +141,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         pg_collection: Any | None = None,
         tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated",
         *,
+        cautious_weight_decay: bool = False,
         norm_eps: float = 1e-15,
         ns_method: str = "auto",
         ns_plan: str = "",
@@ -188,15 +191,33 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
             scaled_orthogonalize_fn=self._scaled_orthogonalize,
             ns_plan=ns_plan,
+            cautious_weight_decay=cautious_weight_decay,
             **self._own_group_defaults(),
         )
         for group in self.param_groups:
+            _require(
+                not group["cautious_weight_decay"] or use_decoupled_weight_decay,
+                "cautious_weight_decay",
+                value=True,
+                allowed="False with use_decoupled_weight_decay=False, which adds decay to the gradient",
+            )
             for param in group["params"]:
                 self._tensor_parallel_group(param)
 
     def _own_group_defaults(self) -> dict[str, float]:
         """Return what a subclass keeps in every group beside Muon's settings."""
         return {}
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled or loaded, also what had no cautious groups yet.
+
+        Args:
+            state: of an optimizer.
+        """
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("cautious_weight_decay", False)
 
     @torch.no_grad()
     @override
@@ -264,7 +285,9 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         buffers: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         if group["weight_decay"] != 0:
-            if self.weight_decay_method == "decoupled":
+            if group["cautious_weight_decay"]:
+                pass  # the update is not known yet
+            elif self.weight_decay_method == "decoupled":
                 torch._foreach_mul_(params, 1.0 - group["lr"] * group["weight_decay"])
             else:
                 grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
@@ -299,15 +322,15 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self, group: dict[str, Any], params: Sequence[torch.Tensor], changes: Iterable[Change]
     ) -> None:
         """Subtract what was transformed, times the learning rate: element by element."""
-        workspace = self.newton_schulz.workspace
+        workspace, lr, keep = self.newton_schulz.workspace, group["lr"], cautious_factor(group)
         for change in changes:
             param = params[change.index]
             if change.piece is not None:
                 window = change.piece.window(param)
-                subtract(window, change.values, group["lr"], change.scale, workspace)
+                subtract(window, change.values, lr, change.scale, workspace, keep=keep)
             else:
                 self.pre_weight_update_fn_inplace(param, change.values)
-                subtract(param, change.values, group["lr"], change.scale, workspace)
+                subtract(param, change.values, lr, change.scale, workspace, keep=keep)
                 self.post_weight_update_fn_inplace(param)
 
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -330,7 +353,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         return MomentumStep(
             lr=group["lr"],
             momentum=group["momentum"],
-            weight_decay=group["weight_decay"],
+            weight_decay=0.0 if group["cautious_weight_decay"] else group["weight_decay"],
             decoupled=self.weight_decay_method == "decoupled",
             nesterov=self.nesterov,
             workspace=self.newton_schulz.workspace,
@@ -408,6 +431,18 @@ def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None 
 def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
     if not holds:
         raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
+
+
+def cautious_factor(group: Mapping[str, Any]) -> float | torch.Tensor | None:
+    """Return the factor on weights that agree with their update in sign; None where decay does not ask for that.
+
+    Args:
+        group: a parameter group.
+    """
+    if not (group["cautious_weight_decay"] and group["weight_decay"]):
+        return None
+    keep: float | torch.Tensor = 1.0 - group["lr"] * group["weight_decay"]
+    return keep
 
 
 def gradient_of(param: torch.Tensor) -> torch.Tensor:

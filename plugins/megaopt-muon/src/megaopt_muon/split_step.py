@@ -17,7 +17,7 @@ from megaopt_core.params import ParamInfo
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon, _wide
 from megaopt_muon.elementwise import subtract
 from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
-from megaopt_muon.muon import TensorParallelMuon, gradient_of
+from megaopt_muon.muon import TensorParallelMuon, cautious_factor, gradient_of
 from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
 
 __all__ = ["AdaptiveMuonSplit", "MuonSplit", "OrthogonalizedSplit"]
@@ -198,7 +198,8 @@ class MuonSplit:
         group_of, workspace = _groups(self.inner), self.inner.newton_schulz.workspace
         for param, update in zip(params, updates, strict=True):
             if param.numel():
-                subtract(param, update, group_of[id(param)]["lr"], 1.0, workspace)
+                group = group_of[id(param)]
+                subtract(param, update, group["lr"], 1.0, workspace, keep=cautious_factor(group))
 
     def _as_swept(self, plan: MatrixPlan, update: torch.Tensor) -> torch.Tensor:
         """Return an update in the 16 bits in which `step` writes it where it is iterated in them."""

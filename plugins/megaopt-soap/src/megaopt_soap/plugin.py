@@ -53,6 +53,7 @@ def _soap_kwargs(
         "shampoo_beta": settings.shampoo_beta,
         "eps": config.adam_eps,
         "weight_decay": config.weight_decay,
+        "cautious_weight_decay": config.cautious_weight_decay,
         "precondition_frequency": settings.precondition_frequency,
         "use_kl_shampoo": settings.use_kl_shampoo,
         "max_precond_dim": settings.max_precond_dim,

@@ -54,6 +54,8 @@ class SOAP(torch.optim.Optimizer):
         shampoo_beta: decay rate of the Kronecker factors, in [0, 1).
         eps: keeps the division by the second moment finite; with KL-Shampoo the least eigenvalue that is divided by.
         weight_decay: weight decay coefficient; decay is decoupled.
+        cautious_weight_decay: decay only where update and weight agree in sign, as published by Chen et al.
+            (arXiv:2510.12402); also a key of groups.
         precondition_frequency: number of steps from one refresh of the bases to the next.
         use_kl_shampoo: weigh what each factor takes of a gradient by the other factor's inverse.
         max_precond_dim: largest dimension that gets a basis; a matrix with two larger ones is stepped as by Adam.
@@ -90,6 +92,7 @@ class SOAP(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         *,
+        cautious_weight_decay: bool = False,
         precondition_frequency: int = 1,
         use_kl_shampoo: bool = False,
         max_precond_dim: int = 10_000,
@@ -127,6 +130,7 @@ class SOAP(torch.optim.Optimizer):
             "shampoo_beta": shampoo_beta,
             "eps": eps,
             "weight_decay": weight_decay,
+            "cautious_weight_decay": cautious_weight_decay,
             "precondition_frequency": precondition_frequency,
         }
         super().__init__(params, defaults)
@@ -201,6 +205,7 @@ class SOAP(torch.optim.Optimizer):
             was_rotated=bool(state["exp_avg_is_rotated"]),
             updates_first=self.first_step == "update",
             scale=self.extra_scale_factor if self.orthogonalize else None,
+            cautious=bool(group.get("cautious_weight_decay")),
         )
         targets = matrices_of(param, param)
         grads = matrices_of(param, grad.to(state["exp_avg"].dtype))

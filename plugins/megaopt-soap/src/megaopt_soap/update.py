@@ -31,6 +31,7 @@ class StepSettings:
         was_rotated: the momentum is stored in the bases.
         updates_first: the first gradient, which the bases come from, is also applied in them.
         scale: on an orthogonalized update, beside the root of its larger dimension; None: do not orthogonalize.
+        cautious: decay only where update and weight agree in sign.
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepSettings:
     was_rotated: bool
     updates_first: bool = True
     scale: float | None = None
+    cautious: bool = False
 
     @property
     def adam_step(self) -> int:
@@ -130,11 +132,24 @@ def _apply(target: torch.Tensor, direction: torch.Tensor, rotation: Rotation, se
     if settings.scale is not None:
         change = orthogonalized(rotation.undo(direction))
         size = settings.scale * max(target.shape) ** 0.5
-        target.mul_(keep).add_(change.to(target.dtype), alpha=-settings.lr * size)
+        _decay(target, change, keep, cautious=settings.cautious)
+        target.add_(change.to(target.dtype), alpha=-settings.lr * size)
         return
     corrections = [1.0 - beta**settings.adam_step for beta in settings.betas]
     alpha = -settings.lr * corrections[1] ** 0.5 / corrections[0]
+    if settings.cautious:
+        change = rotation.undo(direction)
+        _decay(target, change, keep, cautious=True)
+        target.add_(change.to(target.dtype), alpha=alpha)
+        return
     rotation.undo_into(target, direction, keep=keep, alpha=alpha)
+
+
+def _decay(target: torch.Tensor, update: torch.Tensor, keep: float, *, cautious: bool) -> None:
+    if cautious:  # the sign, so that no product becomes 0 because it is small
+        target.copy_(torch.where(torch.sign(update) * target >= 0, target * keep, target))
+    else:
+        target.mul_(keep)
 
 
 def _direction(

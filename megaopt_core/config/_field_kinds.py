@@ -13,7 +13,6 @@ from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 __all__ = [
     "FLOAT_DTYPES",
     "STATE_DTYPES",
-    "above_zero",
     "at_least_one",
     "default_only",
     "dtype_name",
@@ -21,6 +20,7 @@ __all__ = [
     "is_function",
     "is_name",
     "is_text",
+    "limit_setting",
     "parse_dtype",
     "setting",
     "switch",
@@ -164,13 +164,25 @@ def is_function(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise _refuse(attribute, value, "callable or None")
 
 
-def above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse what is no number above 0; infinity is one.
+def limit_setting(help: str) -> Any:  # noqa: A002 - as above
+    """Return a field for a number above 0, infinity by default, which JSON writes as the text `inf`.
 
     Args:
-        attribute: the field.
-        value: what was given.
+        help: what it does.
     """
+    return field(
+        default=float("inf"),
+        converter=Converter(_parse_infinity),
+        validator=_is_above_zero,
+        metadata={"help": help},
+    )
+
+
+def _parse_infinity(value: Any) -> Any:
+    return float("inf") if value == "inf" else value
+
+
+def _is_above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise _refuse(attribute, value, "a number above 0, or inf")
 

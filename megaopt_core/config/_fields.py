@@ -14,7 +14,6 @@ from attrs.validators import and_, optional
 from megaopt_core.config._field_kinds import (
     FLOAT_DTYPES,
     STATE_DTYPES,
-    above_zero,
     at_least_one,
     default_only,
     dtype_name,
@@ -22,6 +21,7 @@ from megaopt_core.config._field_kinds import (
     is_function,
     is_name,
     is_text,
+    limit_setting,
     setting,
     switch,
 )
@@ -77,9 +77,7 @@ class CoreFields:
     clip_grad: float = setting(
         1.0, not_negative(), "Largest global L2 norm of the gradients; 0 does not clip."
     )
-    grad_norm_skip_threshold: float = setting(
-        float("inf"),
-        above_zero,
+    grad_norm_skip_threshold: float = limit_setting(
         "Skip a step whose global gradient norm is above this, or NaN; `inf` skips none.",
     )
     log_num_zeros_in_grad: bool = switch("Count the zeros in the gradients at every step.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -122,7 +123,7 @@ class OptimizerConfig(CoreFields):
     def to_dict(self) -> dict[str, Any]:
         """Return every core field and every given plugin setting, ready for JSON or TOML-like formats.
 
-        `timers` is left out, dtypes become strings, tuples become lists.
+        `timers` is left out, dtypes and infinity become strings, tuples become lists.
 
         Example:
             >>> OptimizerConfig(lr=0.1).to_dict()["params_dtype"]
@@ -242,6 +243,8 @@ def _plain(value: Any) -> Any:
         return dtype_name(value)
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

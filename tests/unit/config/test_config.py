@@ -292,3 +292,11 @@ def test_what_is_written_is_read_back(values) -> None:
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - what was just pickled
     assert copy.deepcopy(config) == config
     assert config.replace() == config
+
+
+def test_a_written_configuration_is_strict_json() -> None:
+    """JSON has no infinity: it is written as text, and read back as a number."""
+    config = OptimizerConfig(lr=0.1)
+    written = json.loads(json.dumps(config.to_dict(), allow_nan=False))
+    assert written["grad_norm_skip_threshold"] == "inf"
+    assert OptimizerConfig.from_dict(written) == config

@@ -70,7 +70,7 @@ def test_the_standard_overrides_apply_as_in_code(tmp_path):
         (
             '[[overrides]]\nname = "a"\n',
             "run.toml:1: an [[overrides]] table sets something: add one of max_lr, min_lr, start_wd, end_wd, wd_mult, "
-            "lr_mult, optimizer or a setting of the optimizer",
+            "lr_mult, optimizer, clip_grad or a setting of the optimizer",
         ),
         (
             '[[overrides]]\nname = "a"\nlr = 1.0\n[[overrides]]\nname = "a"\nwd_mult = 1.0\n',

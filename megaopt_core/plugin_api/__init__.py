@@ -1,39 +1,16 @@
 """What plugins are written against: hooks, and the records that hooks return."""
 
-from typing import TYPE_CHECKING
-
-from megaopt_core import resolve_lazily
-
-if TYPE_CHECKING:
-    from megaopt_core.plugin_api._entries import (
-        ConfigToKwargs,
-        InitState,
-        MupRule,
-        OptimizerEntry,
-        SplitStepFactory,
-    )
-    from megaopt_core.plugin_api._hookspecs import hookimpl
-    from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
-    from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
-    from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
-else:
-    __getattr__, __dir__ = resolve_lazily(
-        __name__,
-        {
-            "AfterDecay": "_schedule_style",
-            "ConfigToKwargs": "_entries",
-            "InitState": "_entries",
-            "LearningRatePoint": "_schedule_points",
-            "MupRule": "_entries",
-            "OptimizerEntry": "_entries",
-            "ScheduleStyle": "_schedule_style",
-            "SplitStepFactory": "_entries",
-            "StoredParam": "_stored_routing",
-            "StoredRouting": "_stored_routing",
-            "WeightDecayPoint": "_schedule_points",
-            "hookimpl": "_hookspecs",
-        },
-    )
+from megaopt_core.plugin_api._entries import (
+    ConfigToKwargs,
+    InitState,
+    MupRule,
+    OptimizerEntry,
+    SplitStepFactory,
+)
+from megaopt_core.plugin_api._hookspecs import hookimpl
+from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
+from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
+from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 
 __all__ = [
     "AfterDecay",

@@ -1,32 +1,10 @@
 """Finding, loading, isolating and looking up plugins, and what their constructors are given."""
 
-from typing import TYPE_CHECKING
-
-from megaopt_core import resolve_lazily
-
-if TYPE_CHECKING:
-    from megaopt_core.registry._choice import ALLOW, DISABLE
-    from megaopt_core.registry._constructor import constructor_kwargs
-    from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
-    from megaopt_core.registry._registry import GROUP, PluginRegistry, get_registry, reset_registry
-    from megaopt_core.registry._setting_owners import SettingInfo
-else:
-    __getattr__, __dir__ = resolve_lazily(
-        __name__,
-        {
-            "ALLOW": "_choice",
-            "DISABLE": "_choice",
-            "GROUP": "_registry",
-            "LoadedPlugin": "_loading",
-            "PluginInfo": "_loading",
-            "PluginRegistry": "_registry",
-            "PluginStatus": "_loading",
-            "SettingInfo": "_setting_owners",
-            "constructor_kwargs": "_constructor",
-            "get_registry": "_registry",
-            "reset_registry": "_registry",
-        },
-    )
+from megaopt_core.registry._choice import ALLOW, DISABLE
+from megaopt_core.registry._constructor import constructor_kwargs
+from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
+from megaopt_core.registry._registry import GROUP, PluginRegistry, get_registry, reset_registry
+from megaopt_core.registry._setting_owners import SettingInfo
 
 __all__ = [
     "ALLOW",

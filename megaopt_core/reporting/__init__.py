@@ -1,15 +1,6 @@
 """What was built and whether it moved: reports, proof of change, tables."""
 
-from typing import TYPE_CHECKING
-
-from megaopt_core import resolve_lazily
-
-if TYPE_CHECKING:
-    from megaopt_core.reporting._optimizer_report import OptimizerReport
-    from megaopt_core.reporting._text_table import format_table
-else:
-    __getattr__, __dir__ = resolve_lazily(
-        __name__, {"OptimizerReport": "_optimizer_report", "format_table": "_text_table"}
-    )
+from megaopt_core.reporting._optimizer_report import OptimizerReport
+from megaopt_core.reporting._text_table import format_table
 
 __all__ = ["OptimizerReport", "format_table"]

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import torch
 from attrs import frozen
 
-from megaopt_core.state import SlicedTensor, decode, dtype_named, name_of_dtype
 from megaopt_core.state._manifest import Manifest, StoredTensor
+from megaopt_core.state._values.encoding import decode, dtype_named, name_of_dtype
+from megaopt_core.state._values.sliced import SlicedTensor
 
 __all__ = ["MemorySource", "Request", "Source", "read_values"]
 

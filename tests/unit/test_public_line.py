@@ -51,7 +51,7 @@ def test_everything_else_in_a_folder_begins_with_an_underscore(folder) -> None:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_public_names_resolve_on_first_use(module) -> None:
+def test_public_names_are_there(module) -> None:
     """`__all__` and `dir()` name them, and each is there."""
     found = importlib.import_module(module)
     assert list(found.__all__) == sorted(set(found.__all__), key=list(found.__all__).index)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from megaopt_core.params import (
-    Role,
-    RoleDecision,
-)
-from megaopt_core.routing import embedding
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.routing._roles.decisions import embedding
 
 __all__ = ["tied_role"]
 

@@ -84,6 +84,17 @@ class PerBufferParamLayout:
         size = (stop - start) // ranks
         return tuple(start + size * (rank + 1) for rank in range(ranks))
 
+    def share_ends_in(self, bucket: int) -> tuple[int, ...]:
+        """Return where every rank's share ends, in elements of a bucket; empty: equal shares.
+
+        Args:
+            bucket: its index.
+        """
+        if not self.share_ends:
+            return ()
+        start, _ = self.buckets[bucket]
+        return tuple(end - start for end in self.share_ends[bucket])
+
     def share(self, bucket: int, rank: int, ranks: int) -> tuple[int, int]:
         """Return a rank's `[start, stop)` of a bucket, in elements of the buffer.
 

@@ -7,12 +7,26 @@ if TYPE_CHECKING:
     from megaopt_distributed.ddp.config import DistributedDataParallelConfig
     from megaopt_distributed.ddp.data_parallel import DistributedDataParallel
     from megaopt_distributed.ddp.planning import plan_full_param_layout
+    from megaopt_distributed.memory import FlatMemory, LayoutInBuffers, memory_of
+    from megaopt_distributed.params import DistributedParams
 
-__all__ = ["DistributedDataParallel", "DistributedDataParallelConfig", "plan_full_param_layout"]
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
+    "DistributedParams",
+    "FlatMemory",
+    "LayoutInBuffers",
+    "memory_of",
+    "plan_full_param_layout",
+]
 
 _HOME = {
     "DistributedDataParallel": "ddp.data_parallel",
     "DistributedDataParallelConfig": "ddp.config",
+    "DistributedParams": "params",
+    "FlatMemory": "memory",
+    "LayoutInBuffers": "memory",
+    "memory_of": "memory",
     "plan_full_param_layout": "ddp.planning",
 }
 

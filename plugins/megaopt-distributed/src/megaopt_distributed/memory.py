@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -10,18 +10,49 @@ from attrs import define, evolve, field
 
 from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.params import named_params
-from megaopt_core.sharding import BufferKey, LiveModel, Piece, PieceSpec, finish_grad_sync, gradient_of
+from megaopt_core.params import RankCoordinates, named_params
+from megaopt_core.sharding import (
+    BufferKey,
+    LiveModel,
+    ParamLayout,
+    PerBufferParamLayout,
+    Piece,
+    PieceSpec,
+    finish_grad_sync,
+    gradient_of,
+)
 from megaopt_distributed.buffers.bucket import Bucket, Reduction
 from megaopt_distributed.buffers.collectives import communicator
 from megaopt_distributed.buffers.flat import move_into
 from megaopt_distributed.gathering import GatheredBucket, Gathering
-from megaopt_distributed.layout import FlatLayout
 
-__all__ = ["Memory", "memory_of"]
+__all__ = ["FlatMemory", "LayoutInBuffers", "memory_of"]
 
 
-class Memory(Protocol):
+class LayoutInBuffers(ParamLayout, Protocol):
+    """Who steps what, where every piece is a range of a buffer."""
+
+    @property
+    def fused(self) -> bool:
+        """True where the buffers are those that the model is wrapped in; False: they are made for the layout."""
+
+    def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
+        """Return where a rank's parameters lie.
+
+        Args:
+            rank: its coordinates.
+        """
+
+    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
+        """Return for every bucket of a buffer the groups that have parameters in it, on any rank that shares it.
+
+        Args:
+            key: the buffer.
+            rank: the coordinates of one of these ranks.
+        """
+
+
+class FlatMemory(Protocol):
     """Flat memory of a model, shared by all of its optimizers."""
 
     @property
@@ -53,7 +84,7 @@ class Memory(Protocol):
 class OwnMemory:
     """Parameters moved into flat memory of our own; gradients stay where the engine puts them, already reduced."""
 
-    layout: FlatLayout
+    layout: LayoutInBuffers
     model: LiveModel
     pgs: ProcessGroupCollection
     _data: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
@@ -76,8 +107,10 @@ class OwnMemory:
             reduction = Reduction(
                 comm, communicator(None, data.device), scatter=False, average=False, factor=1.0
             )
-            for (start, stop), groups in zip(buffer.buckets, self.layout.groups_of(key, rank), strict=True):
-                bucket = Bucket({}, reduction, param_data=data[start:stop])
+            groups_of = self.layout.groups_of(key, rank)
+            for index, ((start, stop), groups) in enumerate(zip(buffer.buckets, groups_of, strict=True)):
+                ends = buffer.share_ends_in(index)
+                bucket = Bucket({}, reduction, param_data=data[start:stop], share_ends=ends)
                 buckets.append(GatheredBucket(bucket, key, start, frozenset(groups)))
         self.gathering = Gathering(buckets)
         for param, others in twins:
@@ -85,7 +118,7 @@ class OwnMemory:
                 twin.data = param.data
 
     def piece(self, spec: PieceSpec) -> Piece:
-        """Return a slice of one parameter.
+        """Return a slice of one parameter, or all of it.
 
         Args:
             spec: the piece as pure data.
@@ -100,7 +133,9 @@ class OwnMemory:
         """
         grad = gradient_of(piece.model_params[0])
         _, shard = piece.spec.members[0]
-        return None if grad is None else grad.reshape(-1)[shard.start : shard.stop]
+        if grad is None:
+            return None
+        return grad.reshape(-1)[shard.start : shard.stop].view(piece.spec.shape)
 
     def finish_grad_sync(self) -> None:
         """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward.
@@ -125,7 +160,7 @@ class OwnMemory:
 class BufferMemory:
     """The buffers of a wrapped model: gradients are reduce-scattered into them."""
 
-    layout: FlatLayout
+    layout: LayoutInBuffers
     model: LiveModel
     _params: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
     _grads: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
@@ -163,7 +198,7 @@ class BufferMemory:
         if piece.spec.buffer is None:
             return None
         key, start, stop = piece.spec.buffer
-        return self._grads[key][start:stop]
+        return self._grads[key][start:stop].view(piece.spec.shape)
 
     def finish_grad_sync(self) -> None:
         """Wait for the buckets that are being reduced; reduce those that are not."""
@@ -177,13 +212,13 @@ class BufferMemory:
 
 def _piece(spec: PieceSpec, data: dict[BufferKey, torch.Tensor], model: LiveModel) -> Piece:
     if spec.buffer is None:
-        raise ValueError("a flat piece lies in a buffer")
+        raise ValueError("a piece of flat memory lies in a buffer")
     key, start, stop = spec.buffer
     params = tuple(model.params[shard.name] for _, shard in spec.members)
-    return Piece(spec, torch.nn.Parameter(data[key][start:stop]), params)
+    return Piece(spec, torch.nn.Parameter(data[key][start:stop].view(spec.shape)), params)
 
 
-def memory_of(layout: FlatLayout, model: LiveModel, pgs: ProcessGroupCollection) -> Memory:
+def memory_of(layout: LayoutInBuffers, model: LiveModel, pgs: ProcessGroupCollection) -> FlatMemory:
     """Return the flat memory of a model, the same for all of its optimizers.
 
     Args:
@@ -192,9 +227,9 @@ def memory_of(layout: FlatLayout, model: LiveModel, pgs: ProcessGroupCollection)
         pgs: the process groups.
     """
 
-    def make() -> Memory:
+    def make() -> FlatMemory:
         return BufferMemory(layout, model) if layout.fused else OwnMemory(layout, model, pgs)
 
-    make_memory: Callable[[], Memory] = make
-    memory: Memory = model.shared(layout, make_memory)
+    make_memory: Callable[[], FlatMemory] = make
+    memory: FlatMemory = model.shared(layout, make_memory)
     return memory

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
-from megaopt_distributed.memory import Memory
+from megaopt_distributed.memory import FlatMemory
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,7 +29,7 @@ class DistributedParams(ShardedParams):
     A unit is a bucket: `units` lists the pieces in each that has parameters of `groups`, on any rank.
     """
 
-    memory: Memory
+    memory: FlatMemory
     specs: Sequence[PieceSpec]
     groups: tuple[int, ...]
     stats_group: ProcessGroup | None

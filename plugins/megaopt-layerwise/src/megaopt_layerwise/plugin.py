@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["megaopt_api"]
+from collections.abc import Mapping
+
+from megaopt_core import ShardingStrategy, hookimpl
+from megaopt_layerwise.strategy import LayerWise
+
+__all__ = ["megaopt_api", "megaopt_sharding_strategies"]
 
 megaopt_api = "1"
+
+
+@hookimpl
+def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:
+    """Return the strategy under its name."""
+    return {"layer_wise": LayerWise()}

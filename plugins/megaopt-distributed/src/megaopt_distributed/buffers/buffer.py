@@ -51,6 +51,5 @@ class ParamAndGradBuffer:
             if self.layout.bucket_of[name] == index
         }
         params = None if self.param_data is None else self.param_data[start:stop]
-        shares = self.layout.share_ends
-        ends = tuple(end - start for end in shares[index]) if shares else ()
+        ends = self.layout.share_ends_in(index)
         return Bucket(inside, self.reduction, self.grad_data[start:stop], params, ends)

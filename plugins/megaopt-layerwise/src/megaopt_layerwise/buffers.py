@@ -1,0 +1,107 @@
+"""Where matrices lie in contiguous memory: the share of every rank is one segment of each bucket. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from megaopt_core.params import ParamSpec
+from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, World
+from megaopt_layerwise.planner import OwnerPolicy, plan_owners, work_of
+
+__all__ = ["key_of", "lay_out_buckets", "lay_out_segments"]
+
+_ALIGNMENT = 64
+"""Elements that a parameter's start is aligned to: cache lines, and vector instructions."""
+
+
+def key_of(spec: ParamSpec, chunk: int = 0) -> BufferKey:
+    """Return the buffer that a matrix belongs to.
+
+    Args:
+        spec: the parameter.
+        chunk: index of its model chunk.
+    """
+    return BufferKey(spec.dtype, spec.grad_dtype, spec.is_expert, is_managed_by_layer_wise=True, chunk=chunk)
+
+
+def lay_out_segments(
+    buckets: Sequence[Sequence[ParamSpec]], place_of: Mapping[str, int], ranks: int
+) -> PerBufferParamLayout:
+    """Return a buffer in which the matrices of each owner lie together in every bucket, one owner after the other.
+
+    Args:
+        buckets: the matrices of each bucket, as this rank holds them.
+        place_of: name to the place of the owner along the axis that shares the buffer out.
+        ranks: number of ranks along that axis.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core.params import Granularity
+        >>> specs = [
+        ...     ParamSpec(name, (n,), torch.float32, torch.float32, "any", 0, Granularity.TENSOR, 1.0)
+        ...     for name, n in (("a", 100), ("b", 7))
+        ... ]
+        >>> layout = lay_out_segments([specs], {"a": 1, "b": 0}, 2)
+        >>> layout.param_ranges, layout.share_ends
+        ({'b': (0, 7), 'a': (64, 164)}, ((64, 192),))
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    bucket_of: dict[str, int] = {}
+    share_ends: list[tuple[int, ...]] = []
+    position = 0
+    for bucket, specs in enumerate(buckets):
+        ends = []
+        for place in range(ranks):
+            for spec in (spec for spec in specs if place_of[spec.name] == place):
+                ranges[spec.name] = position, position + spec.numel
+                bucket_of[spec.name] = bucket
+                position = _round_up(position + spec.numel, _ALIGNMENT)
+            ends.append(position)
+        share_ends.append(tuple(ends))
+    return PerBufferParamLayout(ranges, tuple(ends[-1] for ends in share_ends), bucket_of, tuple(share_ends))
+
+
+def lay_out_buckets(
+    specs: Sequence[ParamSpec], world: World, options: LayoutOptions
+) -> dict[BufferKey, PerBufferParamLayout]:
+    """Return the buffers of a model that will be wrapped: buckets in reverse model order, balanced by cost.
+
+    Loads are carried from one bucket to the next, so that the whole step is balanced, and each bucket is ready as early
+    as the backward pass can have it.
+
+    Args:
+        specs: the matrices as this rank holds them, in model order.
+        world: number of ranks along each axis.
+        options: bucket size and chunks.
+    """
+    by_key: dict[BufferKey, list[ParamSpec]] = {}
+    for spec in reversed(specs):
+        by_key.setdefault(key_of(spec, options.chunk_of.get(spec.name, 0)), []).append(spec)
+    layouts = {}
+    for key, some in by_key.items():
+        ranks = world.size(some[0].data_axis)
+        buckets = list(_buckets(some, options.bucket_size))
+        works = [work_of(spec, bucket=bucket) for bucket, inside in enumerate(buckets) for spec in inside]
+        plan = plan_owners(works, ranks, policy=OwnerPolicy.BUCKET)
+        place_of = {name: owners.ranks[0] for name, owners in plan.owners.items()}
+        layouts[key] = lay_out_segments(buckets, place_of, ranks)
+    return layouts
+
+
+def _buckets(specs: Sequence[ParamSpec], size: int | None) -> Iterator[list[ParamSpec]]:
+    """Yield runs of about `size` elements; an embedding that pipeline stages share stands alone."""
+    bucket: list[ParamSpec] = []
+    for spec in specs:
+        if spec.shared_embedding and bucket:
+            yield bucket
+            bucket = []
+        bucket.append(spec)
+        if spec.shared_embedding or (size is not None and sum(each.numel for each in bucket) >= size):
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,221 @@
+"""Who owns which matrix, as pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from megaopt_core.errors import ShardingError
+from megaopt_core.params import ParamSpec, RankCoordinates
+from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_layerwise.buffers import key_of, lay_out_segments
+from megaopt_layerwise.planner import Work, plan_owners, work_of
+from megaopt_layerwise.units import cutting, unit_box
+
+__all__ = ["LayerWiseLayout", "Owner"]
+
+
+@frozen
+class Owner:
+    """Where the owner of a matrix stands among the ranks that hold it or a part of it.
+
+    Args:
+        data: along the axis that shares its optimizer out.
+        cut: along the axis that cuts the matrix; 0 where none does.
+    """
+
+    data: int
+    cut: int = 0
+
+
+@define(eq=False)
+class LayerWiseLayout:
+    """Every matrix has one owner among the ranks that hold it or a part of it.
+
+    Where data-parallel ranks hold whole matrices, an owner's piece is a range of a buffer in which the matrices of one
+    owner lie together. Where another axis cuts a matrix, its parts lie in the share of the owner's place along the data
+    axis, and the owner steps the whole in memory of its own.
+
+    Args:
+        specs: name to parameter.
+        world: number of ranks along each axis.
+        options: the buffers that the model is wrapped in; without them owners are balanced over the whole model.
+
+    Raises:
+        ShardingError: the model is wrapped in buffers that lack a parameter, or cut one.
+    """
+
+    specs: Mapping[str, ParamSpec]
+    world: World
+    options: LayoutOptions
+    _telling: tuple[str, ...] = field(init=False)
+    _axes: tuple[str, ...] = field(init=False)
+    _owners: dict[tuple[int, ...], Mapping[str, Owner]] = field(factory=dict, init=False)
+    _buffers: dict[tuple[int, ...], Mapping[BufferKey, PerBufferParamLayout]] = field(
+        factory=dict, init=False
+    )
+
+    def __attrs_post_init__(self) -> None:
+        dividing = [placement for spec in self.specs.values() for placement in spec.dividing]
+        self._telling = tuple(sorted({each.axis for each in dividing if each.index is not None}))
+        self._axes = tuple(sorted({each.axis for each in dividing}))
+        if self.options.buffers is not None:
+            self._require_in_buffers(self.options.buffers)
+
+    @property
+    def fused(self) -> bool:
+        """True where the buffers are those that the model is wrapped in."""
+        return self.options.buffers is not None
+
+    def owners(self, rank: RankCoordinates) -> Mapping[str, Owner]:
+        """Return the owner of every matrix that a rank holds, or holds a part of.
+
+        Args:
+            rank: its coordinates.
+        """
+        place = tuple(rank.get(axis, 0) for axis in self._telling)
+        if place not in self._owners:
+            at = dict(zip(self._telling, place, strict=True))
+            held = [spec for spec in self.specs.values() if _is_at(spec, at)]
+            data = self._data_places(held, at)
+            self._owners[place] = _owners(held, data)
+        return self._owners[place]
+
+    def _data_places(self, specs: Sequence[ParamSpec], rank: RankCoordinates) -> Mapping[str, int]:
+        if self.options.buffers is not None:
+            return {
+                name: place
+                for key, buffer in self.options.buffers.items()
+                for name, place in _places_in(buffer, self.shards(key)).items()
+            }
+        places: dict[str, int] = {}
+        for axis in ("dp", "expert_dp"):
+            works = [_work(spec, rank) for spec in specs if spec.data_axis == axis]
+            owners = plan_owners(works, self.world.size(axis)).owners
+            places.update((name, of_one.ranks[0]) for name, of_one in owners.items())
+        return places
+
+    def shards(self, key: BufferKey) -> int:
+        """Return how many ranks share a buffer out.
+
+        Args:
+            key: the buffer.
+        """
+        return self.world.size("expert_dp" if key.is_expert else "dp")
+
+    def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
+        """Return where a rank's parameters lie.
+
+        Args:
+            rank: its coordinates.
+        """
+        if self.options.buffers is not None:
+            return self.options.buffers
+        place = tuple(rank.get(axis, 0) for axis in self._axes)
+        if place not in self._buffers:
+            by_key: dict[BufferKey, list[ParamSpec]] = {}
+            for spec in self.specs.values():
+                if spec.held_by(rank):
+                    local = evolve(spec, shape=spec.box(rank)[1], placements=())
+                    by_key.setdefault(key_of(spec, self.options.chunk_of.get(spec.name, 0)), []).append(local)
+            places = {name: owner.data for name, owner in self.owners(rank).items()}
+            self._buffers[place] = {
+                key: lay_out_segments([specs], places, self.shards(key)) for key, specs in by_key.items()
+            }
+        return self._buffers[place]
+
+    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
+        """Return for every bucket of a buffer the groups that have parameters in it.
+
+        Args:
+            key: the buffer.
+            rank: the coordinates of a rank that has it.
+        """
+        buffer = self.buffers(rank)[key]
+        groups: list[set[int]] = [set() for _ in buffer.bucket_ends]
+        for name, bucket in buffer.bucket_of.items():
+            if name in self.specs:
+                groups[bucket].add(self.specs[name].group)
+        return groups
+
+    def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
+        """Return the matrices that a rank owns, in the order of memory, and then those that are cut over ranks.
+
+        Args:
+            rank: its coordinates.
+        """
+        owners = self.owners(rank)
+        whole, cut = [], []
+        for key, buffer in self.buffers(rank).items():
+            for name, (begin, end) in sorted(buffer.param_ranges.items(), key=lambda entry: entry[1]):
+                spec = self.specs.get(name)
+                if spec is None or owners[name].data != rank.get(spec.data_axis, 0):
+                    continue
+                axis = cutting(spec)
+                if axis is None:
+                    shard = spec.shard(rank)
+                    whole.append(PieceSpec(spec.group, shard.box[1], ((0, shard),), (key, begin, end)))
+                elif owners[name].cut == rank.get(axis.axis, 0):
+                    cut.append(PieceSpec.of(spec.part(unit_box(spec, rank)), spec.group))
+        return whole + cut
+
+    def _require_in_buffers(self, buffers: Mapping[BufferKey, PerBufferParamLayout]) -> None:
+        present = {name for buffer in buffers.values() for name in buffer.param_ranges}
+        absent = [name for name in self.specs if name not in present]
+        if absent:
+            raise ShardingError(
+                f"{len(absent)} trainable parameters are not in the buffers of the wrapped model: "
+                f"{', '.join(absent[:5])}; wrap the model after its parameters are chosen to train"
+            )
+        places = {name for key, buffer in buffers.items() for name in _places_in(buffer, self.shards(key))}
+        divided = [name for name in self.specs if name not in places]
+        if divided:
+            raise ShardingError(
+                f"sharding='layer_wise' steps whole matrices, but the buffers that the model is wrapped in cut "
+                f"{len(divided)} of them over ranks: {', '.join(divided[:5])}. Wrap it with "
+                "full_param_layout=plan_full_param_layout(model, ddp_config, routing=route(config, [model])), or with "
+                "use_distributed_optimizer=False"
+            )
+
+
+def _is_at(spec: ParamSpec, place: RankCoordinates) -> bool:
+    """Return whether the ranks at a place have a parameter, or parts of it."""
+    return all(each.index is None or each.index == place.get(each.axis, 0) for each in spec.placements)
+
+
+def _work(spec: ParamSpec, rank: RankCoordinates) -> Work:
+    """Return the work that a matrix makes for each of the ranks that share it out at one place along the data axis."""
+    unit = evolve(spec, shape=unit_box(spec, rank)[1], placements=())
+    axis = cutting(spec)
+    share = (unit.numel / spec.numel if spec.numel else 1.0) / (1 if axis is None else axis.size)
+    work = work_of(unit)
+    return evolve(
+        work, cost=spec.cost * share, state_bytes=work.state_bytes / (1 if axis is None else axis.size)
+    )
+
+
+def _owners(specs: Sequence[ParamSpec], data: Mapping[str, int]) -> dict[str, Owner]:
+    """Return owners at given places along the data axis, balanced over the ranks that have parts."""
+    cut: dict[tuple[str, int, int], list[Work]] = {}
+    for spec in specs:
+        axis = cutting(spec)
+        if axis is not None:
+            cut.setdefault((axis.axis, axis.size, data[spec.name]), []).append(work_of(spec))
+    places = {
+        name: owners.ranks[0]
+        for (_, size, _), works in cut.items()
+        for name, owners in plan_owners(works, size).owners.items()
+    }
+    return {spec.name: Owner(data[spec.name], places.get(spec.name, 0)) for spec in specs}
+
+
+def _places_in(buffer: PerBufferParamLayout, ranks: int) -> dict[str, int]:
+    """Return in which rank's share each parameter lies; those that lie in two are left out."""
+    found = {}
+    for name, (begin, end) in buffer.param_ranges.items():
+        ends = buffer.ends(buffer.bucket_of[name], ranks)
+        place = next((place for place, stop in enumerate(ends) if begin < stop), len(ends) - 1)
+        if end <= ends[place]:
+            found[name] = place
+    return found

@@ -1,0 +1,86 @@
+"""This rank's live matrices of one inner optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+from megaopt_distributed import FlatMemory
+
+from megaopt_core.sharding import Piece, PieceSpec, ShardedParams, Travel
+from megaopt_layerwise.cut_tensors import CutTensors
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["LayerWiseParams"]
+
+
+@define(eq=False)
+class LayerWiseParams(ShardedParams):
+    """Matrices that this rank owns: ranges of flat memory, and those that were cut over ranks in memory of their own.
+
+    Units are first what is cut, whose values must be back before anything is gathered, then the buckets.
+
+    Args:
+        memory: the flat memory, which all optimizers of the model share.
+        cut: the matrices that another axis cuts.
+        specs: this rank's pieces.
+        groups: the groups that are stepped here, on any rank.
+        stats_group: norms and counts add up over it.
+    """
+
+    memory: FlatMemory
+    cut: CutTensors
+    specs: Sequence[PieceSpec]
+    groups: tuple[int, ...]
+    stats_group: ProcessGroup | None
+    pieces: Sequence[Piece] = field(init=False)
+    units: Sequence[Sequence[int]] = field(init=False)
+    _buckets: Sequence[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.pieces = [self.cut.pieces.get(spec) or self.memory.piece(spec) for spec in self.specs]
+        gathering = self.memory.gathering
+        self._buckets = gathering.buckets_with(self.groups)
+        places = [gathering.bucket_at(spec) for spec in self.specs]
+        self.units = [
+            [index for index, place in enumerate(places) if place == unit] for unit in (None, *self._buckets)
+        ]
+
+    def collect_grads(self) -> None:
+        """Wait for reductions, and bring the parts of gradients to their owners."""
+        self.memory.finish_grad_sync()
+        for piece in self.pieces:
+            if piece.spec.buffer is not None:
+                piece.grad = self.memory.grad(piece)
+        self.cut.collect_grads()
+
+    def take_model_values(self) -> None:
+        """Bring the model's values to the owners of what is cut; all other pieces are the model's memory."""
+        self.cut.take_model_values()
+
+    def start_param_sync(self) -> None:
+        """Bring values back into the parts of what is cut, and begin to gather every bucket that is stepped."""
+        for unit in range(len(self.units)):
+            self.start_unit_sync(unit)
+
+    def start_unit_sync(self, unit: int) -> None:
+        """Bring back what is cut, or begin to gather a bucket, if every optimizer has stepped its part of it.
+
+        Args:
+            unit: position in `units`.
+        """
+        if unit == 0:
+            self.cut.store_values()
+        else:
+            self.memory.gathering.stepped(self._buckets[unit - 1], self.groups)
+
+    def finish_param_sync(self) -> None:
+        """Return when the gathered parameters may be read, or when the forward pass will wait for them."""
+        self.memory.finish_param_sync()
+
+    def travels(self) -> Mapping[str, Travel]:
+        """Return what this rank sends for each matrix in a step."""
+        return {}

@@ -218,7 +218,9 @@ def optimizer_from_routing(
     agree_over_ranks(None, error)
     _require_ownership(children, params)
     _warn_of_plain_decay(children, routing, config)
-    chain = get_registry().strategy(config.sharding or "replicated").chain(children)
+    named = config.sharding or "replicated"
+    with get_registry().blaming("strategy", named):
+        chain = get_registry().strategy(named).chain(children)
     if chain is None:
         chain = children[0] if len(children) == 1 else ChainedOptimizer(children)
     optimizer = chain
@@ -254,7 +256,8 @@ def _refusal(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> Shar
     registry = get_registry()
     for name, param in params.items():
         entry = routing.params[name]
-        reason = registry.strategy(entry.strategy).refuse(param, entry.spec)
+        with registry.blaming("strategy", entry.strategy):
+            reason = registry.strategy(entry.strategy).refuse(param, entry.spec)
         if reason is not None:
             return ShardingError(f"sharding={entry.strategy!r} cannot take {name!r}: {reason}")
     return None
@@ -279,7 +282,8 @@ def _build_child(
             value=True,
         )
     strategy = get_registry().strategy(child.strategy)
-    sharded = strategy.attach(layout, model, pgs, child.groups, is_expert=child.is_expert)
+    with get_registry().blaming("strategy", child.strategy):
+        sharded = strategy.attach(layout, model, pgs, child.groups, is_expert=child.is_expert)
     require_sharded_params(sharded, child.strategy)
     require_attached(sharded, layout, model.rank, child.groups, child.strategy)
     precision = precision_policy(config, entry, child.optimizer)
@@ -294,12 +298,13 @@ def _build_child(
         ]
         public.append({"params": [model.params[name] for name in routing.names_of(index)], **values})
         private.append({"params": tensors, **values})
-    inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings))
-    split = exchanged_step(entry, child.optimizer, config, inner, precision, sharded, stepped)
-    if split is None:
-        init_inner_state(inner, precision, entry.init_state_fn, config)
-    else:
-        split.init_state()
+    with get_registry().blaming("optimizer", child.optimizer):
+        inner = build_inner(entry, private, config, model.chunks, pgs, dict(child.settings))
+        split = exchanged_step(entry, child.optimizer, config, inner, precision, sharded, stepped)
+        if split is None:
+            init_inner_state(inner, precision, entry.init_state_fn, config)
+        else:
+            split.init_state()
     for group, inside in zip(public, inner.param_groups, strict=True):
         group.update({key: value for key, value in inside.items() if key != "params"})
     names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}

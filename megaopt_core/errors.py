@@ -152,7 +152,7 @@ class BrokenPluginError(PluginError):
 
 
 class BrokenPluginWarning(UserWarning):
-    """A plugin is installed but failed to load; it is left out, and everything else works."""
+    """A plugin failed to load, or in a hook on which nothing in use depends; it is left out, and all else works."""
 
 
 class PluginHookError(PluginError):

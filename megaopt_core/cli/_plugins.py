@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 
 from megaopt_core.cli._output import print_json, print_table
-from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError
+from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
+from megaopt_core.errors import BrokenPluginWarning, MegaoptError
 from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
 from megaopt_core.registry._registry import get_registry
 
@@ -41,31 +42,33 @@ def run(args: argparse.Namespace) -> int:
         args: `load`, `json`.
 
     Returns:
-        0, or 2 if two plugins give one name.
+        0, or 2 if two plugins give one name, or the hook of one that adds commands fails.
     """
     registry = get_registry()
-    conflict = None
+    commands = PluginCommands()
+    wrong: list[MegaoptError] = []
     if args.load:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BrokenPluginWarning)  # the table says it
-                registry.load()
-        except DuplicateNameError as error:
-            conflict = str(error)
-    provided = {plugin.info.name: _provided(plugin) for plugin in registry.loaded_plugins()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BrokenPluginWarning)  # the table says it
+            registry.load()
+        scratch = argparse.ArgumentParser().add_subparsers()
+        for name in CORE_COMMANDS:
+            scratch.add_parser(name)
+        commands.add_all(registry, scratch)
+        wrong = [*registry.conflicts(), *commands.failed, *commands.conflicts.values()]
+    provided = {plugin.info: _provided(plugin, commands) for plugin in registry.loaded_plugins()}
     infos = registry.plugins()
     if args.json:
-        print_json([_as_dict(info, provided.get(info.name)) for info in infos])
+        print_json([_as_dict(info, provided.get(info)) for info in infos])
     else:
         header = ["plugin", "distribution", "version", "status", "provides" if args.load else "module"]
-        print_table(header, [_row(info, provided.get(info.name, {}), load=args.load) for info in infos])
+        print_table(header, [_row(info, provided.get(info, {}), load=args.load) for info in infos])
         for info in infos:
             if info.traceback:
                 print(f"\n{info.name} failed to load:\n\n{info.traceback.rstrip()}")
-    if conflict is not None:
-        print(f"megaopt: error: {conflict}", file=sys.stderr)
-        return 2
-    return 0
+    for error in wrong:
+        print(f"megaopt: error: {error}", file=sys.stderr)
+    return 2 if wrong else 0
 
 
 def _row(info: PluginInfo, provided: dict[str, list[str]], *, load: bool) -> list[str]:
@@ -82,24 +85,13 @@ def _as_dict(info: PluginInfo, provided: dict[str, list[str]] | None) -> dict[st
     return known if provided is None else {**known, "provides": provided}
 
 
-def _provided(plugin: LoadedPlugin) -> dict[str, list[str]]:
+def _provided(plugin: LoadedPlugin, commands: PluginCommands) -> dict[str, list[str]]:
     return {
         "optimizers": list(plugin.optimizers),
         "strategies": list(plugin.strategies),
         "schedules": list(plugin.schedules),
-        "commands": _commands_of(plugin),
+        "commands": [name for name, owner in commands.owners.items() if owner == plugin.info],
         "other hooks": [
             hook for hook in ("megaopt_annotate_params", "megaopt_param_overrides") if plugin.has(hook)
         ],
     }
-
-
-def _commands_of(plugin: LoadedPlugin) -> list[str]:
-    if not plugin.has("megaopt_commands"):
-        return []
-    commands = argparse.ArgumentParser().add_subparsers()
-    try:
-        plugin.hooks.megaopt_commands(commands=commands)
-    except Exception as error:  # noqa: BLE001 - the plugin's fault belongs in the table
-        return [f"(failed: {type(error).__name__}: {error})"]
-    return list(commands.choices)

@@ -16,7 +16,8 @@ from megaopt_core.cli import _describe as describe
 from megaopt_core.cli import _explain as explain
 from megaopt_core.cli import _optimizers as optimizers
 from megaopt_core.cli import _plugins as plugins
-from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, MegaoptError, PluginError
+from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
+from megaopt_core.errors import BrokenPluginWarning, MegaoptError, PluginError
 from megaopt_core.registry._catalogue import COMMANDS
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
@@ -24,9 +25,6 @@ from megaopt_core.registry._registry import get_registry
 __all__ = ["CORE_COMMANDS", "build_parser", "main"]
 
 _MODULES = (plugins, optimizers, describe, explain)
-
-CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain")
-"""Commands that the core brings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,17 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     with _plain_warnings():
-        parser = build_parser(with_plugins=command != "plugins")
+        theirs = PluginCommands()
+        parser = build_parser(with_plugins=command != "plugins", plugin_commands=theirs)
         absent = None if command is None else _absent(parser, command)
         if absent is not None:
             print(f"megaopt: error: {absent}", file=sys.stderr)
+            return 2
+        try:
+            theirs.require_one_owner(command or "")
+        except MegaoptError as conflict:
+            print(f"megaopt: error: {conflict}", file=sys.stderr)
             return 2
         parsed = parser.parse_args(arguments)
         if parsed.command is None:
             parser.print_help()
             return 0
         try:
-            return int(parsed.run(parsed) or 0)
+            return theirs.run(parsed.command, parsed)
         except MegaoptError as error:
             if parsed.traceback:
                 traceback.print_exc()
@@ -67,11 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
 
 
-def build_parser(*, with_plugins: bool = True) -> ArgumentParser:
+def build_parser(
+    *, with_plugins: bool = True, plugin_commands: PluginCommands | None = None
+) -> ArgumentParser:
     """Return the parser of `megaopt`.
 
     Args:
         with_plugins: load the plugins, and add their commands.
+        plugin_commands: notes whose commands they are.
     """
     parser = ArgumentParser(
         prog="megaopt", description="Optimizers of large-model training, every one a plugin."
@@ -82,7 +89,7 @@ def build_parser(*, with_plugins: bool = True) -> ArgumentParser:
     for module in _MODULES:
         module.add_command(commands)
     if with_plugins:
-        _add_plugin_commands(commands)
+        _add_plugin_commands(commands, PluginCommands() if plugin_commands is None else plugin_commands)
     return parser
 
 
@@ -95,12 +102,10 @@ def _absent(parser: ArgumentParser, command: str) -> PluginError | None:
     return absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
 
 
-def _add_plugin_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
-    try:
-        failed: Sequence[MegaoptError] = get_registry().call_every("megaopt_commands", commands=commands)
-    except DuplicateNameError as conflict:
-        failed = [conflict]
-    for failure in failed:
+def _add_plugin_commands(commands: _SubParsersAction[ArgumentParser], theirs: PluginCommands) -> None:
+    registry = get_registry()
+    theirs.add_all(registry, commands)
+    for failure in (*registry.conflicts(), *theirs.failed, *theirs.conflicts.values()):
         print(f"megaopt: warning: {failure}", file=sys.stderr)
 
 

@@ -42,6 +42,7 @@ def check_settings(given: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     owners = get_registry().setting_owners()
     checked: dict[str, Any] = {}
     for name, value in given.items():
+        get_registry().require_one_owner("setting", name)
         if name in owners:
             instance = _instance(owners[name], owners, given)
             checked[name] = getattr(instance, owners[name].field.name)
@@ -117,8 +118,10 @@ def read_setting(name: str, given: Mapping[str, Any]) -> Any:
         PluginNotInstalledError: its plugin is not installed, or is blocked.
         BrokenPluginError: its plugin failed to load.
         UnknownSettingError: no core field and no plugin has a setting of this name.
+        DuplicateNameError: two plugins have one.
     """
     owners = get_registry().setting_owners()
+    get_registry().require_one_owner("setting", name)
     if name in owners:
         return getattr(_instance(owners[name], owners, given), owners[name].field.name)
     raise _absence(name) or _unknown(name)

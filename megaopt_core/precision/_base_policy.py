@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from megaopt_core.errors import PluginError
+from megaopt_core.errors import PluginError, PluginHookError
 from megaopt_core.precision._lending import GradLending
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
+from megaopt_core.registry._loading import PluginInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._protocol import Piece
 
@@ -175,19 +176,33 @@ class BasePrecisionPolicy:
             code: name of the code.
 
         Raises:
-            PluginError: a plugin offers something that is no function, or two offer the same name.
+            PluginError: what a plugin offers for it is no function, two offer it, or nobody does and a plugin that
+                might have failed.
         """
-        found: dict[str, tuple[Decoder, Any]] = {}
-        for info, offered in get_registry().call_each("megaopt_state_codes"):
-            for name, decode in offered.items():
-                if not callable(decode):
-                    raise PluginError(
-                        f"{info}: megaopt_state_codes returned {name!r}: {type(decode).__name__}; it must be a function"
+        found: list[tuple[Decoder, PluginInfo]] = []
+        failed: list[PluginHookError] = []
+        for info, offered in get_registry().call_each("megaopt_state_codes", failed=failed):
+            if not isinstance(offered, Mapping):
+                returned = type(offered).__name__
+                failed.append(
+                    PluginHookError(
+                        f"{info}: megaopt_state_codes returned {returned}; it must return {{name: decoder}}",
+                        plugin=info.name,
+                        hook="megaopt_state_codes",
                     )
-                if name in found:
-                    raise PluginError(f"the state code {name!r} is given by {found[name][1]} and by {info}")
-                found[name] = decode, info
-        return found[code][0] if code in found else None
+                )
+            elif code in offered:
+                found.append((offered[code], info))
+        for decode, info in found:
+            if not callable(decode):
+                raise PluginError(
+                    f"{info}: megaopt_state_codes returned {code!r}: {type(decode).__name__}; it must be a function"
+                )
+        if len(found) > 1:
+            raise PluginError(f"the state code {code!r} is given by {found[0][1]} and by {found[1][1]}")
+        if failed and not found:
+            raise failed[0]
+        return found[0][0] if found else None
 
     def restore_state(
         self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]

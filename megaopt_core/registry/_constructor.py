@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,8 @@ def constructor_kwargs(
     if entry.config_to_kwargs is None:
         kwargs = _matched_kwargs(entry, config)
     else:
-        kwargs = dict(entry.config_to_kwargs(config, model_chunks, pg_collection))
+        # A copy: what a plugin sets on it is its own affair.
+        kwargs = dict(entry.config_to_kwargs(copy.deepcopy(config), model_chunks, pg_collection))
     kwargs.update(settings or {})
     if kwargs.get("lr", 0.0) is None:
         parameter = constructor_parameters(entry.load_class())["lr"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from importlib.metadata import EntryPoint
@@ -18,9 +17,18 @@ from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.registry._faults import naming_slow_imports, traceback_of, words_of
 from megaopt_core.sharding._protocol import ShardingStrategy
 
-__all__ = ["API_VERSION", "CORE_MODULE", "LoadedPlugin", "PluginInfo", "PluginStatus", "load_plugin"]
+__all__ = [
+    "API_VERSION",
+    "CORE_MODULE",
+    "LoadedPlugin",
+    "PluginInfo",
+    "PluginStatus",
+    "check_entry",
+    "load_plugin",
+]
 
 API_VERSION = "1"
 """The `megaopt_api` that a plugin has to declare."""
@@ -134,36 +142,39 @@ class LoadedPlugin:
         return bool(getattr(self.hooks, hook).get_hookimpls())
 
 
-def load_plugin(point: EntryPoint, info: PluginInfo) -> LoadedPlugin | PluginInfo:
+def load_plugin(
+    point: EntryPoint, info: PluginInfo, core_fields: Collection[str] = ()
+) -> LoadedPlugin | PluginInfo:
     """Import a plugin, check it, and ask it what it offers.
 
     Args:
         point: its entry point.
         info: what is known about it.
+        core_fields: names of the core's configuration fields, which no setting of a plugin may have.
 
     Returns:
         The plugin, or the info with status broken, error and traceback: whatever the plugin does wrong stays here.
     """
     try:
-        plugin = point.load()
+        with naming_slow_imports(str(info)):
+            plugin = point.load()
         _check_api(plugin)
         manager = _register_alone(info.name, plugin)
         loaded = attrs.evolve(info, status=PluginStatus.LOADED)
         optimizers = _offered(manager, "megaopt_optimizer_entries", OptimizerEntry)
         for name, entry in optimizers.items():
-            _check_entry(name, entry)
+            check_entry(name, entry, core_fields)
         strategies = _offered(manager, "megaopt_sharding_strategies", _STRATEGY)
         schedules = _offered(manager, "megaopt_schedules", ScheduleStyle)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
+        # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
+        fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
         return attrs.evolve(
-            info,
-            status=PluginStatus.BROKEN,
-            error=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
+            info, status=PluginStatus.BROKEN, error=words_of(error), traceback=traceback_of(error)
         )
-    # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
-    core_fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
-    return LoadedPlugin(loaded, manager.hook, optimizers, strategies, schedules, core_fields)
+    return LoadedPlugin(loaded, manager.hook, optimizers, strategies, schedules, fields)
 
 
 def _check_api(plugin: Any) -> None:
@@ -218,7 +229,24 @@ def _offered[T](manager: pluggy.PluginManager, hook: str, kind: type[T]) -> dict
     return offered
 
 
-def _check_entry(name: str, entry: OptimizerEntry) -> None:
+def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) -> None:
+    """Raise unless an entry's words and settings can be used.
+
+    Args:
+        name: the optimizer's name.
+        entry: its entry.
+        core_fields: names of the core's configuration fields.
+
+    Raises:
+        PluginError: they cannot.
+    """
+    for attribute in ("description", "example"):
+        if not isinstance(getattr(entry, attribute), str):
+            raise PluginError(f"optimizer {name!r}: {attribute}={getattr(entry, attribute)!r} is no str")
+    if not isinstance(entry.default_param_overrides, Mapping):
+        raise PluginError(
+            f"optimizer {name!r}: default_param_overrides={entry.default_param_overrides!r} is no mapping"
+        )
     if entry.settings is None:
         return
     if not attrs.has(entry.settings):
@@ -230,6 +258,14 @@ def _check_entry(name: str, entry: OptimizerEntry) -> None:
         raise PluginError(
             f"optimizer {name!r}: {entry.settings.__name__} has no default for {', '.join(required)}"
         )
+    for setting in attrs.fields(entry.settings):
+        full = f"{entry.setting_prefixes[0]}_{setting.name}"
+        if full in core_fields:
+            raise PluginError(
+                f"setting {full!r} of optimizer {name!r} is a field of the core's configuration; "
+                "give the optimizer another setting prefix"
+            )
+    entry.settings()  # its own validators must take its own defaults
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

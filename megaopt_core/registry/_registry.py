@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError, PluginError, PluginHookError
+import torch
+
+from megaopt_core.errors import (
+    BrokenPluginWarning,
+    DuplicateNameError,
+    MegaoptError,
+    PluginError,
+    PluginHookError,
+)
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
 from megaopt_core.registry._choice import PluginChoice
 from megaopt_core.registry._contents import Contents, collect
-from megaopt_core.registry._loading import CORE_MODULE, LoadedPlugin, PluginInfo, PluginStatus, load_plugin
+from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._loading import (
+    CORE_MODULE,
+    LoadedPlugin,
+    PluginInfo,
+    PluginStatus,
+    check_entry,
+    load_plugin,
+)
 from megaopt_core.registry._missing import Kind, missing
 from megaopt_core.registry._resolved import resolve_optimizer
 from megaopt_core.registry._setting_owners import SettingInfo, find_owners
@@ -33,9 +51,9 @@ class PluginRegistry:
     """Finds plugins without importing them, loads each by itself at the first look-up, and answers by name.
 
     A plugin that fails to load is kept as broken: it is warned of once, and named again in the error of whoever asks
-    for what it should have provided. Two plugins that give one name make every look-up raise, until one of them is
-    uninstalled or blocked: `MEGAOPT_DISABLE_PLUGINS=a,b` blocks plugins by the name of their entry point or of their
-    distribution, `MEGAOPT_PLUGINS=a,b` allows only those. The core's own plugin cannot be blocked.
+    for what it should have provided. A name that two plugins give raises for whoever asks for that name, until one of
+    them is uninstalled or blocked: `MEGAOPT_DISABLE_PLUGINS=a,b` blocks plugins by the name of their entry point or of
+    their distribution, `MEGAOPT_PLUGINS=a,b` allows only those. The core's own plugin cannot be blocked.
 
     Args:
         entry_points: the entry points to use; None: those of group `megaopt` that are installed.
@@ -57,7 +75,6 @@ class PluginRegistry:
         self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
         self._plugins: tuple[LoadedPlugin, ...] = ()
         self._contents: Contents | None = None
-        self._conflict: DuplicateNameError | None = None
         self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
         self._resolved_settings: dict[str, SettingInfo] = {}
         self._loading = False
@@ -75,10 +92,25 @@ class PluginRegistry:
         """Load every plugin that is not blocked, once.
 
         Raises:
-            DuplicateNameError: two plugins give one name.
             PluginError: a plugin asked for this while it was being loaded itself.
         """
         self._loaded()
+
+    def conflicts(self) -> tuple[DuplicateNameError, ...]:
+        """Return an error for every name that two plugins give."""
+        return tuple(self._loaded().conflicts.values())
+
+    def require_one_owner(self, kind: str, name: str) -> None:
+        """Raise if two plugins give a name.
+
+        Args:
+            kind: `"optimizer"`, `"strategy"`, `"schedule"`, `"setting"` or `"plugin"`.
+            name: the name.
+
+        Raises:
+            DuplicateNameError: they do; it names both.
+        """
+        self._loaded().require_one_owner(kind, name)
 
     def optimizer(self, name: str) -> OptimizerEntry:
         """Return the entry of an optimizer; a name that no plugin lists is given to those that resolve names.
@@ -107,11 +139,7 @@ class PluginRegistry:
         return True
 
     def optimizers(self) -> dict[str, OptimizerEntry]:
-        """Return every optimizer that a plugin lists by name, in the order of the plugins.
-
-        Raises:
-            DuplicateNameError: two plugins give one name.
-        """
+        """Return every optimizer that one plugin lists by name, in the order of the plugins."""
         return {name: entry for name, (entry, _) in self._loaded().optimizers.items()}
 
     def strategy(self, name: str) -> ShardingStrategy:
@@ -123,11 +151,7 @@ class PluginRegistry:
         return self._look_up("strategy", self._loaded().strategies, name)[0]
 
     def strategies(self) -> dict[str, ShardingStrategy]:
-        """Return every sharding strategy by name.
-
-        Raises:
-            DuplicateNameError: two plugins give one name.
-        """
+        """Return every sharding strategy that one plugin gives, by name."""
         return {name: strategy for name, (strategy, _) in self._loaded().strategies.items()}
 
     def schedule(self, name: str, kind: Literal["lr", "wd"] | None = None) -> ScheduleStyle:
@@ -145,13 +169,10 @@ class PluginRegistry:
         return self._look_up("schedule", offered, name)[0]
 
     def schedules(self, kind: Literal["lr", "wd"] | None = None) -> dict[str, ScheduleStyle]:
-        """Return every schedule style by name.
+        """Return every schedule style that one plugin gives, by name.
 
         Args:
             kind: only those that serve `"lr"` or `"wd"`; None for all.
-
-        Raises:
-            DuplicateNameError: two plugins give one name.
         """
         found = self._loaded().schedules.items()
         return {name: style for name, (style, _) in found if kind is None or _serves(style, kind)}
@@ -171,21 +192,48 @@ class PluginRegistry:
         )
         return self._look_up(kind, offered, name)[1]
 
-    def setting_owners(self) -> dict[str, SettingInfo]:
-        """Return every setting that a plugin adds to the configuration, by its full name.
+    @contextmanager
+    def blaming(self, kind: Kind, name: str) -> Iterator[None]:
+        """Name the plugin that offers something in whatever its code raises inside the block.
 
-        Those of a resolved optimizer are among them once it has been asked for.
+        Args:
+            kind: `"optimizer"`, `"strategy"` or `"schedule"`.
+            name: its name.
 
         Raises:
-            DuplicateNameError: two plugins give one name.
+            PluginError: it raised something that is not one of megaopt's own errors.
+        """
+        try:
+            yield
+        except (MegaoptError, KeyboardInterrupt, torch.OutOfMemoryError) as error:
+            whose = str(self.owner(kind, name))
+            if type(error) is PluginError and whose not in str(error):
+                raise PluginError(f"{kind} {name!r} of {whose}: {error}") from error
+            raise
+        except BaseException as error:
+            owner = self.owner(kind, name)
+            if owner.is_core:
+                raise
+            raise PluginError(f"{kind} {name!r} of {owner} failed: {words_of(error)}") from error
+
+    def setting_owners(self) -> dict[str, SettingInfo]:
+        """Return every setting that one plugin adds to the configuration, by its full name.
+
+        Those of a resolved optimizer are among them once it has been asked for.
         """
         return {**self._loaded().settings, **self._resolved_settings}
 
-    def call_each(self, hook_name: str, /, **kwargs: Any) -> list[tuple[PluginInfo, Any]]:
+    def call_each(
+        self, hook_name: str, /, *, failed: list[PluginHookError] | None = None, **kwargs: Any
+    ) -> list[tuple[PluginInfo, Any]]:
         """Call a hook of every plugin that implements it, the core's first, then by the plugin's name.
+
+        A configuration among the arguments is copied for each plugin: what one changes, no other sees.
 
         Args:
             hook_name: name of the hook.
+            failed: where the errors of plugins that raise are put, so that the others are called; None: the first is
+                raised.
             **kwargs: its arguments.
 
         Returns:
@@ -194,37 +242,20 @@ class PluginRegistry:
         Raises:
             PluginHookError: a plugin raised; the message names it, and the error is the cause.
         """
-        return [
-            (plugin.info, result)
-            for plugin in self._loaded().plugins
-            for result in _call(plugin, hook_name, kwargs)
-        ]
-
-    def call_every(self, hook_name: str, /, **kwargs: Any) -> list[PluginHookError]:
-        """Call a hook of every plugin, also after one has raised.
-
-        Args:
-            hook_name: name of the hook; what it returns is dropped.
-            **kwargs: its arguments.
-
-        Returns:
-            An error for every plugin that raised.
-        """
-        failed = []
+        found = []
         for plugin in self._loaded().plugins:
             try:
-                _call(plugin, hook_name, kwargs)
+                found += [(plugin.info, result) for result in _call(plugin, hook_name, kwargs)]
             except PluginHookError as error:
+                if failed is None:
+                    raise
                 failed.append(error)
-        return failed
+        return found
 
     def _loaded(self) -> Contents:
         with self._lock:
-            if self._contents is None and self._conflict is None:
+            if self._contents is None:
                 self._load_all()
-            if self._conflict is not None:
-                conflict = self._conflict
-                raise DuplicateNameError(str(conflict), name=conflict.name, owners=conflict.owners)
             assert self._contents is not None  # noqa: S101 - for the type checker
             return self._contents
 
@@ -235,21 +266,20 @@ class PluginRegistry:
             )
         self._loading = True
         try:
-            plugins = []
+            plugins: list[LoadedPlugin] = []
+            core_fields: frozenset[str] = frozenset()
             for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
                 if info.status is not PluginStatus.AVAILABLE:
                     continue
-                result = load_plugin(point, info)
+                result = load_plugin(point, info, core_fields)
                 if isinstance(result, LoadedPlugin):
                     plugins.append(result)
+                    core_fields |= result.core_fields
                     self._infos[index] = result.info
                 else:
                     self._infos[index] = result
             self._plugins = tuple(plugins)
-            try:
-                self._contents = collect(self._plugins)
-            except DuplicateNameError as error:
-                self._conflict = error
+            self._contents = collect(self._plugins)
         finally:
             self._loading = False
         for info in self._infos:
@@ -260,6 +290,7 @@ class PluginRegistry:
 
     def _optimizer(self, name: str) -> tuple[OptimizerEntry, PluginInfo]:
         contents = self._loaded()
+        contents.require_one_owner("optimizer", name)
         found = contents.optimizers.get(name) or self._resolve(contents, name)
         return found or self._look_up("optimizer", contents.optimizers, name)
 
@@ -269,9 +300,13 @@ class PluginRegistry:
                 return self._resolved[name]
             found = resolve_optimizer(name, contents.plugins)
             if found is not None:
-                core_fields = {field for plugin in contents.plugins for field in plugin.core_fields}
                 resolved = {**self._resolved, name: found}
-                settings = find_owners({**contents.optimizers, **resolved}, core_fields)
+                owned = {**contents.optimizers, **resolved}
+                settings, contested = find_owners([(each, *whose) for each, whose in owned.items()])
+                for error in contested.values():
+                    raise error
+                core_fields = {field for plugin in contents.plugins for field in plugin.core_fields}
+                check_entry(name, found[0], core_fields)
                 self._resolved_settings = {
                     full: info for full, info in settings.items() if full not in contents.settings
                 }
@@ -279,6 +314,7 @@ class PluginRegistry:
             return found
 
     def _look_up[T](self, kind: Kind, table: Mapping[str, T], name: str) -> T:
+        self.require_one_owner(kind, name)
         if name in table:
             return table[name]
         raise missing(kind, name, tuple(table), self._infos)
@@ -298,14 +334,24 @@ def _serves(style: ScheduleStyle, kind: Literal["lr", "wd"]) -> bool:
 
 
 def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> list[Any]:
+    given = {name: _own(name, value) for name, value in kwargs.items()}
     try:
-        return list(getattr(plugin.hooks, hook_name)(**kwargs))
-    except Exception as error:
+        return list(getattr(plugin.hooks, hook_name)(**given))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise PluginHookError(
-            f"{plugin.info} failed in hook {hook_name}: {type(error).__name__}: {error}",
+            f"{plugin.info} failed in hook {hook_name}: {words_of(error)}",
             plugin=plugin.info.name,
             hook=hook_name,
         ) from error
+
+
+def _own(name: str, value: Any) -> Any:
+    """Return what a plugin may change as it likes; the models are what they are."""
+    if name == "config":
+        return copy.deepcopy(value)
+    return list(value) if name == "model_chunks" else value
 
 
 _registry: PluginRegistry | None = None

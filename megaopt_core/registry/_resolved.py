@@ -7,6 +7,7 @@ from typing import Any
 
 from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginHookError
 from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._loading import LoadedPlugin, PluginInfo
 
 __all__ = ["resolve_optimizer"]
@@ -27,11 +28,16 @@ def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[Optim
     Raises:
         DuplicateNameError: two plugins know it.
         MegaoptError: a plugin knows the name and refuses it, in its own words.
-        PluginHookError: a plugin raised something else, or returned what is no entry.
+        PluginHookError: no plugin knows it, and one raised something else or returned what is no entry.
     """
     found: tuple[OptimizerEntry, PluginInfo] | None = None
+    fault: PluginHookError | None = None
     for plugin in plugins:
-        entry = _ask(plugin, name)
+        try:
+            entry = _ask(plugin, name)
+        except PluginHookError as error:
+            fault = fault or error
+            continue
         if entry is None:
             continue
         if found is not None:
@@ -43,16 +49,18 @@ def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[Optim
                 owners=(first.source, second.source),
             )
         found = entry, plugin.info
+    if found is None and fault is not None:
+        raise fault
     return found
 
 
 def _ask(plugin: LoadedPlugin, name: str) -> OptimizerEntry | None:
     try:
         answers: list[Any] = plugin.hooks.megaopt_resolve_optimizer(name=name)
-    except MegaoptError:
+    except (MegaoptError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise _fault(plugin, f"failed for {name!r}: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise _fault(plugin, f"failed for {name!r}: {words_of(error)}") from error
     for answer in answers:
         if not isinstance(answer, OptimizerEntry):
             raise _fault(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -55,19 +55,16 @@ class SettingInfo:
 
 
 def find_owners(
-    optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]], core_fields: Collection[str] = ()
-) -> dict[str, SettingInfo]:
-    """Return the owner of every setting by full name.
+    offered: Iterable[tuple[str, OptimizerEntry, PluginInfo]],
+) -> tuple[dict[str, SettingInfo], dict[str, DuplicateNameError]]:
+    """Return the owner of every setting by full name, and the error for every full name that has two.
 
     Args:
-        optimizers: optimizer name to entry and plugin. Entries of one plugin may share a settings class.
-        core_fields: names that the core's configuration has taken.
-
-    Raises:
-        DuplicateNameError: two owners give one full name, or one gives the name of a core field.
+        offered: name, entry and plugin of every optimizer. Entries of one plugin may share a settings class.
     """
     owners: dict[str, SettingInfo] = {}
-    for entry_name, (entry, plugin) in optimizers.items():
+    contested: dict[str, DuplicateNameError] = {}
+    for entry_name, entry, plugin in offered:
         if entry.settings is None:
             continue
         prefix = entry.setting_prefixes[0]
@@ -75,26 +72,14 @@ def find_owners(
             info = SettingInfo(
                 f"{prefix}_{setting.name}", prefix, setting, entry.settings, plugin, entry_name
             )
-            if info.name in core_fields:
-                raise _taken_by_the_core(info)
-            _refuse_second(owners.get(info.name), info)
-            owners.setdefault(info.name, info)
-    return owners
+            first = owners.setdefault(info.name, info)
+            if first.settings is not info.settings or first.plugin != info.plugin:
+                contested.setdefault(info.name, _contested(first, info))
+    return {name: info for name, info in owners.items() if name not in contested}, contested
 
 
-def _taken_by_the_core(info: SettingInfo) -> DuplicateNameError:
+def _contested(first: SettingInfo, second: SettingInfo) -> DuplicateNameError:
     return DuplicateNameError(
-        f"setting {info.name!r} of {info.plugin} is a field of the core's configuration; "
-        "give its optimizer another setting prefix",
-        name=info.name,
-        owners=("megaopt-core", info.plugin.source),
-    )
-
-
-def _refuse_second(first: SettingInfo | None, second: SettingInfo) -> None:
-    if first is None or (first.settings is second.settings and first.plugin == second.plugin):
-        return
-    raise DuplicateNameError(
         f"setting {second.name!r} is given by {first.plugin} for optimizer {first.entry!r} and by "
         f"{second.plugin} for optimizer {second.entry!r}; each needs a setting prefix of its own",
         name=second.name,

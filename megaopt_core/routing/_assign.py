@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -126,7 +127,8 @@ class Assigner:
                     f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
                     names=[item.name],
                 )
-            name = fallback(self.config) if callable(fallback) else fallback
+            with get_registry().blaming("optimizer", name):
+                name = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
             if name in tried:
                 raise RoutingError(
                     f"none of {tried} takes {item.name!r} (shape {item.part.shape}): {refusal}",
@@ -148,7 +150,8 @@ class Assigner:
             return "what it is is doubtful"
         # What it costs is not known of a parameter that may not be accepted.
         spec = item.spec(name, 0, evolve(entry, step_cost=_no_cost))
-        return entry.accepts(spec, item.decision.view)
+        with get_registry().blaming("optimizer", name):
+            return entry.accepts(spec, item.decision.view)
 
     def _split(
         self, name: str, entry: OptimizerEntry, match: Match, param: str
@@ -158,9 +161,10 @@ class Assigner:
         if not extra:
             return asked, {}
         if name not in self._defaults:
-            kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
-            parameters = constructor_parameters(entry.load_class())
-            self._defaults[name] = frozenset(constructor_defaults(entry, kwargs)), frozenset(parameters)
+            with get_registry().blaming("optimizer", name):
+                kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
+                parameters = constructor_parameters(entry.load_class())
+                self._defaults[name] = frozenset(constructor_defaults(entry, kwargs)), frozenset(parameters)
         defaults, parameters_of = self._defaults[name]
         for key in extra:
             if key not in defaults and key not in parameters_of:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
-from megaopt_core.errors import RoutingError
+from megaopt_core.errors import PluginError, PluginHookError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._parts import LogicalPart, logical_part
@@ -90,15 +91,21 @@ class InventoryItem:
             splits=entry.split_step is not None,
             takes_peers=entry.supports_peers,
         )
-        return evolve(spec, cost=entry.step_cost(spec, self.decision.view))
+        cost = entry.step_cost(spec, self.decision.view)
+        if not isinstance(cost, (int, float)) or not math.isfinite(cost):
+            raise PluginError(
+                f"step_cost of optimizer {optimizer!r} returned {cost!r} for {self.name!r}; it must be a finite number"
+            )
+        return evolve(spec, cost=float(cost))
 
 
 @define
 class Inventory:
-    """Every parameter of this rank's chunks, in model order."""
+    """Every parameter of this rank's chunks, in model order, and what plugins that read them did wrong."""
 
     trainable: list[InventoryItem]
     frozen: list[InventoryItem]
+    failed: list[PluginHookError] = field(factory=list)
 
     def names(self) -> list[str]:
         """Return every name, aliases included."""
@@ -127,7 +134,7 @@ def take_inventory(
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
     for index, chunk in enumerate(chunks):
-        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, example=example)
+        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, example=example, failed=inventory.failed)
         for named in named_params(chunk):
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
             if name in seen:

@@ -16,6 +16,7 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
+from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._assign import Assigner, Assignment
@@ -28,8 +29,9 @@ from megaopt_core.routing._groups import (
     group_values,
     order_children,
 )
-from megaopt_core.routing._inventory import Inventory, take_inventory
+from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inventory
 from megaopt_core.routing._matching import STANDARD, OverrideSet, raise_unmatched
+from megaopt_core.routing._plugin_faults import PluginFaults, add_plugin_overrides
 from megaopt_core.routing._standard import get_standard_config_overrides
 from megaopt_core.routing._stored import GivenRouting, as_stored, read_stored_routing
 
@@ -283,21 +285,27 @@ def _route_this_rank(
     if config_overrides is not None:
         overrides.add(config_overrides, "config_overrides", must_match=True)
     overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
-    for plugin, result in registry.call_each("megaopt_param_overrides", config=config, model_chunks=chunks):
-        overrides.add(result or {}, f"plugin {plugin.name}")
+    failed = PluginFaults(inventory.failed, add_plugin_overrides(overrides, config, chunks))
     assigner = Assigner(config, chunks, pgs, stored)
     assignments = {}
     for item in inventory.trainable:
-        overrides.require_read(item.name, item.decision)
+        with failed.reading():
+            overrides.require_read(item.name, item.decision)
         match = overrides.match(item.named, item.decision.role)
         assignments[item.name] = assigner.assign(item, match)
     for item in inventory.frozen:
         overrides.match(item.named, item.decision.role)
+    failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
     return _Rank(inventory, assignments, _digest(stored))
 
 
 def _digest(stored: StoredRouting | None) -> str:
     return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
+
+
+def _spec(item: InventoryItem, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
+    with get_registry().blaming("optimizer", optimizer):
+        return item.spec(optimizer, group, entry)
 
 
 def _assemble(
@@ -320,7 +328,7 @@ def _assemble(
         axes.update((placement.axis, placement.size) for placement in item.part.placements)
         rank.update(item.part.coordinates)
         params[item.name] = ParamRoute(
-            spec=item.spec(optimizer, index[given.key], entries[optimizer]),
+            spec=_spec(item, optimizer, index[given.key], entries[optimizer]),
             chunk=item.chunk,
             box=item.part.box,
             aliases=item.aliases,

@@ -190,7 +190,8 @@ def strategy_layouts(
     layouts = {}
     for strategy in dict.fromkeys(child.strategy for child in routing.children):
         specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
-        layout = get_registry().strategy(strategy).layout(specs, world, options)
+        with get_registry().blaming("strategy", strategy):
+            layout = get_registry().strategy(strategy).layout(specs, world, options)
         require_partition(strategy, layout, specs, world)
         layouts[strategy] = layout
     return layouts

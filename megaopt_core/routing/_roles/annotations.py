@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from attrs import define, evolve, field
 from torch import nn
 
-from megaopt_core.errors import RoutingError
+from megaopt_core.errors import PluginHookError, RoutingError
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
 from megaopt_core.registry._loading import PluginInfo
@@ -30,29 +30,56 @@ class PluginAnnotations:
     read: dict[str, RoleDecision] = field(factory=dict)
 
 
-def ask_plugins(model: nn.Module, example: Any = None) -> PluginAnnotations:
+def ask_plugins(
+    model: nn.Module,
+    known: Collection[str],
+    example: Any = None,
+    *,
+    failed: list[PluginHookError] | None = None,
+) -> PluginAnnotations:
     """Return what plugins say about a model's parameters.
 
     Args:
         model: one model chunk, unwrapped.
+        known: the names of its parameters.
         example: a batch that a plugin may run one forward with; None: there is none.
+        failed: where the error of a plugin that raises or answers nonsense is put, and nothing that it said is taken;
+            None: it is raised.
 
     Raises:
-        RoutingError: two plugins contradict each other, or one returned something else.
+        RoutingError: two plugins contradict each other.
+        PluginHookError: one raised, or returned something else.
     """
     found = PluginAnnotations()
     owner: dict[tuple[str, bool], PluginInfo] = {}
     for plugin, result in get_registry().call_each(
-        "megaopt_annotate_params", model_chunk=model, example=example
+        "megaopt_annotate_params", failed=failed, model_chunk=model, example=example
     ):
-        if not isinstance(result, Mapping):
-            raise RoutingError(
-                f"{plugin}: megaopt_annotate_params returned {type(result).__name__}; it must return "
-                "{name: Role, MatrixView or RoleDecision}"
-            )
-        for name, what in result.items():
-            _add(found, owner, plugin, name, what)
+        nonsense = _nonsense(result, known)
+        if nonsense is None:
+            for name, what in result.items():
+                _add(found, owner, plugin, name, what)
+            continue
+        error = PluginHookError(
+            f"{plugin}: megaopt_annotate_params {nonsense}",
+            plugin=plugin.name,
+            hook="megaopt_annotate_params",
+        )
+        if failed is None:
+            raise error
+        failed.append(error)
     return found
+
+
+def _nonsense(result: Any, known: Collection[str]) -> str | None:
+    """Return what is wrong with an answer, None for one that can be used."""
+    if not isinstance(result, Mapping):
+        return f"returned {type(result).__name__}; it must return {{name: Role, MatrixView or RoleDecision}}"
+    for name, what in result.items():
+        if not isinstance(what, Role | MatrixView | RoleDecision):
+            return f"says {what!r} of {name!r}; it must be a Role, a MatrixView or a RoleDecision"
+    unknown = sorted(str(name) for name in result if name not in known)
+    return f"names parameters that the model does not have: {unknown}" if unknown else None
 
 
 def _add(
@@ -63,12 +90,6 @@ def _add(
     what: Any,
 ) -> None:
     is_read = isinstance(what, RoleDecision)
-    if not is_read and not isinstance(what, Role | MatrixView):
-        raise RoutingError(
-            f"{plugin}: megaopt_annotate_params says {what!r} of {name!r}; it must be a Role, a "
-            "MatrixView or a RoleDecision",
-            names=[name],
-        )
     if isinstance(what, RoleDecision):
         what = evolve(what, reader=f"{plugin.distribution or plugin.name} {plugin.version or ''}".rstrip())
     table: dict[str, Any] = found.read if is_read else found.said

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_core.errors import RoutingError
+from megaopt_core.errors import PluginHookError, RoutingError
 from megaopt_core.params._names import NamedParam, named_params, unwrap
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
@@ -20,7 +20,11 @@ __all__ = ["infer_roles"]
 
 
 def infer_roles(
-    model: nn.Module, annotations: Mapping[str, Role | MatrixView] | None = None, *, example: Any = None
+    model: nn.Module,
+    annotations: Mapping[str, Role | MatrixView] | None = None,
+    *,
+    example: Any = None,
+    failed: list[PluginHookError] | None = None,
 ) -> dict[str, RoleDecision]:
     """Find what every parameter of a model is.
 
@@ -34,6 +38,8 @@ def infer_roles(
         annotations: canonical name to role or view, beside what plugins annotate.
         example: a batch that a reader may run one forward with, on the meta device: a tensor, a tuple of arguments or a
             mapping of keyword arguments.
+        failed: where errors of plugins that cannot read this model are put, which is then decided without them; None:
+            the first is raised.
 
     Returns:
         A decision for every parameter, frozen ones included, by canonical name, in registration order.
@@ -41,6 +47,7 @@ def infer_roles(
     Raises:
         ViewError: two descriptions of one parameter contradict each other, or a view does not fit.
         RoutingError: an annotation names no parameter, or a lazy module was not initialized.
+        PluginHookError: a plugin raised, or answered nonsense.
 
     Example:
         >>> import torch
@@ -54,9 +61,8 @@ def infer_roles(
     for entry in entries:
         if nn.parameter.is_lazy(entry.param):
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
-    plugins = ask_plugins(unwrap(model), example)
+    plugins = ask_plugins(unwrap(model), known, example, failed=failed)
     said = {**plugins.said, **(annotations or {})}
-    _require_known(said, known)
     rules = BaseRules(unwrap(model), has_reader=bool(plugins.read))
     return {
         entry.name: settleable(apply_explicit(entry, _read(entry, plugins.read) or rules.decide(entry), said))

@@ -57,8 +57,10 @@ def test_a_command_that_is_not_installed_says_what_brings_it(plugins, capsys, co
 
 
 def test_a_plugin_that_fails_to_add_its_command_takes_no_other_down(plugins, capsys) -> None:
-    """It is named in one line; a name that is taken is such a failure."""
-    plugins.install("bad", "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('plugins')")
+    """It is named in one line."""
+    plugins.install(
+        "bad", "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('x'); raise SystemExit(3)"
+    )
     plugins.install("greeter", ADDS_COMMAND)
     plugins.registry()
     assert main(["greet", "you"]) == 0

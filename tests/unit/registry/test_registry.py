@@ -71,15 +71,22 @@ def test_one_name_from_two_plugins_names_both(plugins, code, what) -> None:
     plugins.install("first", code)
     plugins.install("second", code, version="3.0")
     registry = plugins.registry()
+    kind, name = what.removeprefix("sharding ").split(" ")
+    ask = {"optimizer": registry.optimizer, "schedule": registry.schedule, "strategy": registry.strategy}[
+        kind
+    ]
     for _ in range(2):
         with pytest.raises(DuplicateNameError) as caught:
-            registry.optimizers()
+            ask(name.strip("'"))
         assert str(caught.value) == (
             f"{what} is given by plugin 'first' (megaopt-first 1.0) and by plugin 'second' (megaopt-second 3.0); "
             "uninstall one of them, or block it: MEGAOPT_DISABLE_PLUGINS=megaopt-second"
         )
         assert caught.value.owners == ("megaopt-first 1.0", "megaopt-second 3.0")
-    plugins.registry(MEGAOPT_DISABLE_PLUGINS="megaopt-second").load()
+    assert [str(error) for error in registry.conflicts()] == [str(caught.value)]
+    assert name.strip("'") not in {*registry.optimizers(), *registry.schedules(), *registry.strategies()}
+    assert "replicated" in registry.strategies()
+    assert plugins.registry(MEGAOPT_DISABLE_PLUGINS="megaopt-second").conflicts() == ()
 
 
 def test_a_plugin_cannot_replace_the_cores_strategy(plugins) -> None:
@@ -90,18 +97,20 @@ def test_a_plugin_cannot_replace_the_cores_strategy(plugins) -> None:
         "@hookimpl\ndef megaopt_sharding_strategies(): return {'replicated': Replicated()}",
     )
     with pytest.raises(DuplicateNameError, match=r"is given by plugin 'core' .* and by plugin 'thief'"):
-        plugins.registry().strategies()
+        plugins.registry().strategy("replicated")
 
 
-def test_two_plugins_with_one_entry_point_name_are_refused(plugins) -> None:
-    """They differ in their distributions, by which one of them can be blocked."""
-    plugins.install("same")
-    plugins.install("same", dist="other-same")
+def test_two_plugins_with_one_entry_point_name_both_work(plugins) -> None:
+    """They differ in their distributions, by which one of them can be blocked; who asks by the name is told."""
+    plugins.install("same", OFFERS_PLAIN)
+    plugins.install("same", OFFERS_PLAIN.replace('{"plain"', '{"other"'), dist="other-same")
+    registry = plugins.registry()
+    assert sorted(registry.optimizers()) == ["other", "plain"]
     with pytest.raises(
         DuplicateNameError, match=r"^plugin name 'same' is given by plugin 'same' \(megaopt-same 1.0\)"
     ):
-        plugins.registry().load()
-    plugins.registry(MEGAOPT_DISABLE_PLUGINS="other-same").load()
+        registry.require_one_owner("plugin", "same")
+    assert plugins.registry(MEGAOPT_DISABLE_PLUGINS="other-same").conflicts() == ()
 
 
 def test_hooks_are_called_plugin_by_plugin_in_one_order(plugins) -> None:
@@ -120,7 +129,7 @@ def test_hooks_are_called_plugin_by_plugin_in_one_order(plugins) -> None:
 
 
 def test_an_error_inside_a_hook_names_the_plugin(plugins) -> None:
-    """What it raised is the cause; `call_every` goes on with the others."""
+    """What it raised is the cause; with a list for the errors, the others are called."""
     plugins.install(
         "bad", "@hookimpl\ndef megaopt_commands(commands): commands.append('bad'); 1 / 0", version="4.2"
     )
@@ -134,9 +143,9 @@ def test_an_error_inside_a_hook_names_the_plugin(plugins) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert (caught.value.plugin, caught.value.hook) == ("bad", "megaopt_commands")
     called: list[str] = []
-    assert [str(error) for error in registry.call_every("megaopt_commands", commands=called)] == [
-        str(caught.value)
-    ]
+    failed: list[PluginHookError] = []
+    registry.call_each("megaopt_commands", failed=failed, commands=called)
+    assert [str(error) for error in failed] == [str(caught.value)]
     assert called == ["bad", "good"]
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from megaopt_core.errors import DuplicateNameError
+from megaopt_core import OptimizerConfig
+from megaopt_core.errors import BrokenPluginWarning, DuplicateNameError
 
 OFFERS_WITH_SETTINGS = """
 @frozen
@@ -29,18 +30,26 @@ def test_two_owners_of_one_setting_are_refused(plugins) -> None:
     """Two prefixes that overlap would make one name mean two things."""
     plugins.install("kept", OFFERS_WITH_SETTINGS)
     plugins.install("other", OFFERS_WITH_SETTINGS.replace('return {"kept"', 'return {"other"'))
+    registry = plugins.registry()
     with pytest.raises(DuplicateNameError) as caught:
-        plugins.registry().setting_owners()
+        OptimizerConfig(kept_beta=0.1)
     assert str(caught.value) == (
         "setting 'kept_beta' is given by plugin 'kept' (megaopt-kept 1.0) for optimizer 'kept' and by "
         "plugin 'other' (megaopt-other 1.0) for optimizer 'other'; each needs a setting prefix of its own"
     )
+    with pytest.raises(DuplicateNameError, match="setting 'kept_beta'"):
+        OptimizerConfig().kept_beta  # noqa: B018 - reading is what raises
+    assert sorted(registry.optimizers()) == ["kept", "other"]
+    assert OptimizerConfig(lr=0.1).lr == 0.1
 
 
 def test_a_setting_cannot_have_the_name_of_a_core_field(plugins) -> None:
     """`clip` and `grad` make `clip_grad`."""
     plugins.install("clip", OFFERS_WITH_SETTINGS.replace('("kept",)', '("clip",)').replace("beta:", "grad:"))
-    with pytest.raises(
-        DuplicateNameError, match=r"^setting 'clip_grad' of plugin 'clip' .* is a field of the core's"
+    plugins.install("kept", OFFERS_WITH_SETTINGS.replace('{"kept"', '{"good"'))
+    registry = plugins.registry()
+    with pytest.warns(
+        BrokenPluginWarning, match=r"^plugin 'clip' .* setting 'clip_grad' of optimizer 'kept' is a"
     ):
-        plugins.registry().load()
+        registry.load()
+    assert list(registry.optimizers()) == ["good"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megaopt_core.errors import RoutingError
+from megaopt_core.errors import PluginHookError, RoutingError
 from megaopt_core.params import MATRIX, Doubt, Role, RoleDecision
 from megaopt_core.routing import infer_roles
 
@@ -91,7 +91,7 @@ def test_two_that_contradict_each_other_are_an_error(decide, answers, words) -> 
 )
 def test_an_answer_of_another_kind_is_an_error(decide, answer, message) -> None:
     """It names the plugin."""
-    with pytest.raises(RoutingError) as caught:
+    with pytest.raises(PluginHookError) as caught:
         decide(answer)
     assert str(caught.value) == f"plugin 'first' (megaopt-first 1.0): {message}"
 
@@ -99,7 +99,8 @@ def test_an_answer_of_another_kind_is_an_error(decide, answer, message) -> None:
 def test_an_annotation_of_no_parameter_is_an_error(decide) -> None:
     """A name that was changed is found out."""
     with pytest.raises(
-        RoutingError, match=r"annotations name parameters that the model does not have: \['1.weight'\]"
+        PluginHookError,
+        match=r"^plugin 'first' .* names parameters that the model does not have: \['1.weight'\]",
     ):
         decide("{'1.weight': Role.MATRIX}")
 

@@ -65,7 +65,7 @@ def run(args: Namespace) -> int:
 def _optimizers(name: str) -> list[str]:
     """Return the optimizers of the plugin of this name, else the one optimizer of this name."""
     registry = get_registry()
-    registry.load()
+    registry.require_one_owner("plugin", name)
     for plugin in registry.loaded_plugins():
         if plugin.info.goes_by(name):
             if not plugin.optimizers:

@@ -51,7 +51,7 @@ def temporary_plugin(plugin: Any, name: str = "temporary") -> Iterator[PluginReg
         The registry that holds while the block runs.
 
     Raises:
-        PluginError: the plugin cannot be loaded; the message says why.
+        PluginError: the plugin cannot be loaded, or gives a name that another gives; the message says why.
 
     Example:
         >>> from types import SimpleNamespace
@@ -77,6 +77,9 @@ def temporary_plugin(plugin: Any, name: str = "temporary") -> Iterator[PluginReg
     (info,) = [info for info in registry.plugins() if info.name == name]
     if info.status is not PluginStatus.LOADED:
         raise PluginError(f"temporary {info} is {info.status.value}: {info.error}")
+    for conflict in registry.conflicts():
+        if info.source in conflict.owners:
+            raise conflict
     _ACTIVE.append(point)
     reset_registry(registry)
     try:

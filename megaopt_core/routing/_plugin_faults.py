@@ -1,0 +1,100 @@
+"""Plugins that fail while a model is routed: left out with a warning, or an error where something depends on them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from attrs import frozen
+
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError, PluginNotInstalledError
+from megaopt_core.params._specs import Granularity
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._matching import OverrideSet
+
+__all__ = ["PluginFaults", "add_plugin_overrides"]
+
+_HOOK = "megaopt_param_overrides"
+
+
+def add_plugin_overrides(
+    overrides: OverrideSet, config: OptimizerConfig, chunks: Sequence[torch.nn.Module]
+) -> list[PluginHookError]:
+    """Add what plugins override; of a plugin that fails, nothing.
+
+    Args:
+        overrides: the run's overrides.
+        config: the run's configuration; every plugin gets a copy.
+        chunks: the model chunks.
+
+    Returns:
+        An error for every plugin that raised, or whose overrides are none.
+    """
+    failed: list[PluginHookError] = []
+    found = get_registry().call_each(_HOOK, failed=failed, config=config, model_chunks=chunks)
+    for plugin, result in found:
+        trial = OverrideSet()
+        try:
+            trial.add(result or {}, f"plugin {plugin.name}")
+        except OverrideError as error:
+            failed.append(
+                PluginHookError(
+                    f"{plugin} failed in hook {_HOOK}: it returned {error}", plugin=plugin.name, hook=_HOOK
+                )
+            )
+        else:
+            overrides.entries += trial.entries
+    return failed
+
+
+@frozen
+class PluginFaults:
+    """What plugins did wrong while a model was routed.
+
+    Args:
+        readers: errors of plugins that say what parameters are.
+        overriders: errors of plugins that override settings.
+    """
+
+    readers: Sequence[PluginHookError]
+    overriders: Sequence[PluginHookError]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Let an error that asks for a reader of models name the one that is there and failed."""
+        try:
+            yield
+        except PluginNotInstalledError:
+            if self.readers:
+                raise self.readers[0] from None
+            raise
+
+    def raise_or_warn(self, config: OptimizerConfig, used: Collection[str]) -> None:
+        """Raise where something in use depends on a plugin that failed, else warn that it is left out.
+
+        What parameters are matters to optimizers of whole tensors. What a plugin overrides matters to what that plugin
+        brings itself.
+
+        Args:
+            config: the run's configuration.
+            used: the optimizers that step a parameter.
+
+        Raises:
+            PluginHookError: something depends on it.
+        """
+        registry = get_registry()
+        asked = {config.optimizer, *used}
+        brings = {registry.owner("optimizer", name).name for name in asked}
+        brings.add(registry.owner("strategy", config.sharding or "replicated").name)
+        whole = any(registry.optimizer(name).granularity is not Granularity.ELEMENT for name in asked)
+        for error in (*self.readers, *self.overriders):
+            if error.plugin in brings or (whole and error in self.readers):
+                raise error
+            warnings.warn(
+                f"{error}; what it would have said is left out, because nothing in use depends on it",
+                BrokenPluginWarning,
+                stacklevel=5,
+            )

@@ -1,0 +1,374 @@
+"""A family of faulty plugins: each is named, and the others stay usable."""
+
+import itertools
+import logging
+import warnings
+
+import pytest
+import torch
+
+from megaopt_core import OptimizerConfig, build_optimizer
+from megaopt_core.cli import main
+from megaopt_core.errors import (
+    BrokenPluginWarning,
+    DuplicateNameError,
+    MegaoptError,
+    PluginError,
+    PluginHookError,
+)
+from megaopt_core.registry import _faults
+
+GOOD = """
+@frozen
+class Settings:
+    beta: float = field(default=0.5, metadata={"help": "how much is kept"})
+
+
+@hookimpl
+def megaopt_optimizer_entries():
+    return {
+        "plain": OptimizerEntry(
+            torch.optim.SGD, settings=Settings, setting_prefixes=("good",),
+            config_to_kwargs=lambda config, chunks, pgs: {"lr": config.lr, "momentum": config.good_beta},
+        ),
+        "second": OptimizerEntry(torch.optim.Adagrad),
+    }
+
+
+@hookimpl
+def megaopt_schedules():
+    return {"halved": ScheduleStyle(learning_rate=lambda point: point.between(0.5))}
+
+
+@hookimpl
+def megaopt_commands(commands):
+    commands.add_parser("greet").set_defaults(run=lambda parsed: print("hello"))
+"""
+
+UNSPEAKABLE = """
+class Unspeakable({base}):
+    def __str__(self):
+        raise RuntimeError("no words")
+"""
+
+RAISES = {
+    "an exception": "raise RuntimeError('bad')",
+    "a system exit": "raise SystemExit(3)",
+    "a generator exit": "raise GeneratorExit",
+    "a base exception": "raise type('Own', (BaseException,), {})('bad')",
+    "an unspeakable exception": UNSPEAKABLE.format(base="Exception") + "raise Unspeakable",
+    "an unspeakable base exception": UNSPEAKABLE.format(base="BaseException") + "raise Unspeakable",
+    "a warning": "raise DeprecationWarning('bad')",
+}
+"""Ways to raise that a plugin may choose."""
+
+IMPORT_TIME = {
+    **{f"{how} at import": code for how, code in RAISES.items()},
+    "a missing module": "import megaopt_that_is_not_there",
+    "a missing name": "from megaopt_core import that_is_not_there",
+    "a syntax error": "def f(:",
+    "no version": "del megaopt_api",
+    "another version": "megaopt_api = '99'",
+    "a hook of another name": "@hookimpl\ndef megaopt_optimiser_entries(): return {}",
+    "an unmarked hook": "def megaopt_schedules(): return {}",
+    "a look-up while it is imported": "from megaopt_core import get_registry\nget_registry().optimizers()",
+}
+
+HOOKS = {
+    "megaopt_optimizer_entries": "",
+    "megaopt_sharding_strategies": "",
+    "megaopt_schedules": "",
+    "megaopt_annotate_params": "model_chunk",
+    "megaopt_param_overrides": "config, model_chunks",
+    "megaopt_commands": "commands",
+    "megaopt_resolve_optimizer": "name",
+}
+
+HOOK_TIME = {
+    f"{how} in {hook}": f"@hookimpl\ndef {hook}({arguments}):\n"
+    + "".join(f"    {line}\n" for line in code.splitlines() if line)
+    for (hook, arguments), (how, code) in itertools.product(HOOKS.items(), list(RAISES.items())[:5])
+}
+
+NONSENSE = {
+    f"{answer} from {hook}": f"@hookimpl\ndef {hook}({arguments}): return {answer}"
+    for (hook, arguments), answer in itertools.product(
+        [each for each in HOOKS.items() if each[0] != "megaopt_commands"], ["7", "{'x': object()}"]
+    )
+}
+
+ENTRY_TIME = {
+    f"an entry whose {what} fails": f"@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': {entry}}}"
+    for what, entry in {
+        "class is missing": "OptimizerEntry('megaopt_that_is_not_there:Class')",
+        "class is none": "OptimizerEntry(int)",
+        "arguments": "OptimizerEntry(torch.optim.SGD, config_to_kwargs=lambda *_: 1 / 0)",
+        "arguments are nonsense": "OptimizerEntry(torch.optim.SGD, config_to_kwargs=lambda *_: 7)",
+        "arguments are unknown": "OptimizerEntry(torch.optim.SGD, config_to_kwargs=lambda *_: {'nope': 1})",
+        "accepts": "OptimizerEntry(torch.optim.SGD, accepts=lambda spec, view: 1 / 0)",
+        "cost": "OptimizerEntry(torch.optim.SGD, step_cost=lambda spec, view: 1 / 0)",
+        "cost is nonsense": "OptimizerEntry(torch.optim.SGD, step_cost=lambda spec, view: 'much')",
+        "state": "OptimizerEntry(torch.optim.SGD, init_state_fn=lambda *_: 1 / 0)",
+    }.items()
+}
+
+CLASHES = {
+    "the name of an optimizer": GOOD.replace("good", "other").replace("halved", "x").replace("greet", "y"),
+    "the name of a schedule": GOOD.replace("plain", "a")
+    .replace("second", "b")
+    .replace("good", "other")
+    .replace("greet", "y"),
+    "the name of a setting": GOOD.replace("plain", "a")
+    .replace("second", "b")
+    .replace("halved", "x")
+    .replace("greet", "y"),
+    "the name of a command": "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('greet')",
+    "the name of a core command": "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('explain')",
+}
+
+FAULTS = {**IMPORT_TIME, **HOOK_TIME, **NONSENSE, **ENTRY_TIME, **CLASHES}
+
+
+def step_of(name: str, **settings) -> bool:
+    """Build an optimizer and step it once."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = build_optimizer(model, name, lr=0.1, **settings)
+    model(torch.ones(1, 3)).sum().backward()
+    return optimizer.step().update_successful
+
+
+def said_by(work, *errors) -> str:
+    """Return the words of what a block raises or warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        words = []
+        try:
+            work()
+        except errors as error:
+            words.append(str(error))
+    return "\n".join([*words, *(str(warning.message) for warning in caught)])
+
+
+def test_there_are_sixty() -> None:
+    """Import, hooks, nonsense, entries and names."""
+    assert len(FAULTS) >= 60
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_plugin_harms_no_other_and_is_named(plugins, capsys, fault) -> None:
+    """What others bring and no fault touches builds, steps, schedules and runs; somewhere the faulty one is named."""
+    plugins.install("good", GOOD)
+    plugins.install("faulty", FAULTS[fault], version="6.6")
+    plugins.install(
+        "zealous", "@hookimpl\ndef megaopt_schedules(): return {'late': ScheduleStyle(learning_rate=float)}"
+    )
+    registry = plugins.registry()
+    contested = fault.removeprefix("the name of ") if fault in CLASHES else ""
+    said = [said_by(registry.load)]
+    assert {"plain", "second"} - set(registry.optimizers()) == (
+        {"plain", "second"} if contested == "an optimizer" else set()
+    )
+    assert "late" in registry.schedules()
+    assert ("halved" in registry.schedules()) is (contested != "a schedule")
+    usable = "second" if contested != "an optimizer" else None
+    if usable:
+        said.append(said_by(lambda: said.append(str(step_of(usable)))))
+        assert "True" in said
+    said.append(said_by(lambda: step_of("bad"), MegaoptError))
+    said.append(said_by(lambda: OptimizerConfig(good_beta=0.1), MegaoptError))
+    said.append(said_by(lambda: registry.optimizer("plain"), MegaoptError))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BrokenPluginWarning)
+        assert main(["greet"]) == (2 if contested == "a command" else 0)
+        status = main(["plugins", "--load"])
+    captured = capsys.readouterr()
+    assert ("hello" in captured.out) is (contested != "a command")
+    assert (status == 2) is (contested != "" or "megaopt_commands" in fault)
+    assert any("(megaopt-faulty 6.6)" in words for words in [*said, captured.err])
+
+
+def test_keyboard_interrupt_at_import_interrupts(plugins) -> None:
+    """It is the user's, not the plugin's; the next look-up loads everything."""
+    plugins.install(
+        "asleep", "import os\nif not os.environ.pop('MEGAOPT_TEST_AWAKE', None): raise KeyboardInterrupt"
+    )
+    plugins.install("good", GOOD)
+    registry = plugins.registry()
+    with pytest.raises(KeyboardInterrupt):
+        registry.load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEGAOPT_TEST_AWAKE", "1")
+        assert "plain" in registry.optimizers()
+
+
+def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:
+    """Hooks and entries get copies; the user's and everybody else's stay as they are."""
+    plugins.install("good", GOOD)
+    plugins.install(
+        "a_meddler",
+        """
+        @hookimpl
+        def megaopt_param_overrides(config, model_chunks):
+            config.lr = 7.0
+            model_chunks.clear()
+
+        def kwargs(config, chunks, pgs):
+            config.lr = 7.0
+            return {"lr": 0.5}
+
+        @hookimpl
+        def megaopt_optimizer_entries():
+            return {"meddling": OptimizerEntry(torch.optim.SGD, config_to_kwargs=kwargs)}
+        """,
+    )
+    plugins.install(
+        "observer",
+        """
+        seen = []
+
+        @hookimpl
+        def megaopt_param_overrides(config, model_chunks):
+            seen.append((config.lr, len(model_chunks)))
+        """,
+    )
+    registry = plugins.registry()
+    model = torch.nn.Linear(2, 2)
+    for name in ("plain", "meddling"):
+        optimizer = build_optimizer(model, name, lr=0.25)
+        assert (optimizer.config.lr, {group["lr"] for group in optimizer.param_groups}) == (0.25, {0.25})
+    (observer,) = [plugin for plugin in registry.loaded_plugins() if plugin.info.name == "observer"]
+    (impl,) = observer.hooks.megaopt_param_overrides.get_hookimpls()
+    assert impl.plugin.seen == [(0.25, 1), (0.25, 1)]
+
+
+MATRICES = """
+@hookimpl
+def megaopt_optimizer_entries():
+    return {"whole": OptimizerEntry(torch.optim.SGD, granularity="tensor")}
+"""
+
+
+def test_a_reader_that_fails_is_an_error_where_roles_matter(plugins) -> None:
+    """An optimizer of whole tensors depends on what parameters are; an element-wise one does not."""
+    plugins.install("good", GOOD)
+    plugins.install("matrices", MATRICES)
+    plugins.install("reader", "@hookimpl\ndef megaopt_annotate_params(model_chunk): 1 / 0")
+    plugins.registry()
+    with pytest.warns(
+        BrokenPluginWarning, match=r"^plugin 'reader' .* ZeroDivisionError: .* is left out, because"
+    ):
+        assert step_of("second")
+    with pytest.raises(PluginHookError, match=r"^plugin 'reader' \(megaopt-reader 1.0\) failed in hook"):
+        step_of("whole")
+
+
+def test_overrides_that_fail_are_an_error_for_what_their_plugin_brings(plugins) -> None:
+    """Its own optimizer is not built without them; that of another plugin is."""
+    plugins.install("good", GOOD)
+    plugins.install(
+        "matrices", MATRICES + "\n@hookimpl\ndef megaopt_param_overrides(config, model_chunks): return [1]"
+    )
+    plugins.registry()
+    with pytest.warns(BrokenPluginWarning, match="overrides are a mapping"):
+        assert step_of("second")
+    with pytest.raises(PluginHookError, match=r"^plugin 'matrices' .* overrides are a mapping"):
+        step_of("whole")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("raise SystemExit('no data')", 2, "ended with SystemExit: no data"),
+        ("raise SystemExit(4)", 2, "ended with SystemExit: 4"),
+        ("raise SystemExit(0)", 0, ""),
+        ("raise SystemExit", 0, ""),
+        ("return 'done'", 2, "returned str; it must return an exit status"),
+        ("return 5", 5, ""),
+    ],
+)
+def test_a_command_that_exits_is_named(plugins, capsys, code, status, words) -> None:
+    """With its plugin; a success stays one."""
+    plugins.install(
+        "exits",
+        f"def run(parsed): {code}\n"
+        "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('leave').set_defaults(run=run)",
+    )
+    plugins.registry()
+    assert main(["leave"]) == status
+    expected = (
+        f"megaopt: error: command 'leave' of plugin 'exits' (megaopt-exits 1.0) {words}\n" if words else ""
+    )
+    assert capsys.readouterr().err == expected
+
+
+def test_a_command_without_a_function_is_named(plugins, capsys) -> None:
+    """It says what is missing."""
+    plugins.install("idle", "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('idle')")
+    plugins.registry()
+    assert main(["idle"]) == 2
+    assert (
+        "command 'idle' of plugin 'idle' (megaopt-idle 1.0) has no function to run" in capsys.readouterr().err
+    )
+
+
+def test_an_unexpected_error_in_a_command_tells_whose_it_is(plugins) -> None:
+    """The traceback stays, with a note."""
+    plugins.install(
+        "bug",
+        "def run(parsed): 1 / 0\n"
+        "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('bug').set_defaults(run=run)",
+    )
+    plugins.registry()
+    with pytest.raises(ZeroDivisionError) as caught:
+        main(["bug"])
+    assert caught.value.__notes__ == ["This came from command 'bug' of plugin 'bug' (megaopt-bug 1.0)."]
+
+
+def test_a_slow_import_is_named_while_it_runs(plugins, monkeypatch, caplog) -> None:
+    """The log line comes before the import is over, so that a hang has a name."""
+    monkeypatch.setattr(_faults, "SLOW_IMPORT_SECONDS", 0.05)
+    plugins.install(
+        "slow",
+        """
+        import logging, time
+        records = []
+        handler = logging.Handler()
+        handler.emit = records.append
+        logging.getLogger("megaopt_core.registry").addHandler(handler)
+        deadline = time.monotonic() + 20
+        while not records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        logging.getLogger("megaopt_core.registry").removeHandler(handler)
+        assert records, "nothing was logged during the import"
+        """,
+    )
+    plugins.install("good", GOOD)
+    with caplog.at_level(logging.WARNING):
+        assert "plain" in plugins.registry().optimizers()
+    assert caplog.messages == [
+        "plugin 'slow' (megaopt-slow 1.0) has been importing for more than 0.05 seconds"
+    ]
+
+
+def test_a_contested_name_raises_in_a_build_and_leaves_others(plugins) -> None:
+    """Only whoever asks for that name is told."""
+    plugins.install("good", GOOD)
+    plugins.install(
+        "other",
+        "@hookimpl\ndef megaopt_optimizer_entries(): return {'plain': OptimizerEntry(torch.optim.SGD)}",
+    )
+    plugins.registry()
+    with pytest.raises(DuplicateNameError, match="optimizer 'plain'"):
+        step_of("plain")
+    assert step_of("second")
+
+
+def test_an_error_inside_an_entry_keeps_its_cause(plugins) -> None:
+    """What the plugin raised is the cause of the error that names it."""
+    plugins.install("bad", ENTRY_TIME["an entry whose accepts fails"])
+    plugins.registry()
+    with pytest.raises(
+        PluginError, match=r"^optimizer 'bad' of plugin 'bad' \(megaopt-bad 1.0\) failed: Zero"
+    ) as caught:
+        step_of("bad")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)

@@ -104,6 +104,8 @@ class OptimizerEntry:
         supports_fp16: may step in a model that trains with fp16 mixed precision.
         mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
             `lr / mup_width_mult`.
+        param_notes: the inner optimizer to what the report says of how it steps its parameters, by name; those of which
+            there is nothing to say may be missing.
         description: one line for `megaopt optimizers`.
         example: a line of Python for `megaopt describe`.
 
@@ -138,6 +140,7 @@ class OptimizerEntry:
     scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_names)
     supports_fp16: bool = False
     mup: MupRule | None = None
+    param_notes: Callable[[torch.optim.Optimizer], Mapping[str, str]] | None = None
     description: str = ""
     example: str = ""
 

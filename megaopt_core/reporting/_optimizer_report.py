@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._text_table import format_table
@@ -43,6 +43,7 @@ class ParamRow:
         travels: `"split"` where its update goes to an owner to be transformed, `"whole"` where its gradient goes to an
             owner that makes the step; empty where it is stepped where it is.
         bytes: what this rank sends for that in one step.
+        note: how its optimizer steps it, in the optimizer's words.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ParamRow:
     uncertain: bool
     travels: str = ""
     bytes: int = 0
+    note: str = ""
 
 
 @frozen
@@ -144,6 +146,10 @@ class OptimizerReport:
             header.insert(-1, "travels")
             for cells, row in zip(rows, self.params, strict=True):
                 cells.insert(-1, f"{row.travels}, {row.bytes:,} B" if row.travels else "-")
+        if any(row.note for row in self.params):
+            header.insert(-1, "how")
+            for cells, row in zip(rows, self.params, strict=True):
+                cells.insert(-1, row.note or "-")
         text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
         if self.readers:
             text += f"\n\nroles read by {', '.join(self.readers)}"
@@ -190,6 +196,9 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
             position += 1
         if registered is None and optimizer.routing is not None:
             registered = _registered_of_empty(optimizer, position - 1)
+        for name, note in _notes(registered, part.inner).items():
+            if name in rows:
+                rows[name] = evolve(rows[name], note=note)
         changed = sum(part.changes.changed) if after_step else None
         parts.append(
             PartRow(
@@ -206,6 +215,12 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
     readers = () if optimizer.routing is None else optimizer.routing.readers
     return OptimizerReport(ordered, parts, unused_settings(optimizer), optimizer.check(), readers)
+
+
+def _notes(registered: str | None, inner: torch.optim.Optimizer) -> Mapping[str, str]:
+    """Return what an optimizer's entry says of its parameters."""
+    make = None if registered is None else get_registry().optimizer(registered).param_notes
+    return {} if make is None else make(inner)
 
 
 def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:

@@ -152,7 +152,9 @@ def main(rank, world, store, out):
     group = dist.group.WORLD
     groups = SimpleNamespace(tp=group, expt_tp=group)
     results = special(rank, world, groups)
-    for (name, (view, shape, dims)), mode in itertools.product(CASES.items(), ("duplicated", "distributed")):
+    for (name, (view, shape, dims)), mode in itertools.product(
+        CASES.items(), ("duplicated", "distributed", "auto")
+    ):
         for dim in dims:
             case = {"view": view, "shape": shape, "dim": dim, "expert": name == "experts", "tp_mode": mode}
             key = f"{mode} {name} dim {dim}"

@@ -95,7 +95,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         scale_mode: str = "spectral",
         extra_scale_factor: float = 1.0,
         pg_collection: Any | None = None,
-        tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated",
+        tp_mode: Literal["blockwise", "duplicated", "distributed", "auto"] = "duplicated",
         moment2_method: str = "adamuon",
         beta2: float = 0.95,
         eps: float = 1e-8,
@@ -198,7 +198,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         Returns:
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
-        return merged(self.newton_schulz, self._plan(p), grad, self.tp_mode, self._active_book)
+        return merged(self.newton_schulz, self._plan(p), grad, self._active_book)
 
     @override
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:

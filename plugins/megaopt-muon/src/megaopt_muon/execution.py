@@ -67,7 +67,6 @@ def orthogonalize_pieces(
     ns: NewtonSchulz,
     plans: Sequence[MatrixPlan],
     updates: Sequence[torch.Tensor],
-    mode: str,
     book: MethodBook | None = None,
     consume: Sequence[bool] = (),
 ) -> Iterator[Orthogonalized]:
@@ -77,7 +76,6 @@ def orthogonalize_pieces(
         ns: how to orthogonalize.
         plans: what each parameter consists of; none of them gathers first.
         updates: one per plan, of the parameter's stored shape.
-        mode: `"duplicated"` or `"distributed"`, for plans that are cut.
         book: the methods to take; None: those of `ns`.
         consume: which updates may be overwritten; by default none.
 
@@ -107,9 +105,12 @@ def orthogonalize_pieces(
         plan, piece = plans[index], plans[index].pieces[number]
         assert plan.cut is not None  # noqa: S101 - selected above
         part = piece.read(updates[index])
-        orthogonalize = orthogonalize_distributed if mode == "distributed" else orthogonalize_duplicated
         flat = part.reshape(-1, *piece.shape[-2:]) if part.dim() > 3 else part
-        yield index, number, Scaled(orthogonalize(ns, flat, plan.cut.group, plan.cut.dim).view(piece.shape))
+        if plan.cut.mode == "distributed":
+            o = orthogonalize_distributed(ns, flat, plan.cut.group, plan.cut.dim)
+        else:
+            o = orthogonalize_duplicated(ns, flat, plan.cut.group, plan.cut.dim, book)
+        yield index, number, Scaled(o.view(piece.shape))
 
 
 def _batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:
@@ -200,7 +201,6 @@ def merged(
     ns: NewtonSchulz,
     plan: MatrixPlan,
     update: torch.Tensor,
-    mode: str,
     book: MethodBook | None = None,
 ) -> torch.Tensor:
     """Return one parameter's orthogonalized update, unscaled, as a new tensor of its stored shape.
@@ -209,7 +209,6 @@ def merged(
         ns: how to orthogonalize.
         plan: what the parameter consists of.
         update: of the parameter's stored shape.
-        mode: `"duplicated"` or `"distributed"`, for a plan that is cut.
         book: the methods to take; None: those of `ns`.
     """
     source = update
@@ -220,7 +219,7 @@ def merged(
     out = torch.empty(
         source.shape, dtype=torch.promote_types(update.dtype, torch.float32), device=update.device
     )
-    for _, number, o in orthogonalize_pieces(ns, [local], [source], mode, book):
+    for _, number, o in orthogonalize_pieces(ns, [local], [source], book):
         window = plan.pieces[number].window(out)
         window.copy_(plan.pieces[number].fold(o.values))
         if o.scale != 1.0:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
     from megaopt_muon.rates import Rates
 
-__all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow"]
+__all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "parsed_plan"]
 
 METHODS: Final = ("plain", "gram")
 """`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows."""
@@ -68,7 +68,7 @@ class MethodBook:
     def __init__(self, method: str, coefficients: Coefficients, text: str = "") -> None:
         self._method = method
         self._coefficients = coefficients
-        self._chosen = _parsed(text)
+        self._chosen = parsed_plan(text)
         for (small, large), name in list(self._chosen.items()):
             if name == "gram" and whole_runs(coefficients) == (1,) * len(coefficients):
                 warnings.warn(
@@ -98,7 +98,19 @@ class MethodBook:
         return " ".join(f"{small}x{large}:{name}" for (small, large), name in sorted(self._chosen.items()))
 
 
-def _parsed(text: str) -> dict[tuple[int, int], str]:
+def parsed_plan(text: str) -> dict[tuple[int, int], str]:
+    """Return the method of each shape `(smaller, larger)` that a text names.
+
+    Args:
+        text: as :attr:`MethodBook.text` writes it.
+
+    Raises:
+        ConfigurationError: it is not.
+
+    Example:
+        >>> parsed_plan("512x4096:gram")
+        {(512, 4096): 'gram'}
+    """
     chosen: dict[tuple[int, int], str] = {}
     for item in text.split():
         shape, _, name = item.partition(":")

@@ -96,7 +96,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             DeviceMesh.
         tp_mode: `"blockwise"` orthogonalizes every rank's shard as if it were the matrix; `"duplicated"` gathers the
             matrix on every rank; `"distributed"` sums Gram matrices over the ranks. The last two give what one process
-            would, `"distributed"` up to the rounding of these sums: in bfloat16, to bfloat16.
+            would, `"distributed"` up to the rounding of these sums: in bfloat16, to bfloat16. `"auto"` takes for each
+            parameter the one of the two that a model of its shape expects to be faster.
         norm_eps: least norm that an update is divided by before the iteration. An update below it shrinks.
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
         ns_plan: how each shape is iterated, as the key `ns_plan` of a group tells it after a step; what it does not
@@ -139,7 +140,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         scale_mode: str = "spectral",
         extra_scale_factor: float = 1.0,
         pg_collection: Any | None = None,
-        tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated",
+        tp_mode: Literal["blockwise", "duplicated", "distributed", "auto"] = "duplicated",
         *,
         cautious_weight_decay: bool = False,
         norm_eps: float = 1e-15,
@@ -178,6 +179,9 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self.tp_group, self.expert_tp_group = tensor_parallel_groups(pg_collection)
         MethodBook(ns_method, self.newton_schulz.coefficients, ns_plan)  # refuses what it cannot read
         self._plans: dict[torch.Tensor, tuple[object, MatrixPlan]] = {}
+        self.plans_of_others: dict[
+            str, MatrixPlan
+        ] = {}  # of whole parameters that are stepped here, held elsewhere
         self._books: dict[int, MethodBook] = {}
         self._active_book: MethodBook | None = None
         OrthogonalizedOptimizer.__init__(
@@ -257,7 +261,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
         plan = self._plan(p)
-        update = merged(self.newton_schulz, plan, grad, self.tp_mode, self._active_book)
+        update = merged(self.newton_schulz, plan, grad, self._active_book)
         return update.mul_(scales_of(plan, grad.device))
 
     def _step_params(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
@@ -306,7 +310,6 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             self.newton_schulz,
             [plans[index] for index in together],
             [updates[index] for index in together],
-            self.tp_mode,
             book,
             [updates[index].dtype != params[index].dtype for index in together],
         ):
@@ -403,6 +406,13 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         plan = plan_parameter(param, view, self._tensor_parallel_group(param), self.tp_mode, self._scale)
         self._plans[param] = (info, plan)
         return plan
+
+    @property
+    def known_plans(self) -> dict[str, MatrixPlan]:
+        """What is done with each named parameter, as far as it was stepped."""
+        named = ((getattr(param, "param_info", None), plan) for param, (_, plan) in self._plans.items())
+        plans = {info.name: plan for info, plan in named if info is not None}
+        return {**plans, **self.plans_of_others}
 
     def _tensor_parallel_group(self, param: torch.Tensor) -> ProcessGroup | None:
         return group_of(param, self.tp_group, self.expert_tp_group, self.tp_mode)

@@ -83,17 +83,18 @@ class NewtonSchulz:
     def _empty_book(self) -> MethodBook:
         return MethodBook(self.method, self.coefficients)
 
-    def __call__(self, update: torch.Tensor) -> torch.Tensor:
+    def __call__(self, update: torch.Tensor, book: MethodBook | None = None) -> torch.Tensor:
         """Return the orthogonalized matrices as a new tensor.
 
         Args:
             update: `[rows, columns]` or `[matrices, rows, columns]`, any floating-point dtype.
+            book: the methods to take; None: this object's own.
 
         Returns:
             The same shape, float32 (float64 for a float64 update under `"high"` and `"highest"`).
         """
         with matmul_precision(self.precision):
-            result = self.scaled(update)
+            result = self.scaled(update, book)
         wide = torch.promote_types(result.values.dtype, torch.float32)
         return result.values.to(wide, copy=True, memory_format=torch.contiguous_format).mul_(result.scale)
 

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from megaopt_core.errors import ViewError
 from megaopt_core.params import MATRIX, Fused, MatrixView
 from megaopt_muon.pieces import Piece, pieces_of
+from megaopt_muon.tp_choice import choose_tp_mode
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,11 +29,13 @@ class Cut:
         group: the ranks that hold its parts, in order.
         stored_dim: dimension of the stored tensor that is cut.
         dim: the same of the logical matrix: 0 rows, 1 columns.
+        mode: how its matrices are orthogonalized: `"duplicated"` or `"distributed"`.
     """
 
     group: ProcessGroup
     stored_dim: int
     dim: int
+    mode: str = "duplicated"
 
 
 @frozen
@@ -137,7 +140,7 @@ def plan_parameter(
         param: the tensor that is stepped.
         view: how it is seen.
         group: the tensor-parallel ranks, None for none.
-        mode: `"blockwise"`, `"duplicated"` or `"distributed"`.
+        mode: `"blockwise"`, `"duplicated"`, `"distributed"`, or `"auto"`: the faster of the last two.
         scale: factor for a matrix of `(rows, columns)`.
 
     Raises:
@@ -161,7 +164,11 @@ def plan_parameter(
     plan = _local_plan(shape, view, scale)
     if mode == "blockwise":
         return plan
-    return evolve(plan, scales=_local_plan(whole, view, scale).scales, cut=cut)
+    complete = _local_plan(whole, view, scale)
+    if mode == "auto":
+        shapes = [piece.shape for piece in complete.pieces]
+        mode = choose_tp_mode(shapes, cut.dim, ranks, param.dtype.itemsize, param.device.type)
+    return evolve(plan, scales=complete.scales, cut=evolve(cut, mode=mode))
 
 
 def _local_plan(shape: tuple[int, ...], view: MatrixView, scale: Callable[[int, int], float]) -> MatrixPlan:

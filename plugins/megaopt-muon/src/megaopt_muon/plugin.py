@@ -103,6 +103,12 @@ def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None
     init_state(optimizer, config)
 
 
+def _param_notes(optimizer: torch.optim.Optimizer) -> Mapping[str, str]:
+    from megaopt_muon.notes import param_notes
+
+    return param_notes(optimizer)
+
+
 def _leave_matrices_alone(
     config: OptimizerConfig, mup_width_mult: float
 ) -> Mapping[ParamKey, ParamGroupOverride]:
@@ -129,6 +135,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
+            param_notes=_param_notes,
             description="orthogonalized momentum for hidden matrices (Newton-Schulz)",
             example='build_optimizer(model, "muon", lr=3e-4, muon_extra_scale_factor=0.2)',
         ),
@@ -147,6 +154,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
+            param_notes=_param_notes,
             description="Muon with a second moment after orthogonalization (AdaMuon, NorMuon, NAMO)",
             example='build_optimizer(model, "adaptive_muon", lr=3e-4, adaptive_muon_moment2_method="normuon")',
         ),

@@ -16,7 +16,7 @@ __all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "TP_MODES", "AdaptiveMuonSettings"
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 NS_METHODS = ("auto", "standard", "gram")
-TP_MODES = ("blockwise", "duplicated", "distributed")
+TP_MODES = ("blockwise", "duplicated", "distributed", "auto")
 
 
 def _refuse(attribute: Attribute[Any], value: Any, allowed: str) -> ConfigurationError:
@@ -135,7 +135,8 @@ class MuonSettings:
         default="blockwise",
         validator=one_of(TP_MODES),
         metadata={
-            "help": "tensor parallel matrices: blockwise (each shard alone), duplicated or distributed (exact)"
+            "help": "tensor parallel matrices: blockwise (each shard alone), duplicated or distributed (exact), or "
+            "auto: the faster of these two for each weight"
         },
     )
     scalar_optimizer: str = field(

@@ -176,7 +176,7 @@ class MuonSplit:
                 update.dtype != updates[index].dtype for update, index in zip(given, mine, strict=True)
             ]
             for position, of_plan, o in orthogonalize_pieces(
-                inner.newton_schulz, plans, given, inner.tp_mode, book, consume
+                inner.newton_schulz, plans, given, book, consume
             ):
                 piece, scale = plans[position].pieces[of_plan], plans[position].scales[of_plan] * o.scale
                 window = piece.window(done[mine[position]])
@@ -229,6 +229,7 @@ class MuonSplit:
         )
         plan = plan_parameter(whole, view, None, inner.tp_mode, inner._scale)
         self._plans[info.name] = (info, plan)
+        inner.plans_of_others[info.name] = plan
         return plan
 
 
@@ -280,9 +281,7 @@ class AdaptiveMuonSplit(MuonSplit):
         for update, info in zip(updates, infos, strict=True):
             group, plan = self.inner.param_groups[info.group], self._plan(info)
             book = self.inner._book(group)
-            o = merged(self.inner.newton_schulz, plan, update, self.inner.tp_mode, book).to(
-                _wide(update.dtype)
-            )
+            o = merged(self.inner.newton_schulz, plan, update, book).to(_wide(update.dtype))
             group["ns_plan"] = book.text
             state = self.transform_state[info.name]["moment2_buffer"]
             change = self.moment.normalize(

@@ -14,6 +14,8 @@ from megaopt_muon.schedule import are_tame
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from megaopt_muon.methods import MethodBook
+
 __all__ = [
     "all_gather",
     "all_reduce_sum",
@@ -63,7 +65,7 @@ def all_reduce_sum(tensor: torch.Tensor, group: ProcessGroup) -> None:
 
 
 def orthogonalize_duplicated(
-    ns: NewtonSchulz, part: torch.Tensor, group: ProcessGroup, dim: int
+    ns: NewtonSchulz, part: torch.Tensor, group: ProcessGroup, dim: int, book: MethodBook | None = None
 ) -> torch.Tensor:
     """Gather the matrix, orthogonalize it on every rank, and return this rank's part.
 
@@ -72,9 +74,10 @@ def orthogonalize_duplicated(
         part: `[*batch, rows, columns]`, this rank's part.
         group: the ranks that hold the parts, in order.
         dim: 0 when rows are cut, 1 when columns are.
+        book: the methods to take; None: those of `ns`.
     """
     stored_dim = part.dim() - 2 + dim
-    return own_part(ns(all_gather(part, group, stored_dim)), group, stored_dim)
+    return own_part(ns(all_gather(part, group, stored_dim), book), group, stored_dim)
 
 
 def orthogonalize_distributed(

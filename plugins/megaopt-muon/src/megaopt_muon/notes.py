@@ -1,0 +1,56 @@
+"""What Muon tells the report of each parameter: how its matrices are iterated, and what ranks do together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from megaopt_muon.methods import parsed_plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from megaopt_muon.plans import Cut, MatrixPlan
+
+__all__ = ["param_notes"]
+
+
+def param_notes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Return how each parameter is orthogonalized, by its name; empty before the first step.
+
+    Args:
+        optimizer: a Muon.
+    """
+    found = {}
+    plans: Mapping[str, MatrixPlan] = optimizer.known_plans  # type: ignore[attr-defined] # the entry pairs them
+    groups = ((param, group) for group in optimizer.param_groups for param in group["params"])
+    for param, group in groups:
+        info = getattr(param, "param_info", None)
+        plan = None if info is None else plans.get(info.name)
+        if info is not None and plan is not None:
+            found[info.name] = "; ".join(_notes(plan, parsed_plan(group["ns_plan"])))
+    return {name: note for name, note in found.items() if note}
+
+
+def _notes(plan: MatrixPlan, methods: Mapping[tuple[int, int], str]) -> Iterator[str]:
+    used = {}
+    for piece in plan.pieces:
+        rows, columns = _whole(piece.shape, plan.cut)
+        small, large = sorted((rows, columns))
+        if (small, large) in methods:
+            used[f"{rows}x{columns}"] = methods[small, large]
+    if len(set(used.values())) == 1:
+        yield next(iter(used.values()))
+    elif used:
+        yield ", ".join(f"{shape} {method}" for shape, method in used.items())
+    if plan.cut is not None:
+        mode = "gathered" if plan.gather_first else plan.cut.mode
+        yield f"{mode} over {plan.cut.group.size()} ranks"
+
+
+def _whole(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, int]:
+    rows, columns = shape[-2:]
+    if cut is None:
+        return rows, columns
+    ranks = cut.group.size()
+    return (rows * ranks, columns) if cut.dim == 0 else (rows, columns * ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ from megaopt_core.params._specs import ParamInfo, PeerGroup, RankCoordinates
 from megaopt_core.precision._choice import precision_policy, require_possible
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.reporting._optimizer_report import plainly_decaying
+from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
 from megaopt_core.routing._routing import Routing, route
@@ -217,7 +216,7 @@ def optimizer_from_routing(
     # An error on one rank alone would leave the others waiting for it in their first step.
     agree_over_ranks(None, error)
     _require_ownership(children, params)
-    _warn_of_plain_decay(children, routing, config)
+    unused = _unused(config, routing, model, pgs, scaler)
     named = config.sharding or "replicated"
     with get_registry().blaming("strategy", named):
         chain = get_registry().strategy(named).chain(children)
@@ -225,6 +224,7 @@ def optimizer_from_routing(
         chain = children[0] if len(children) == 1 else ChainedOptimizer(children)
     optimizer = chain
     optimizer.watched_model = WatchedModel(chunks, fqn)
+    optimizer.unused_settings = unused
     return optimizer
 
 
@@ -387,16 +387,28 @@ def _require_supported(config: OptimizerConfig, routing: Routing) -> None:
             )
 
 
-def _warn_of_plain_decay(
-    children: Sequence[MegatronOptimizer], routing: Routing, config: OptimizerConfig
-) -> None:
-    """Warn of optimizers that decay all weights although the configuration wants less."""
-    names = plainly_decaying([part for child in children for part in child.parts], routing, config)
-    if names:
-        warnings.warn(
-            f"cautious_weight_decay=True: {', '.join(names)} does not read it and decays every weight",
-            stacklevel=4,
+def _unused(
+    config: OptimizerConfig,
+    routing: Routing,
+    model: LiveModel,
+    pgs: ProcessGroupCollection,
+    scaler: MegatronGradScaler | None,
+) -> tuple[str, ...]:
+    """Return the settings that nothing in use acts on, and warn of them."""
+    registry = get_registry()
+    unused = unused_settings(
+        Use(
+            config,
+            frozenset(param.dtype for param in model.params.values() if param.is_floating_point()),
+            {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children},
+            routing,
+            model.chunks,
+            pgs,
+            scales_dynamically=isinstance(scaler, DynamicGradScaler),
         )
+    )
+    warn_of_unused(unused, stacklevel=4)
+    return unused
 
 
 def _grad_scaler(config: OptimizerConfig) -> MegatronGradScaler | None:

@@ -43,6 +43,7 @@ __all__ = [
     "UnmatchedKeyError",
     "UnsupportedOperationError",
     "UnsupportedSettingError",
+    "UnusedSettingWarning",
     "ViewError",
 ]
 
@@ -67,6 +68,10 @@ class ConfigurationError(MegaoptError, ValueError):
 
 class UnsupportedSettingError(ConfigurationError):
     """A setting is known, but the value that was given asks for something that megaopt does not do."""
+
+
+class UnusedSettingWarning(UserWarning):
+    """A setting was given, and nothing that is in use acts on it."""
 
 
 class UnknownSettingError(ConfigurationError, AttributeError):

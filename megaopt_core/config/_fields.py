@@ -102,7 +102,10 @@ class CoreFields:
 
     fp16: bool = switch("Train an fp16 model with fp32 main parameters and loss scaling.")
     bf16: bool = switch("Train a bf16 model with fp32 main parameters.")
-    params_dtype: torch.dtype = dtype_setting(FLOAT_DTYPES, "Dtype in which the weights are initialised.")
+    params_dtype: torch.dtype = dtype_setting(
+        FLOAT_DTYPES,
+        "Dtype that the model's weights ought to have: a warning tells when none has it; nothing is cast.",
+    )
     use_precision_aware_optimizer: bool = switch(
         "Let main parameters, main gradients and optimizer states be kept in the four dtypes below.",
     )

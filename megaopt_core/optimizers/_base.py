@@ -93,6 +93,7 @@ class MegatronOptimizer(StepPipeline):
         )
         self.routing = routing
         self.watched_model = WatchedModel()
+        self.unused_settings: tuple[str, ...] = ()
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:

@@ -79,6 +79,7 @@ class ChainedOptimizer(MegatronOptimizer):
         )
         self.routing = children[0].routing
         self.watched_model = children[0].watched_model
+        self.unused_settings = tuple(sorted({each for child in children for each in child.unused_settings}))
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:

@@ -18,6 +18,7 @@ from megaopt_core.params._parts import is_dtensor
 from megaopt_core.params._specs import Granularity, Shard, whole
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.precision._choice import STORABLE, precision_policy, require_possible, require_state
+from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.routing._groups import agree_over_ranks
 from megaopt_core.sharding._layout import PieceSpec
 from megaopt_core.sharding._protocol import Piece
@@ -91,6 +92,9 @@ class _WrappedOptimizer(MegatronOptimizer):
             scalar_states=entry.scalar_states,
             norm_groups=_norm_groups(counting.values(), pgs),
         )
+        dtypes = frozenset(param.dtype for param in names if param.is_floating_point())
+        self.unused_settings = unused_settings(Use(config, dtypes))
+        warn_of_unused(self.unused_settings, stacklevel=3)
         if config.config_logger_dir:
             dump_config(config, config.config_logger_dir)
 

@@ -14,12 +14,10 @@ from megaopt_core.reporting._text_table import format_table
 from megaopt_core.sharding._split_step import Travel
 
 if TYPE_CHECKING:
-    from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.optimizers._base import MegatronOptimizer
-    from megaopt_core.optimizers._part import OptimizerPart
-    from megaopt_core.routing._routing import ParamRoute, Routing
+    from megaopt_core.routing._routing import ParamRoute
 
-__all__ = ["OptimizerReport", "ParamRow", "PartRow", "build_report", "plainly_decaying"]
+__all__ = ["OptimizerReport", "ParamRow", "PartRow", "build_report"]
 
 
 @frozen
@@ -96,7 +94,7 @@ class OptimizerReport:
     Args:
         params: one row a parameter, in model order.
         parts: one row an inner optimizer.
-        unused_settings: settings that were given but belong to optimizers that are not in use.
+        unused_settings: settings that were given and change nothing here, each with the reason.
         problems: what no longer fits between the optimizer and its model.
         readers: distributions and versions of the plugins that read roles from the model.
     """
@@ -154,7 +152,9 @@ class OptimizerReport:
         if self.readers:
             text += f"\n\nroles read by {', '.join(self.readers)}"
         if self.unused_settings:
-            text += f"\n\nsettings of optimizers that are not in use: {', '.join(self.unused_settings)}"
+            text += "\n\nsettings that change nothing here:" + "".join(
+                f"\n  {sentence}" for sentence in self.unused_settings
+            )
         for problem in self.problems:
             text += f"\n\nPROBLEM: {problem}"
         return text
@@ -214,7 +214,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
         )
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
     readers = () if optimizer.routing is None else optimizer.routing.readers
-    return OptimizerReport(ordered, parts, unused_settings(optimizer), optimizer.check(), readers)
+    return OptimizerReport(ordered, parts, optimizer.unused_settings, optimizer.check(), readers)
 
 
 def _notes(registered: str | None, inner: torch.optim.Optimizer) -> Mapping[str, str]:
@@ -255,40 +255,4 @@ def _param_row(
         uncertain=False if entry is None else entry.decision.uncertain,
         travels="" if travel is None else travel.step,
         bytes=0 if travel is None else travel.bytes,
-    )
-
-
-def unused_settings(optimizer: MegatronOptimizer) -> list[str]:
-    """Return settings that differ from their defaults but whose optimizers step nothing here.
-
-    Args:
-        optimizer: a built optimizer.
-    """
-    if optimizer.routing is None:
-        return []
-    used = {child.optimizer for child in optimizer.routing.children}
-    prefixes = {prefix for name in used for prefix in get_registry().optimizer(name).setting_prefixes}
-    owners = get_registry().setting_owners()
-    of_others = [
-        name
-        for name in optimizer.config.plugin_settings
-        if name not in owners or owners[name].prefix not in prefixes
-    ]
-    plain = plainly_decaying(optimizer.parts, optimizer.routing, optimizer.config)
-    return sorted([*of_others, *(f"cautious_weight_decay (by {name})" for name in plain)])
-
-
-def plainly_decaying(parts: Sequence[OptimizerPart], routing: Routing, config: OptimizerConfig) -> list[str]:
-    """Return the names of optimizers that do not read `cautious_weight_decay`, where the configuration asks for it.
-
-    Args:
-        parts: the inner optimizers.
-        routing: whose children they are, in order.
-        config: the run's configuration.
-    """
-    if not config.cautious_weight_decay:
-        return []
-    pairs = zip(parts, routing.children, strict=True)
-    return sorted(
-        {child.optimizer for part, child in pairs if "cautious_weight_decay" not in part.inner.defaults}
     )

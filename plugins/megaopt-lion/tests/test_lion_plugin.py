@@ -11,6 +11,7 @@ from megaopt_lion.lion import Lion
 from megaopt_lion.plugin import megaopt_api, megaopt_optimizer_entries
 from megaopt_lion.settings import LionSettings
 
+from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.params import Granularity
 
@@ -30,6 +31,7 @@ def test_configuration_gives_its_own_betas():
     config = SimpleNamespace(
         lr=0.1,
         weight_decay=0.2,
+        decoupled_weight_decay=True,
         cautious_weight_decay=True,
         lion_beta1=0.5,
         lion_beta2=0.6,
@@ -60,3 +62,17 @@ def test_settings_are_checked(kwargs):
 def test_every_setting_has_help():
     """`megaopt describe` has a text for every field."""
     assert all(field.metadata["help"] for field in attrs.fields(LionSettings))
+
+
+def test_weight_decay_that_is_not_decoupled_goes_into_the_gradient():
+    """With `decoupled_weight_decay=False` the sign is taken of momentum, gradient and decay together."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    settings = {"lr": 0.25, "weight_decay": 1.0, "clip_grad": 0.0, "decoupled_weight_decay": False}
+    optimizer = build_optimizer(model, "lion", **settings)
+    model.weight.grad = torch.tensor([[-1.0]])
+    optimizer.step()
+    # g + wd * p = -1 + 2 points up, g alone down; no factor 1 - lr * wd.
+    assert model.weight.item() == 2.0 - 0.25
+    assert optimizer.report().unused_settings == ()

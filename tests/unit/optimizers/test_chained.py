@@ -158,7 +158,10 @@ def test_children_that_disagree_are_refused(settings, message) -> None:
     """One step has one precision and one limit."""
     children = [
         (MixedPrecisionOptimizer if "bf16" in each else FP32Optimizer)(
-            torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), OptimizerConfig(**each)
+            torch.optim.SGD(
+                [nn.Parameter(torch.ones(1, dtype=torch.bfloat16 if "bf16" in each else None))], lr=1.0
+            ),
+            OptimizerConfig(**each),
         )
         for each in settings
     ]
@@ -171,7 +174,9 @@ def test_scalers_that_disagree_are_refused() -> None:
     """One loss has one scale."""
     config = OptimizerConfig(bf16=True)
     children = [
-        MixedPrecisionOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), config, scaler)
+        MixedPrecisionOptimizer(
+            torch.optim.SGD([nn.Parameter(torch.ones(1).bfloat16())], lr=1.0), config, scaler
+        )
         for scaler in (None, ConstantGradScaler(2.0))
     ]
     with pytest.raises(ConfigurationError) as caught:
@@ -197,7 +202,9 @@ def test_scalers_that_will_disagree_are_refused(other, difference) -> None:
     """An equal scale now is not an equal scale after an overflow."""
     config = OptimizerConfig(bf16=True)
     children = [
-        MixedPrecisionOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), config, scaler)
+        MixedPrecisionOptimizer(
+            torch.optim.SGD([nn.Parameter(torch.ones(1).bfloat16())], lr=1.0), config, scaler
+        )
         for scaler in (DynamicGradScaler(4.0, 1.0), other)
     ]
     with pytest.raises(ConfigurationError) as caught:

@@ -29,6 +29,7 @@ def _lion_kwargs(
         "lr": config.lr,
         "betas": (config.lion_beta1, config.lion_beta2),
         "weight_decay": config.weight_decay,
+        "weight_decay_method": "decoupled" if config.decoupled_weight_decay else "l2",
         "cautious_weight_decay": config.cautious_weight_decay,
         "compile": config.lion_compile,
     }

@@ -1,0 +1,211 @@
+"""Settings that differ from their defaults and that nothing in use acts on: each in one sentence that says why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import Factory, frozen
+
+from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import MegaoptError, UnusedSettingWarning
+from megaopt_core.registry._constructor import constructor_kwargs
+from megaopt_core.registry._registry import get_registry
+
+if TYPE_CHECKING:
+    from megaopt_core.parallel._groups import ProcessGroupCollection
+    from megaopt_core.plugin_api._entries import OptimizerEntry
+    from megaopt_core.routing._routing import Routing
+
+__all__ = ["Use", "unused_settings", "warn_of_unused"]
+
+_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+_OF_OVERRIDES = ("decoupled_lr", "decoupled_min_lr", "apply_wd_to_qk_layernorm")
+_DECAY = ("decoupled_weight_decay", "cautious_weight_decay")
+_STATE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_DEFAULTS = {info.name: info.default for info in core_field_info()}
+
+
+@frozen
+class Use:
+    """What a configuration is used for.
+
+    Args:
+        config: the configuration.
+        dtypes: of the trainable floating-point parameters of this rank; empty: nobody can say.
+        entries: registered name to entry, of every optimizer in use; empty: one that was built by hand is wrapped.
+        routing: where every parameter goes; None for an optimizer that was wrapped.
+        chunks: the model chunks, which some entries look at.
+        pgs: the process groups, which some entries look at.
+        scales_dynamically: the loss scale follows the configuration.
+    """
+
+    config: OptimizerConfig
+    dtypes: frozenset[torch.dtype]
+    entries: Mapping[str, OptimizerEntry] = Factory(dict)
+    routing: Routing | None = None
+    chunks: Sequence[torch.nn.Module] = ()
+    pgs: ProcessGroupCollection | None = None
+    scales_dynamically: bool = False
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a core field differs from its default.
+
+        Args:
+            name: the field.
+        """
+        return bool(getattr(self.config, name) != _DEFAULTS[name])
+
+    def says(self, name: str, why: str) -> str:
+        """Return the sentence about one setting.
+
+        Args:
+            name: the setting.
+            why: why nothing acts on it.
+        """
+        value = getattr(self.config, name)
+        shown = repr(str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else repr(value)
+        return f"{name}={shown}: {why}"
+
+
+def unused_settings(use: Use) -> tuple[str, ...]:
+    """Return one sentence for every setting that was given and changes nothing, sorted.
+
+    Args:
+        use: the configuration, and what it is used for.
+    """
+    found = [*_dtypes(use), *_scaling(use), *_overrides(use), *_decay(use), *_of_other_optimizers(use)]
+    if use.config.barrier_with_L1_time and use.config.timers is None:
+        found.append(use.says("barrier_with_L1_time", "there are no timers"))
+    return tuple(sorted(found))
+
+
+def warn_of_unused(sentences: Collection[str], *, stacklevel: int) -> None:
+    """Warn once of all settings that change nothing.
+
+    Args:
+        sentences: what :func:`unused_settings` returned.
+        stacklevel: how many calls up the user's line is.
+    """
+    if sentences:
+        warnings.warn(
+            f"settings that change nothing here: {'; '.join(sentences)}",
+            UnusedSettingWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _dtypes(use: Use) -> Iterator[str]:
+    config, dtypes = use.config, use.dtypes
+    shown = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+    if dtypes:
+        if use.is_set("params_dtype") and config.params_dtype not in dtypes:
+            yield use.says("params_dtype", f"the model's parameters are {shown}; nothing casts them")
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            if getattr(config, name) and dtype not in dtypes:
+                yield use.says(name, f"the model's parameters are {shown}; cast the model before the build")
+    remainders = torch.bfloat16 in dtypes or not dtypes
+    if not config.store_param_remainders:
+        if not config.use_precision_aware_optimizer:
+            yield use.says("store_param_remainders", "use_precision_aware_optimizer is False")
+        elif not (remainders and config.bf16 and config.main_params_dtype == torch.float32):
+            yield use.says(
+                "store_param_remainders", "only bf16 parameters with fp32 main values have remainders"
+            )
+    mixed = config.bf16 or config.fp16
+    if config.use_precision_aware_optimizer and not mixed and not any(map(use.is_set, _STATE_DTYPES)):
+        governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
+        if not governed & set(config.plugin_settings):
+            yield use.says("use_precision_aware_optimizer", "every dtype is float32 and so is the step")
+
+
+def _scaling(use: Use) -> Iterator[str]:
+    why = "only a dynamic loss scale reads it, which fp16=True without loss_scale has"
+    if not use.scales_dynamically:
+        yield from (use.says(name, why) for name in _SCALING if use.is_set(name))
+
+
+def _overrides(use: Use) -> Iterator[str]:
+    """Yield what only the standard overrides read, where they were replaced or match nothing."""
+    config, routing = use.config, use.routing
+    if config.decoupled_min_lr is not None and config.decoupled_lr is None:
+        yield use.says("decoupled_min_lr", "decoupled_lr is not set")
+    if routing is None:
+        why = "overrides choose groups, and the wrapped optimizer has its own"
+        yield from (use.says(name, why) for name in _OF_OVERRIDES if use.is_set(name))
+        return
+    why = "no parameter is an embedding or output head that the standard overrides reach"
+    if config.decoupled_lr is not None:
+        keys = ("max_lr", "min_lr")
+        for name, key in zip(("decoupled_lr", "decoupled_min_lr"), keys, strict=True):
+            value = getattr(config, name)
+            if value is not None and all(group.values[key] != value for group in routing.groups):
+                yield use.says(name, why)
+    if config.apply_wd_to_qk_layernorm and not any(
+        ("q_layernorm." in name or "k_layernorm." in name) and entry.override.get("wd_mult") != 0.0
+        for name, entry in routing.params.items()
+    ):
+        yield use.says("apply_wd_to_qk_layernorm", "no parameter of a q_layernorm or k_layernorm decays")
+
+
+def _decay(use: Use) -> Iterator[str]:
+    """Yield kinds of weight decay that an optimizer in use does not read: its constructor gets the same without."""
+    for name in _DECAY:
+        if not use.is_set(name):
+            continue
+        if use.routing is None:
+            yield use.says(name, "the wrapped optimizer was built with its own")
+            continue
+        plain = use.config.replace(**{name: _DEFAULTS[name]})
+        deaf = [each for each, entry in use.entries.items() if not _differs(use, entry, plain)]
+        if deaf:
+            yield use.says(name, f"{', '.join(sorted(deaf))} does not read it")
+
+
+def _of_other_optimizers(use: Use) -> Iterator[str]:
+    if use.routing is None:
+        return
+    owners = get_registry().setting_owners()
+    prefixes = {prefix for entry in use.entries.values() for prefix in entry.setting_prefixes}
+    used = ", ".join(sorted(use.entries))
+    given = use.config.plugin_settings
+    for name, value in given.items():
+        if name in owners and owners[name].prefix in prefixes:
+            continue
+        if name in owners and _is_read(use, owners[name].prefix):
+            continue
+        yield f"{name}={value!r}: no optimizer in use reads it ({used})"
+
+
+def _is_read(use: Use, prefix: str) -> bool:
+    """Whether an optimizer in use is built with settings of another's prefix, as SOAP is with Adam's."""
+    owners = get_registry().setting_owners()
+    core = {name: getattr(use.config, name) for name in CORE_FIELD_NAMES}
+    rest = {
+        name: value
+        for name, value in use.config.plugin_settings.items()
+        if name not in owners or owners[name].prefix != prefix
+    }
+    without = OptimizerConfig(**core, **rest)
+    return any(_differs(use, entry, without) for entry in use.entries.values())
+
+
+def _differs(use: Use, entry: OptimizerEntry, other: OptimizerConfig) -> bool:
+    """Whether an optimizer is built otherwise with another configuration."""
+    try:
+        mine, theirs = (
+            constructor_kwargs(entry, config, use.chunks, use.pgs) for config in (use.config, other)
+        )
+    except (MegaoptError, ValueError):
+        return True
+    return not _equal(mine, theirs)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    try:
+        return left is right or bool(left == right)
+    except (RuntimeError, ValueError):
+        return False

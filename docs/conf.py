@@ -34,6 +34,7 @@ myst_heading_anchors = 3
 packages = {
     "megaopt_core": "../megaopt_core",
     "megaopt_adam": "../plugins/megaopt-adam/src/megaopt_adam",
+    "megaopt_bridge": "../plugins/megaopt-bridge/src/megaopt_bridge",
     "megaopt_checkpoint": "../plugins/megaopt-checkpoint/src/megaopt_checkpoint",
     "megaopt_distributed": "../plugins/megaopt-distributed/src/megaopt_distributed",
     "megaopt_layerwise": "../plugins/megaopt-layerwise/src/megaopt_layerwise",

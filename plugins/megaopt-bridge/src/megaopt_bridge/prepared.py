@@ -1,0 +1,46 @@
+"""A class whose groups have from the beginning what it puts into them in its first step, ready to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["prepared"]
+
+
+def prepared(cls: type[torch.optim.Optimizer], presets: Mapping[str, Any]) -> type[torch.optim.Optimizer]:
+    """Return the class itself if it needs nothing, else a subclass that gives its groups what they need.
+
+    A class with `train` and `eval` begins in training mode, as modules do.
+
+    Args:
+        cls: an optimizer class.
+        presets: group key to first value.
+
+    Example:
+        >>> prepared(torch.optim.SGD, {}) is torch.optim.SGD
+        True
+        >>> made = prepared(torch.optim.SGD, {"step": 0})([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        >>> type(made).__name__, made.param_groups[0]["step"]
+        ('SGD', 0)
+    """
+    has_modes = callable(getattr(cls, "train", None)) and callable(getattr(cls, "eval", None))
+    if not presets and not has_modes:
+        return cls
+    base: Any = cls
+
+    class Prepared(base):  # type: ignore[misc] # a base that is known when the program runs
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            for group in self.param_groups:
+                for key, value in presets.items():
+                    group.setdefault(key, value)
+            if has_modes:
+                self.train()
+
+    Prepared.__name__, Prepared.__qualname__ = cls.__name__, cls.__qualname__
+    Prepared.__module__, Prepared.__doc__ = cls.__module__, cls.__doc__
+    made: type[torch.optim.Optimizer] = Prepared
+    return made

@@ -1,0 +1,129 @@
+"""Small runs of an optimizer class on parameters of chosen shapes, with gradients that are hard to step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import frozen
+
+__all__ = ["Outcome", "Trial", "gradient", "quiet", "start"]
+
+LRS = (1.0, 0.5, 2.0, 0.25)
+"""What the learning rate is multiplied by, step after step."""
+
+
+def start(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """Return first values of a parameter.
+
+    Args:
+        shape: its shape.
+        seed: for the values.
+    """
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
+
+
+def gradient(shape: Sequence[int], seed: int, step: int) -> torch.Tensor:
+    """Return a gradient whose elements are of very different sizes, with zeros, and far larger in its first half.
+
+    Args:
+        shape: of the parameter.
+        seed: for the values.
+        step: gradients differ from step to step.
+    """
+    generator = torch.Generator().manual_seed(1 + 1000 * seed + step)
+    values = torch.randn(tuple(shape), generator=generator)
+    values = values * 10.0 ** (4.0 * torch.rand(tuple(shape), generator=generator) - 4.0)
+    values = values * (torch.rand(tuple(shape), generator=generator) > 0.1)
+    flat = values.view(-1)
+    flat[: flat.numel() // 2] *= 30.0
+    return values
+
+
+@frozen(eq=False)
+class Outcome:
+    """What a run left.
+
+    Args:
+        params: values of the parameters.
+        states: state of each.
+        group_keys: keys of the first group and what they hold; parameters left out.
+    """
+
+    params: list[torch.Tensor]
+    states: list[dict[str, Any]]
+    group_keys: dict[str, Any]
+
+
+@frozen
+class Trial:
+    """A class with the arguments that it is made with.
+
+    Args:
+        cls: the optimizer class.
+        kwargs: constructor arguments; a learning rate and weight decay among them, where it has any.
+        presets: what every group is given before the first step.
+    """
+
+    cls: Callable[..., torch.optim.Optimizer]
+    kwargs: Mapping[str, Any]
+    presets: Mapping[str, Any]
+
+    def run(
+        self,
+        groups: Sequence[Sequence[torch.Tensor]],
+        grads: Callable[[int], Sequence[Sequence[torch.Tensor]]],
+        steps: int,
+    ) -> Outcome:
+        """Step parameters that begin with these values, and return what is left.
+
+        Args:
+            groups: first values of the parameters of each group.
+            grads: the step to the gradients, in the same order.
+            steps: how many.
+        """
+        with quiet():
+            torch.manual_seed(0)
+            params = [[torch.nn.Parameter(value.clone()) for value in group] for group in groups]
+            optimizer = self.make([{"params": group} for group in params])
+            lrs = [group.get("lr") for group in optimizer.param_groups]
+            for step in range(steps):
+                for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+                    if lr is not None:
+                        group["lr"] = lr * LRS[step % len(LRS)]
+                for members, given in zip(params, grads(step), strict=True):
+                    for param, grad in zip(members, given, strict=True):
+                        param.grad = grad.clone()
+                optimizer.step()
+            flat = [param for group in params for param in group]
+            keys = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+            return Outcome(
+                [param.detach() for param in flat], [dict(optimizer.state[param]) for param in flat], keys
+            )
+
+    def make(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Return an optimizer that is ready to step.
+
+        Args:
+            groups: groups of parameters.
+        """
+        optimizer = self.cls(groups, **copy.deepcopy(dict(self.kwargs)))
+        for group in optimizer.param_groups:
+            for key, value in self.presets.items():
+                group.setdefault(key, value)
+        train = getattr(optimizer, "train", None)
+        if callable(train):
+            train()
+        return optimizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep warnings, random numbers and the default dtype as they were."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        yield

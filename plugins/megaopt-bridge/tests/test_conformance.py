@@ -1,0 +1,29 @@
+"""Classes of torch through the bridge pass the conformance kit, but for what their recipes say."""
+
+import pytest
+from conformance import make
+from megaopt_testing import parametrize_with_checks
+
+pytest.importorskip("megaopt_adam")
+
+CLASSES = (
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+
+
+@parametrize_with_checks([f"torch:{name}" for name in CLASSES], lr=0.01)
+def test_conformance(check) -> None:
+    """Every check, of every class of torch that steps dense gradients without a closure."""
+    make(check)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
-from attrs import field, frozen
+from attrs import Factory, frozen
 
 from megaopt_core.params import Granularity
 
@@ -30,5 +29,5 @@ class Recipe:
     matrices_only: bool = False
     fallback: str = "adam"
     granularity: Granularity | None = None
-    always: Mapping[str, Any] = field(factory=dict, converter=MappingProxyType)
-    fails: Mapping[str, str] = field(factory=dict, converter=MappingProxyType)
+    always: Mapping[str, Any] = Factory(dict)
+    fails: Mapping[str, str] = Factory(dict)

@@ -1,6 +1,7 @@
 """Settings of every test run."""
 
 import doctest
+import os
 from collections.abc import Iterator
 from importlib.metadata import distributions
 
@@ -11,6 +12,9 @@ from megaopt_core.errors import PluginNotInstalledError
 
 # One thread, so that the test processes of a small machine do not fight.
 torch.set_num_threads(1)
+
+# What a command prints does not depend on the terminal that runs the tests.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.hookimpl(wrapper=True)

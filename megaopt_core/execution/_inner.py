@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,8 @@ def init_inner_state(
         inner: the inner optimizer.
         precision: gives the tensors their memory.
         init_state_fn: what makes the state; None: a step on zero gradients tells which state there will be, and
-            placeholders of that kind can be loaded into; the first step makes the state itself.
+            placeholders of that kind can be loaded into; the first step makes the state itself. State that the class
+            made when it was constructed stays as it is.
         config: the run's configuration.
 
     Raises:
@@ -98,5 +100,7 @@ def init_inner_state(
         make = init_state_fn
         run_inner(precision, inner, lambda: make(inner, config))
     else:
+        constructed = {param: copy.deepcopy(state) for param, state in inner.state.items() if state}
         run_inner(precision, inner, lambda: probe_state(inner))
         put_placeholders(inner)
+        inner.state.update(constructed)

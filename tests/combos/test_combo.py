@@ -25,6 +25,7 @@ COMBOS = {
     "bridge": {"adam", "bridge", "checkpoint", "distributed", "roles", "testing"},
     "models": {"roles"},
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
+    "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "all": EVERY,
     "wheels": EVERY,
 }

@@ -42,7 +42,7 @@ PRELOADED = [
 ]
 """What the server imports; the last ones may be missing."""
 
-TIMEOUT = 60.0
+TIMEOUT = 600.0
 """Seconds that all ranks together may take."""
 
 
@@ -55,7 +55,7 @@ def launch(
     size: int,
     *arguments: Any,
     timeout: float = TIMEOUT,
-    group_timeout: float = 30.0,
+    group_timeout: float = 300.0,
     may_die: bool = False,
 ) -> list[Any]:
     """Run a function on `size` ranks of a gloo process group and return what it returned, in rank order.

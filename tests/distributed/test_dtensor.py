@@ -49,7 +49,7 @@ def equal_run(kind: str, mesh, dims: dict[str, int]) -> None:
 @pytest.mark.parametrize("dims", [{"tp": 2}, {"dp": 2, "tp": 2}], ids="x".join)
 def test_a_cut_model_trains_as_the_whole_one(launch, dims) -> None:
     """Parameters and norms are those of one process, clipping included, for every optimizer that is installed."""
-    launch(equal_runs, math.prod(dims.values()), installed(), dims, timeout=240)
+    launch(equal_runs, math.prod(dims.values()), installed(), dims)
 
 
 def accumulate(model: nn.Module, optimizer) -> list[float]:

@@ -28,7 +28,7 @@ def test_killed_runs_leave_a_complete_checkpoint():
         [sys.executable, str(SCRIPT), "--kills", "5", "--seed", "7"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=800,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

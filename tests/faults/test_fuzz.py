@@ -10,14 +10,13 @@ import pytest
 SCRIPT = Path(__file__).with_name("fuzz_checkpoints.py")
 
 
-@pytest.mark.timeout(300)
 def test_fifty_of_each():
     """Named errors or right values, nothing half changed, nothing opened outside."""
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--manifests", "50", "--flips", "50", "--seed", "7"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

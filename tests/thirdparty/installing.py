@@ -25,7 +25,7 @@ def install_wheel(project: Path, target: Path) -> None:
             [sys.executable, "-W", "ignore", "-c", _BUILD, folder],
             cwd=source,
             check=True,
-            timeout=100,
+            timeout=600,
             capture_output=True,
         )
         (wheel,) = Path(folder).glob("*.whl")

@@ -52,7 +52,7 @@ def _run(command: list[str], environ: dict[str, str], folder: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

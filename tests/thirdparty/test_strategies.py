@@ -29,7 +29,7 @@ from megaopt_core.sharding import LiveModel
 pytest.importorskip("megaopt_adam")
 pytest.importorskip("megaopt_distributed")
 pytest.importorskip("megaopt_muon")
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.distributed
 
 OURS = ("round_robin", "row_blocks", "by_expert", "pairs")
 ALL = (*OURS, "replicated", "distributed")
@@ -66,7 +66,7 @@ def train_each(rank, size, installed, strategies, folder=None):
 @pytest.fixture(scope="module")
 def alone(launch, strategies):
     """What one process trains, with the state that it ends with."""
-    return launch(train_each, 1, strategies, ("replicated", *OURS, "parts"), timeout=200)[0]
+    return launch(train_each, 1, strategies, ("replicated", *OURS, "parts"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +78,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def by_two(launch, strategies, folder):
     """What 2 ranks train."""
-    return launch(train_each, 2, strategies, (*ALL, "parts"), str(folder), timeout=300)
+    return launch(train_each, 2, strategies, (*ALL, "parts"), str(folder))
 
 
 @pytest.fixture(scope="module")
 def by_four(launch, strategies, folder):
     """What 4 ranks train."""
-    return launch(train_each, 4, strategies, (*ALL, "parts"), str(folder), timeout=300)
+    return launch(train_each, 4, strategies, (*ALL, "parts"), str(folder))
 
 
 def is_exact(strategy, case):
@@ -146,7 +146,7 @@ def hop(rank, size, installed, folder, sources, cut):
 
 def test_checkpoints_go_from_any_strategy_to_any_other(alone, by_two, by_four, launch, strategies, folder):
     """From 2 ranks and 4, tensor parallel or not, to 2 ranks and to 2 x 2: state bit for bit, and the steps after."""
-    launch(tensor_parallel, 4, strategies, str(folder), timeout=200)
+    launch(tensor_parallel, 4, strategies, str(folder))
     whole = [f"{strategy}-{size}" for strategy in ALL for size in (2, 4)]
     cut = [f"{strategy}-tp4" for strategy in ("replicated", *OURS)]
     # What two ranks step is stored by one of them.
@@ -157,7 +157,7 @@ def test_checkpoints_go_from_any_strategy_to_any_other(alone, by_two, by_four, l
         (2, [*whole[1::2], *cut[::2]], False),
         (4, [*whole[::2], *cut[1::2]], True),
     ):
-        for loaded, wrong in launch(hop, size, strategies, str(folder), sources, is_cut, timeout=400):
+        for loaded, wrong in launch(hop, size, strategies, str(folder), sources, is_cut):
             assert wrong == []
             for source, (found, _) in loaded.items():
                 compare(found, state, exact=source in whole)
@@ -303,7 +303,7 @@ def everything_else(rank, size, installed, folder):
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_changed_model_dcp_and_gradients_of_ddp(launch, strategies, tmp_path, size):
     """Own memory takes over what the model is given; DCP changes no bit; DDP's gradients step as replicated ones."""
-    results = launch(everything_else, size, strategies, str(tmp_path), timeout=200)
+    results = launch(everything_else, size, strategies, str(tmp_path))
     for name in results[0][-1]:
         told = [result[-1][name] for result in results]
         assert {step for step, _, _ in told} == {"whole"}

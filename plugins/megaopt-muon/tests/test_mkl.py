@@ -190,7 +190,7 @@ def test_the_mkl_in_torch_stays_the_one_that_torch_uses():
     outputs = [
         subprocess.run(
             [sys.executable, "-c", OF_TORCH.format(with_mkl=flag)],
-            capture_output=True, text=True, timeout=120, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=600, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         ).stdout
         for flag in (False, True)
     ]  # fmt: skip

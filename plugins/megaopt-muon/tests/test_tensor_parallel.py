@@ -20,7 +20,7 @@ from megaopt_core.parallel import ProcessGroupCollection
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
-TIMEOUT = 200  # seconds; importing takes most of them on a busy machine
+TIMEOUT = 600  # seconds; importing takes most of them on a busy machine
 
 
 def run_ranks(world, folder):

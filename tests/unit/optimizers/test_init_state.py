@@ -1,5 +1,6 @@
 """State before the first step: a place to load into, which changes nothing about the steps that follow."""
 
+import importlib
 import io
 import random
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig
+from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, build_optimizer
 from megaopt_core.errors import StateDictError
 from megaopt_core.execution._undo import remember
 
@@ -247,6 +248,46 @@ def test_learning_the_state_leaves_no_trace(mlp, give) -> None:
     optimizer.train()
     optimizer.step()
     assert hooked == [1]
+
+
+CONSTRUCTED = """
+class Constructed(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param] = {"sum": torch.full_like(param, 0.125), "steps": 0}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["sum"] += param.grad.square()
+                self.state[param]["steps"] += 1
+                param -= group["lr"] * param.grad / self.state[param]["sum"].sqrt()
+
+@hookimpl
+def megaopt_optimizer_entries():
+    return {"constructed": OptimizerEntry(Constructed)}
+"""
+
+
+def test_state_that_the_constructor_makes_stays(mlp, give, plugins) -> None:
+    """Its values are the first step's, not a stand-in's."""
+    module = importlib.import_module(plugins.install("constructed", CONSTRUCTED))
+    plugins.registry()
+    model, plain = mlp(), mlp()
+    optimizer = build_optimizer(model, "constructed", lr=0.1, weight_decay=0.0, clip_grad=0.0)
+    alone = module.Constructed(plain.parameters())
+    assert optimizer.state[model[0].weight]["sum"].unique().tolist() == [0.125]
+    assert optimizer.state[model[0].weight]["steps"] == 0
+    for _ in range(3):
+        give(model)
+        give(plain)
+        optimizer.step()
+        alone.step()
+    assert _same(model.parameters(), plain.parameters())
+    assert optimizer.state[model[0].weight]["steps"] == 3
 
 
 def test_an_optimizer_that_cannot_step_on_zeros_has_state_later(mlp, give, tmp_path) -> None:

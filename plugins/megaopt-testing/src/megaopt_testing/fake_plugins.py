@@ -79,7 +79,7 @@ class FakePlugins:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
+            timeout=600,
         )
 
 

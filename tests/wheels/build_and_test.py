@@ -162,7 +162,18 @@ def check(outside: Path, *pytest_arguments: str) -> int:
     install(python, *tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"])
     folders = copy_tests(distributions, outside / "tests")
     # -I: neither the current folder nor PYTHONPATH can stand in for a file that a wheel lacks.
-    pytest = [python, "-I", "-m", "pytest", "-n", "auto", "--maxprocesses=4", "--dist=loadscope", *folders, *pytest_arguments]
+    pytest = [
+        python,
+        "-I",
+        "-m",
+        "pytest",
+        "-n",
+        "auto",
+        "--maxprocesses=4",
+        "--dist=loadscope",
+        *folders,
+        *pytest_arguments,
+    ]
     return subprocess.run(pytest, cwd=outside / "tests", check=False).returncode
 
 

@@ -59,6 +59,13 @@ def _alignment(instance: object, attribute: object, value: int) -> None:
         raise PluginError(f"OptimizerEntry(alignment={value!r}): must be a number of elements, at least 1")
 
 
+def _dotted_class(instance: object, attribute: object, value: object) -> None:
+    if value is not None and not (isinstance(value, str) and all(value.partition(":")[::2])):
+        raise PluginError(
+            f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer, such as "torch.optim:AdamW"'
+        )
+
+
 def _names(value: Collection[str]) -> frozenset[str]:
     return frozenset(value)
 
@@ -106,6 +113,8 @@ class OptimizerEntry:
             `lr / mup_width_mult`.
         param_notes: the inner optimizer to what the report says of how it steps its parameters, by name; those of which
             there is nothing to say may be missing.
+        same_as: `"module:Class"` of an optimizer whose first steps this one honestly shares, as variants of Adam do; the
+            report says it, and the kit does not take it for a silent stand-in.
         description: one line for `megaopt optimizers`.
         example: a line of Python for `megaopt describe`.
 
@@ -141,6 +150,7 @@ class OptimizerEntry:
     supports_fp16: bool = False
     mup: MupRule | None = None
     param_notes: Callable[[torch.optim.Optimizer], Mapping[str, str]] | None = None
+    same_as: str | None = field(default=None, validator=_dotted_class)
     description: str = ""
     example: str = ""
 

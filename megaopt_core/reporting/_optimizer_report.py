@@ -75,6 +75,7 @@ class PartRow:
         changed: how many of its stepped tensors the last step changed; None when that was not asked for.
         stepped: how many tensors it steps.
         method: how changes were detected.
+        same_as: `"module:Class"` of the optimizer whose first steps it shares by its entry; empty for none.
     """
 
     optimizer: str
@@ -85,6 +86,7 @@ class PartRow:
     changed: int | None
     stepped: int
     method: str
+    same_as: str = ""
 
 
 @frozen
@@ -114,7 +116,7 @@ class OptimizerReport:
         rows = [
             [
                 part.optimizer,
-                part.optimizer_class,
+                part.optimizer_class + (f" (as {part.same_as})" if part.same_as else ""),
                 part.plugin,
                 part.parameters,
                 f"{part.elements:,}",
@@ -210,11 +212,16 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
                 changed,
                 len(part.stepped),
                 part.changes.method,
+                _same_as(registered),
             )
         )
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
     readers = () if optimizer.routing is None else optimizer.routing.readers
     return OptimizerReport(ordered, parts, optimizer.unused_settings, optimizer.check(), readers)
+
+
+def _same_as(registered: str | None) -> str:
+    return "" if registered is None else get_registry().optimizer(registered).same_as or ""
 
 
 def _notes(registered: str | None, inner: torch.optim.Optimizer) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="these tests run without the sources around them")
-PAGES = {"start.md": ("megaopt_muon",), "routing.md": ("megaopt_adam", "megaopt_roles")}
+PAGES = {"start.md": ("megaopt_muon",), "routing.md": ("megaopt_adam", "megaopt_checkpoint", "megaopt_roles")}
 """What a page's examples need."""
 
 

@@ -378,6 +378,8 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "silent_settings": ("settings_documented", _with(SilentSettings, "silent")),
     "ignored_settings": ("settings_used", _entry(Good, config_to_kwargs=_without_beta)),
     "falls_back_to_sgd": ("no_silent_fallback", _entry(FallsBackToSGD)),
+    # Says that it is somebody else than it is.
+    "shares_steps_with_another": ("no_silent_fallback", _entry(FallsBackToAdamW, same_as="torch.optim:SGD")),
     "falls_back_to_adamw": ("no_silent_fallback", _entry(FallsBackToAdamW)),
     "makes_state_late": ("state_before_first_step", _entry(Good, init_state_fn=_no_state)),
     "starts_elsewhere": ("state_before_first_step", _entry(StartsElsewhere, init_state_fn=_zeros)),

@@ -6,7 +6,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from megaopt_testing import CHECKS, CheckStatus, run_checks, temporary_plugin
+import torch
+from attrs import evolve
+from megaopt_testing import CHECKS, CheckStatus, check_no_silent_fallback, run_checks, temporary_plugin
+
+from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
+from megaopt_core.errors import PluginError
 
 
 def _bad_optimizers() -> ModuleType:
@@ -22,6 +27,7 @@ BAD = _bad_optimizers()
 
 # What the message tells the author, beside the optimizer's name.
 HELP = {
+    "shares_steps_with_another": "say so by `same_as`",
     "counts_backwards": "accumulated over 4 micro-batches steps otherwise",
     "forgets_on_resume": "belongs in `optimizer.state`",
     "keeps_objects_in_state": "torch.load(weights_only=True)",
@@ -71,6 +77,31 @@ def test_a_bad_optimizer_fails_the_check_that_it_is_for_and_no_other(name: str) 
     assert failed[0].message.startswith(f"{name!r}: ")
     assert HELP[name] in failed[0].message
     assert failed[0].traceback == ""
+
+
+def test_an_optimizer_that_says_whose_steps_it_shares_is_no_silent_fallback() -> None:
+    """The report says it too."""
+    entry = evolve(BAD.ENTRIES["falls_back_to_adamw"][1], same_as="torch.optim:AdamW")
+
+    class Plugin:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_optimizer_entries(self):
+            return {"open_variant": entry}
+
+    with temporary_plugin(Plugin(), name="open-variant"):
+        check_no_silent_fallback("open_variant")
+        report = build_optimizer(torch.nn.Linear(3, 3), "open_variant", lr=0.1).report()
+    assert [part.same_as for part in report.parts] == ["torch.optim:AdamW"]
+    assert "(as torch.optim:AdamW)" in report.summary()
+
+
+@pytest.mark.parametrize("wrong", ["AdamW", 3, "torch.optim:", torch.optim.AdamW])
+def test_same_as_names_a_class(wrong) -> None:
+    """Another form would be compared with nothing, silently."""
+    with pytest.raises(PluginError, match=r"same_as=.*must be \"module:Class\""):
+        OptimizerEntry(torch.optim.SGD, same_as=wrong)
 
 
 def test_every_check_has_an_optimizer_that_it_catches() -> None:

@@ -103,6 +103,7 @@ def _adam_entry(
         state_dtypes={"exp_avg": _LOW, "exp_avg_sq": _LOW},
         supports_fp16=True,
         mup=adam_mup,
+        same_as="torch.optim:AdamW",
         description=about,
         example=f'build_optimizer(model, "{name}", lr=1e-3, weight_decay=0.1, adam_beta2=0.95)',
     )

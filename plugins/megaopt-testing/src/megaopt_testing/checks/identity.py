@@ -27,7 +27,8 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
     """It steps every parameter that it takes in its own way: not as plain SGD, SGD with momentum, or AdamW would.
 
     Parameters that it refuses (`accepts`) go to its `fallback` and are not looked at. An entry whose `optimizer_cls` is
-    one of torch.optim's own classes says by that what it is: it has to equal that class bit for bit.
+    one of torch.optim's own classes says by that what it is: it has to equal that class bit for bit. One whose `same_as`
+    names a stand-in shares its steps openly, and is held to the others alone.
 
     Args:
         optimizer: registered name.
@@ -49,14 +50,18 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
     if entry.load_class().__module__.partition(".")[0] == "torch":
         _require_equal(trial, entry, built, after)
         return
+    shared = (entry.same_as or "").replace(":", ".")
     for what, optimizer_cls, arguments in _STAND_INS:
+        if shared == f"torch.optim.{optimizer_cls.__name__}":
+            continue
         other = _stepped_by(trial, optimizer_cls, {"lr": _lr(built), **arguments})
         same = [name for name in names if _same_step(before[name], after[name], other[name])]
         if same:
             trial.fail(
                 f"it moves {some(same)} as {what} with its learning rate does. If it cannot step such "
                 "parameters, let `accepts` "
-                "refuse them and name a `fallback`, so that reports say who steps them"
+                "refuse them and name a `fallback`, so that reports say who steps them; if it shares its first steps "
+                "with that optimizer, say so by `same_as`"
             )
 
 

@@ -113,8 +113,8 @@ class OptimizerEntry:
             `lr / mup_width_mult`.
         param_notes: the inner optimizer to what the report says of how it steps its parameters, by name; those of which
             there is nothing to say may be missing.
-        same_as: `"module:Class"` of an optimizer whose first steps this one honestly shares, as variants of Adam do; the
-            report says it, and the kit does not take it for a silent stand-in.
+        same_as: `"module:Class"` of an optimizer whose first steps this one honestly shares, as variants of Adam do;
+            the report says it, and the kit does not take it for a silent stand-in.
         description: one line for `megaopt optimizers`.
         example: a line of Python for `megaopt describe`.
 

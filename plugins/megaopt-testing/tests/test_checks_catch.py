@@ -81,7 +81,9 @@ def test_a_bad_optimizer_fails_the_check_that_it_is_for_and_no_other(name: str) 
 
 def test_an_optimizer_that_says_whose_steps_it_shares_is_no_silent_fallback() -> None:
     """The report says it too."""
-    entry = evolve(BAD.ENTRIES["falls_back_to_adamw"][1], same_as="torch.optim:AdamW")
+    entry = evolve(
+        BAD.ENTRIES["falls_back_to_adamw"][1], same_as="torch.optim:AdamW", settings=None, setting_prefixes=()
+    )
 
     class Plugin:
         megaopt_api = "1"

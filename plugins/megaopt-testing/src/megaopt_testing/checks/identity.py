@@ -27,8 +27,8 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
     """It steps every parameter that it takes in its own way: not as plain SGD, SGD with momentum, or AdamW would.
 
     Parameters that it refuses (`accepts`) go to its `fallback` and are not looked at. An entry whose `optimizer_cls` is
-    one of torch.optim's own classes says by that what it is: it has to equal that class bit for bit. One whose `same_as`
-    names a stand-in shares its steps openly, and is held to the others alone.
+    one of torch.optim's own classes says by that what it is: it has to equal that class bit for bit. One whose
+    `same_as` names a stand-in shares its steps openly, and is held to the others alone.
 
     Args:
         optimizer: registered name.

@@ -152,8 +152,9 @@ def check_settings_used(optimizer: str, **settings: Any) -> None:
     """
     trial = Trial(optimizer, settings)
     config = _Recording(**{**DEFAULT_SETTINGS, **settings, "optimizer": optimizer})
+    # Plugins read copies of the configuration, which note it in the same set.
+    read: set[str] = config.__dict__.setdefault("_read", set())
     get_megatron_optimizer(config, [trial.model()])
-    read: set[str] = config.__dict__.get("_read", set())
     ignored = sorted(set(own_settings(optimizer)) - read)
     if ignored:
         trial.fail(

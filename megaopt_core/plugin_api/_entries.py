@@ -59,7 +59,7 @@ def _alignment(instance: object, attribute: object, value: int) -> None:
         raise PluginError(f"OptimizerEntry(alignment={value!r}): must be a number of elements, at least 1")
 
 
-def _dotted_class(instance: object, attribute: object, value: object) -> None:
+def _dotted_class(instance: object, attribute: object, value: str | None) -> None:
     if value is not None and not (isinstance(value, str) and all(value.partition(":")[::2])):
         raise PluginError(
             f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer, such as "torch.optim:AdamW"'

@@ -41,12 +41,15 @@ def _scalar_optimizer(config: OptimizerConfig) -> str:
 
 
 def _step_cost(spec: ParamSpec, view: MatrixView | None) -> float:
-    """Return `2 * steps * max(r, c) * min(r, c)**2`, added up over the matrices of `r` rows and `c` columns."""
-    shapes = (MATRIX if view is None else view).matrix_shapes(spec.shape)
-    return sum(
-        2.0 * _STEPS * math.prod(batch) * max(rows, columns) * min(rows, columns) ** 2
-        for *batch, rows, columns in shapes
-    )
+    """Return the operations of the plain iteration, added up over the matrices of `m x n`, `m <= n`.
+
+    A step multiplies `X X^T` and `B X`, which is `4 m^2 n`, and `A A`, which is `2 m^3`.
+    """
+    cost = 0.0
+    for *batch, rows, columns in (MATRIX if view is None else view).matrix_shapes(spec.shape):
+        small, large = sorted((rows, columns))
+        cost += _STEPS * math.prod(batch) * (4.0 * small**2 * large + 2.0 * small**3)
+    return cost
 
 
 def _muon_kwargs(

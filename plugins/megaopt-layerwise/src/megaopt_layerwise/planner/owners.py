@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from megaopt_core.errors import ShardingError
 from megaopt_layerwise.planner.cost_model import CostModel
+from megaopt_layerwise.planner.global_plan import plan_globally
 from megaopt_layerwise.planner.packing import Loads, pack
-from megaopt_layerwise.planner.plan import OwnerPlan, Owners
+from megaopt_layerwise.planner.plan import Division, OwnerPlan, Owners, plan_of
+from megaopt_layerwise.planner.units import whole_units
 from megaopt_layerwise.planner.works import Work
 
 __all__ = ["OwnerPolicy", "plan_owners"]
@@ -31,6 +33,7 @@ def plan_owners(
     ranks: int,
     *,
     policy: OwnerPolicy = OwnerPolicy.GLOBAL,
+    divisions: Collection[Division] = (Division.WHOLE,),
     model: CostModel | None = None,
     most_memory: float = 1.1,
 ) -> OwnerPlan:
@@ -40,6 +43,9 @@ def plan_owners(
         works: one a parameter, in any order.
         ranks: number of ranks, counted from 0.
         policy: what is balanced.
+        divisions: how `GLOBAL` may share out one parameter. Batches are divided where that balances better. Peers step
+            a parameter together where the whole step is shorter so, exchange included; of parameters that all ranks
+            can own.
         model: weighs operations against exchanged bytes; None: the default one.
         most_memory: bytes of state of the fullest rank over their mean that `GLOBAL` stays below where it can.
 
@@ -54,32 +60,28 @@ def plan_owners(
     """
     _require_sound(works, ranks)
     model = model or CostModel()
-    loads = Loads(ranks)
-    owner: dict[str, int] = {}
     if policy is OwnerPolicy.GLOBAL:
-        owner.update(pack(works, loads, by=lambda work: work.cost, most_memory=most_memory))
+        # In the order of names: the plan does not depend on the order of what is given.
+        by_name = sorted(works, key=lambda work: work.name)
+        owners = plan_globally(by_name, ranks, frozenset(divisions), model, most_memory)
     else:
-        by_bucket: dict[int, list[Work]] = {}
-        for work in works:
-            by_bucket.setdefault(work.bucket, []).append(work)
-        for _, some in sorted(by_bucket.items()):
-            if policy is OwnerPolicy.ELEMENTS:
-                owner.update(pack(some, Loads(ranks), by=lambda work: float(work.numel)))
-            else:
-                owner.update(pack(some, loads, by=lambda work: work.cost))
-    return _plan(works, {name: Owners((rank,)) for name, rank in owner.items()}, ranks, model)
+        owners = _by_bucket(works, ranks, policy)
+    return plan_of(works, owners, ranks, model)
 
 
-def _plan(works: Sequence[Work], owners: dict[str, Owners], ranks: int, model: CostModel) -> OwnerPlan:
-    costs, numels, state = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
+def _by_bucket(works: Sequence[Work], ranks: int, policy: OwnerPolicy) -> dict[str, Owners]:
+    by_bucket: dict[int, list[Work]] = {}
     for work in works:
-        (rank,) = owners[work.name].ranks
-        costs[rank] += work.cost
-        numels[rank] += work.numel
-        state[rank] += work.state_bytes
-    seconds = tuple(model.compute_seconds(cost) for cost in costs)
-    ordered = {work.name: owners[work.name] for work in works}
-    return OwnerPlan(ordered, tuple(costs), tuple(numels), tuple(state), seconds)
+        by_bucket.setdefault(work.bucket, []).append(work)
+    owners: dict[str, Owners] = {}
+    loads = Loads(ranks)
+    for _, some in sorted(by_bucket.items()):
+        if policy is OwnerPolicy.ELEMENTS:
+            places = pack(whole_units(some, by=lambda work: float(work.numel)), Loads(ranks))
+        else:
+            places = pack(whole_units(some, by=lambda work: work.cost), loads)
+        owners.update((work.name, Owners((rank,))) for work, rank in zip(some, places, strict=True))
+    return owners
 
 
 def _require_sound(works: Sequence[Work], ranks: int) -> None:

@@ -1,13 +1,14 @@
-"""Longest processing time first: works go, the largest first, onto the rank with the least load."""
+"""Longest processing time first: units go, the largest first, onto the rank with the least load."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Sequence
 
 from attrs import define, field
 
-from megaopt_layerwise.planner.works import Work
+from megaopt_layerwise.planner.units import Unit
 
 __all__ = ["Loads", "pack"]
 
@@ -18,9 +19,11 @@ class Loads:
 
     Args:
         ranks: how many there are.
+        room: bytes of state that no unit may take a rank beyond while another one has room.
     """
 
     ranks: int
+    room: float = math.inf
     load: list[float] = field(init=False)
     bytes: list[float] = field(init=False)
 
@@ -37,42 +40,37 @@ class Loads:
         return self.load[rank], self.bytes[rank], rank
 
 
-def pack(
-    works: Iterable[Work],
-    loads: Loads,
-    *,
-    by: Callable[[Work], float],
-    most_memory: float | None = None,
-) -> dict[str, int]:
-    """Return an owner for every work, and add it to the loads.
+def pack(units: Sequence[Unit], loads: Loads) -> list[int]:
+    """Return an owner for every unit, and add it to the loads.
 
     Args:
-        works: what to share out.
+        units: what to share out.
         loads: what the ranks have already.
-        by: the load of a work.
-        most_memory: bytes of the fullest rank over their mean that no work may exceed where another rank has room;
-            None: bytes do not matter.
     """
-    ordered = sorted(works, key=lambda work: (-by(work), -work.state_bytes, work.name))
-    total = sum(loads.bytes) + sum(work.state_bytes for work in ordered)
-    room = float("inf") if most_memory is None else most_memory * total / loads.ranks
+    order = sorted(range(len(units)), key=lambda at: _largest_first(units[at]))
     queues: dict[tuple[int, ...] | None, list[tuple[float, float, int]]] = {}
-    owner = {}
-    for work in ordered:
-        if work.ranks not in queues:
-            able = range(loads.ranks) if work.ranks is None else work.ranks
-            queues[work.ranks] = [loads.key(rank) for rank in able]
-            heapq.heapify(queues[work.ranks])
-        rank = _least(queues[work.ranks], loads, work, room)
-        loads.load[rank] += by(work)
-        loads.bytes[rank] += work.state_bytes
-        heapq.heappush(queues[work.ranks], loads.key(rank))
-        owner[work.name] = rank
-    return owner
+    owners = [0] * len(units)
+    for at in order:
+        unit = units[at]
+        if unit.ranks not in queues:
+            able = range(loads.ranks) if unit.ranks is None else unit.ranks
+            queues[unit.ranks] = [loads.key(rank) for rank in able]
+            heapq.heapify(queues[unit.ranks])
+        rank = _least(queues[unit.ranks], loads, unit)
+        loads.load[rank] += unit.load
+        loads.bytes[rank] += unit.bytes
+        heapq.heappush(queues[unit.ranks], loads.key(rank))
+        owners[at] = rank
+    return owners
 
 
-def _least(queue: list[tuple[float, float, int]], loads: Loads, work: Work, room: float) -> int:
-    """Take the least loaded rank with room for a work out of its queue; where none has room, the emptiest one.
+def _largest_first(unit: Unit) -> tuple[float, float, str]:
+    """Return what units are sorted by; the name makes the order that of no argument."""
+    return -unit.load, -unit.bytes, unit.name
+
+
+def _least(queue: list[tuple[float, float, int]], loads: Loads, unit: Unit) -> int:
+    """Take the least loaded rank with room for a unit out of its queue; where none has room, the emptiest one.
 
     Loads only grow, so an entry that is out of date comes too early, and is put back where it belongs.
     """
@@ -83,7 +81,7 @@ def _least(queue: list[tuple[float, float, int]], loads: Loads, work: Work, room
         rank = entry[2]
         if entry != loads.key(rank):
             heapq.heappush(queue, loads.key(rank))
-        elif loads.bytes[rank] and loads.bytes[rank] + work.state_bytes > room:
+        elif loads.bytes[rank] and loads.bytes[rank] + unit.bytes > loads.room:
             full.append(entry)
         else:
             found = rank

@@ -7,7 +7,10 @@ from enum import StrEnum
 
 from attrs import frozen
 
-__all__ = ["Division", "OwnerPlan", "Owners", "imbalance"]
+from megaopt_layerwise.planner.cost_model import CostModel
+from megaopt_layerwise.planner.works import Work
+
+__all__ = ["Division", "OwnerPlan", "Owners", "imbalance", "plan_of"]
 
 
 class Division(StrEnum):
@@ -107,3 +110,29 @@ class OwnerPlan:
         for owners in self.owners.values():
             found[owners.division] += 1
         return found
+
+
+def plan_of(works: Sequence[Work], owners: Mapping[str, Owners], ranks: int, model: CostModel) -> OwnerPlan:
+    """Return a plan with what every rank has to do.
+
+    Args:
+        works: what was shared out.
+        owners: of every work.
+        ranks: how many there are.
+        model: tells the time of a step.
+    """
+    costs, numels, state, seconds = ([0.0] * ranks for _ in range(4))
+    for work in works:
+        shared = owners[work.name]
+        peers = len(shared.ranks) if shared.division is Division.PEERS else 1
+        for at, rank in enumerate(shared.ranks):
+            share = 1.0 / peers
+            if shared.division is Division.MATRICES:
+                share = (shared.bounds[at + 1] - shared.bounds[at]) / work.matrices
+            cost = model.part_cost(work, peers) if peers > 1 else share * work.cost
+            costs[rank] += cost
+            numels[rank] += share * work.numel
+            state[rank] += share * work.state_bytes
+            seconds[rank] += model.compute_seconds(cost) + model.exchange_seconds(work.exchanged, peers)
+    ordered = {work.name: owners[work.name] for work in works}
+    return OwnerPlan(ordered, tuple(costs), tuple(numels), tuple(state), tuple(seconds))

@@ -57,6 +57,8 @@ class MatrixView:
         split_sizes: sizes along `split_dim`; empty when the matrix is not split.
         label: what the view is, for reports: `"qkv"`, `"gate_up"`... Not part of equality.
         fused: what its pieces are, for optimizers whose settings ask. Not part of equality: the matrices are the same.
+        head_sizes: rows of an attention head in each piece, or in the only one, for optimizers whose settings ask;
+            empty where there are no heads, or nobody knows. Not part of equality.
 
     Raises:
         ViewError: an argument is out of range.
@@ -74,6 +76,7 @@ class MatrixView:
     split_sizes: tuple[int, ...] = field(default=(), converter=_sizes)
     label: str = field(default="", eq=False)
     fused: Fused = field(default=Fused.NOTHING, converter=Fused, eq=False)
+    head_sizes: tuple[int, ...] = field(default=(), converter=_sizes, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if self.batch_dims < 0:
@@ -82,6 +85,19 @@ class MatrixView:
             raise ViewError(f"MatrixView(split_dim={self.split_dim}): must be 0 (rows) or 1 (columns)")
         if any(size < 1 for size in self.split_sizes):
             raise ViewError(f"MatrixView(split_sizes={self.split_sizes}): every size must be at least 1")
+        if self.head_sizes:
+            self._require_whole_heads()
+
+    def _require_whole_heads(self) -> None:
+        """Raise unless there is one head size for each piece, which divides it."""
+        pieces = self.split_sizes or (0,)
+        fits = len(self.head_sizes) == len(pieces) and all(head > 0 for head in self.head_sizes)
+        rows = self.split_dim == 0 and fits
+        if not (rows and all(size % head == 0 for size, head in zip(pieces, self.head_sizes, strict=True))):
+            raise ViewError(
+                f"MatrixView(split_sizes={self.split_sizes}, head_sizes={self.head_sizes}): must be the rows of a head "
+                "in each piece along the rows, or in the only piece"
+            )
 
     @property
     def is_plain(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 from torch import nn
@@ -56,14 +56,19 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
         sizes = getattr(param, "qkv_split_shapes", None)
         if sizes is not None:
             found.append(
-                (
-                    MatrixView(split_sizes=tuple(sizes), label="qkv", fused=Fused.QKV),
-                    "attributes is_qkv and qkv_split_shapes",
-                )
+                (_query_groups(sizes), "attributes is_qkv and qkv_split_shapes"),
             )
     if getattr(param, "is_embedding_or_output_parameter", False):
         found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))
     return found
+
+
+def _query_groups(sizes: Sequence[int]) -> MatrixView:
+    """Return the view of query, key and value group by group: each has one head of keys and one of values."""
+    head = sizes[-1] if sizes else 0
+    known = head > 0 and all(size % head == 0 for size in sizes)
+    heads = (head,) * len(sizes) if known else ()
+    return MatrixView(split_sizes=tuple(sizes), label="qkv", fused=Fused.QKV, head_sizes=heads)
 
 
 def _from_others(entry: NamedParam, annotations: Mapping[str, Role | MatrixView]) -> list[Description]:

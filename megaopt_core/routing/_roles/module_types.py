@@ -194,10 +194,11 @@ def _recurrent(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> Rol
 
 def _multihead_attention(module: nn.MultiheadAttention, attribute: str) -> RoleDecision | None:
     if attribute == "in_proj_weight":
-        view = MatrixView(split_sizes=(module.embed_dim,) * 3, label="qkv", fused=Fused.QKV)
+        heads = (module.head_dim,) * 3
+        view = MatrixView(split_sizes=(module.embed_dim,) * 3, label="qkv", fused=Fused.QKV, head_sizes=heads)
         return matrix("q, k and v of MultiheadAttention", view)
     if attribute in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        return matrix(f"{attribute[0]} of MultiheadAttention")
+        return matrix(f"{attribute[0]} of MultiheadAttention", MatrixView(head_sizes=(module.head_dim,)))
     if attribute in ("bias_k", "bias_v"):
         return elementwise("bias of MultiheadAttention")
     return None

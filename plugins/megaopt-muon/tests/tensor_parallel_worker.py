@@ -175,6 +175,15 @@ def main(rank, world, store, out):
         "dim": 1,
         "expert": True,
     }
+    by_head = MatrixView(head_sizes=(4,))
+    for name, shape, dim in (("whole", (32, 24), 0), ("cut", (24, 24), 0), ("along columns", (32, 24), 1)):
+        case = {"view": by_head, "shape": shape, "dim": dim, "expert": False, "split": "per_head"}
+        cls = TensorParallelMuon
+        results[f"heads {name}"] = compare(rank, world, groups, cls=cls, tp_mode="duplicated", **case)
+        adaptive = {"cls": TensorParallelAdaptiveMuon, "moment2_method": "normuon", "eps": 1e-2}
+        results[f"heads {name} normuon"] = compare(
+            rank, world, groups, tp_mode="duplicated", **adaptive, **case
+        )
     results["experts use their own group"] = compare(
         rank, world, SimpleNamespace(expt_tp=group), tp_mode="duplicated", **only_experts
     )

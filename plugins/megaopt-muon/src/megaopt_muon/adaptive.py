@@ -58,6 +58,8 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         norm_eps: least norm that an update is divided by before the iteration.
         ns_method: how the iteration is computed.
         ns_plan: how each shape is iterated, as far as it is known.
+        split: `"fused"`: each matrix of a fused weight by itself; `"per_head"`: each attention head too, where the view
+            knows heads; `"none"`: weights as they are stored.
         cautious_weight_decay: decay only where update and weight agree in sign, as published by Chen et al.
             (arXiv:2510.12402); also a key of groups.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
@@ -100,6 +102,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         beta2: float = 0.95,
         eps: float = 1e-8,
         *,
+        split: str = "fused",
         cautious_weight_decay: bool = False,
         norm_eps: float = 1e-15,
         ns_method: str = "auto",
@@ -144,6 +147,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             extra_scale_factor,
             pg_collection,
             tp_mode,
+            split=split,
             cautious_weight_decay=cautious_weight_decay,
             norm_eps=norm_eps,
             ns_method=ns_method,

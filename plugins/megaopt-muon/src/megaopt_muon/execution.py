@@ -87,7 +87,7 @@ def orthogonalize_pieces(
     cut: list[tuple[int, int]] = []
     for index, plan in enumerate(plans):
         for number, piece in enumerate(plan.pieces):
-            if plan.cut is not None:
+            if plan.cut is not None and plan.cut.mode != "whole":
                 cut.append((index, number))
             else:
                 key = _batch_key(ns, piece.shape, updates[index])

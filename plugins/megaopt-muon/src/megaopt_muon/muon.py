@@ -20,7 +20,7 @@ from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
 from megaopt_muon.precision import compute_dtype
 from megaopt_muon.scale import get_muon_scale_factor, validate_scale_mode
-from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, TP_MODES
+from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -102,6 +102,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         ns_method: how the iteration is computed: `"auto"`, `"standard"` or `"gram"`.
         ns_plan: how each shape is iterated, as the key `ns_plan` of a group tells it after a step; what it does not
             name is chosen when it is first met.
+        split: `"fused"`: each matrix of a fused weight by itself; `"per_head"`: each attention head too, where the view
+            knows heads; `"none"`: weights as they are stored.
         cautious_weight_decay: decay only where update and weight agree in sign, as published by Chen et al.
             (arXiv:2510.12402); also a key of groups.
         coefficients: `(a, b, c)` of each step, for `coefficient_type="custom"`.
@@ -142,6 +144,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         pg_collection: Any | None = None,
         tp_mode: Literal["blockwise", "duplicated", "distributed", "auto"] = "duplicated",
         *,
+        split: str = "fused",
         cautious_weight_decay: bool = False,
         norm_eps: float = 1e-15,
         ns_method: str = "auto",
@@ -157,6 +160,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             fp32_matmul_prec,
             f"one of {MATMUL_PRECISIONS}",
         )
+        _require(split in SPLITS, "split", split, f"one of {SPLITS}")
         _require(tp_mode in TP_MODES, "tp_mode", tp_mode, f"one of {TP_MODES}")
         _require(ns_method in NS_METHODS, "ns_method", ns_method, f"one of {NS_METHODS}")
         _require(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
@@ -167,6 +171,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             ns_method,
             norm_eps,
         )
+        self.split = split
         self.split_qkv = split_qkv
         self.is_qkv_fn = is_qkv_fn
         self.qkv_split_shapes = qkv_split_shapes
@@ -401,7 +406,11 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         if known is not None and known[0] is info:
             return known[1]
         view = view_of(
-            param, split_qkv=self.split_qkv, is_qkv_fn=self.is_qkv_fn, qkv_split_shapes=self.qkv_split_shapes
+            param,
+            split=self.split,
+            split_qkv=self.split_qkv,
+            is_qkv_fn=self.is_qkv_fn,
+            qkv_split_shapes=self.qkv_split_shapes,
         )
         plan = plan_parameter(param, view, self._tensor_parallel_group(param), self.tp_mode, self._scale)
         self._plans[param] = (info, plan)

@@ -10,7 +10,7 @@ from megaopt_muon.methods import parsed_plan
 if TYPE_CHECKING:
     import torch
 
-    from megaopt_muon.plans import Cut, MatrixPlan
+    from megaopt_muon.plans import MatrixPlan
 
 __all__ = ["param_notes"]
 
@@ -35,7 +35,7 @@ def param_notes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 def _notes(plan: MatrixPlan, methods: Mapping[tuple[int, int], str]) -> Iterator[str]:
     used = {}
     for piece in plan.pieces:
-        rows, columns = _whole(piece.shape, plan.cut)
+        rows, columns = _gathered(piece.shape, plan)
         small, large = sorted((rows, columns))
         if (small, large) in methods:
             used[f"{rows}x{columns}"] = methods[small, large]
@@ -43,14 +43,17 @@ def _notes(plan: MatrixPlan, methods: Mapping[tuple[int, int], str]) -> Iterator
         yield next(iter(used.values()))
     elif used:
         yield ", ".join(f"{shape} {method}" for shape, method in used.items())
+    if any(piece.has_heads for piece in plan.pieces):
+        yield f"{sum(piece.shape[-3] for piece in plan.pieces if piece.has_heads)} heads"
     if plan.cut is not None:
         mode = "gathered" if plan.gather_first else plan.cut.mode
         yield f"{mode} over {plan.cut.group.size()} ranks"
 
 
-def _whole(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, int]:
+def _gathered(shape: tuple[int, ...], plan: MatrixPlan) -> tuple[int, int]:
+    """Return rows and columns of a matrix as it is iterated, from the shape of a piece."""
     rows, columns = shape[-2:]
-    if cut is None:
+    if plan.cut is None or plan.gather_first or plan.cut.mode != "duplicated":
         return rows, columns
-    ranks = cut.group.size()
-    return (rows * ranks, columns) if cut.dim == 0 else (rows, columns * ranks)
+    ranks = plan.cut.group.size()
+    return (rows * ranks, columns) if plan.cut.dim == 0 else (rows, columns * ranks)

@@ -26,6 +26,7 @@ class Piece:
         transposed: the matrix is stored `[columns, rows]`.
         batch_dims: number of leading dimensions that count matrices.
         rest: the stored dimensions after the first that is not batch.
+        has_heads: the last of the batch dimensions counts heads, blocks of rows.
 
     Example:
         >>> q, k, v = pieces_of(MatrixView(split_sizes=(4, 2, 2)), (16, 8))
@@ -42,6 +43,7 @@ class Piece:
     transposed: bool
     batch_dims: int
     rest: tuple[int, ...]
+    has_heads: bool = False
 
     @property
     def size(self) -> int:
@@ -51,6 +53,8 @@ class Piece:
 
     def _stored_lengths(self) -> tuple[int, int]:
         rows, columns = self.shape[-2:]
+        if self.has_heads:
+            rows *= self.shape[-3]
         return (columns, rows) if self.transposed else (rows, columns)
 
     def window(self, stored: torch.Tensor) -> torch.Tensor:
@@ -67,12 +71,13 @@ class Piece:
         return grouped.narrow(self.dim + 1, self.offset, self.size)
 
     def fold(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Return a matrix in the shape of :meth:`window`: always a view.
+        """Return a matrix in the shape of :meth:`window`: a view, but for heads whose strides do not allow one.
 
         Args:
             matrix: `[*batch, rows, columns]`.
         """
-        folded = matrix.mT if self.transposed else matrix
+        folded = matrix.flatten(-3, -2) if self.has_heads else matrix
+        folded = folded.mT if self.transposed else folded
         if len(self.rest) > 1:
             folded = folded.unflatten(-1, self.rest)
         if self.dim is not None and self.groups > 1:
@@ -86,11 +91,12 @@ class Piece:
             stored: the parameter, or a tensor of its shape.
         """
         window = self.window(stored)
-        if self.dim is None and not self.transposed and len(self.rest) == 1:
+        if self.dim is None and not self.transposed and len(self.rest) == 1 and not self.has_heads:
             return window
         batch, lengths = tuple(window.shape[: self.batch_dims]), self._stored_lengths()
         matrix = window.reshape(*batch, *lengths)
-        return matrix.mT if self.transposed else matrix
+        matrix = matrix.mT if self.transposed else matrix
+        return matrix.unflatten(-2, self.shape[-3:-1]) if self.has_heads else matrix
 
 
 def pieces_of(view: MatrixView, shape: Sequence[int]) -> tuple[Piece, ...]:
@@ -102,12 +108,22 @@ def pieces_of(view: MatrixView, shape: Sequence[int]) -> tuple[Piece, ...]:
 
     Raises:
         ViewError: the view does not fit the shape, or splits a dimension that is flattened from several.
+
+    Example:
+        >>> [piece.shape for piece in pieces_of(MatrixView(split_sizes=(4, 2), head_sizes=(2, 2)), (12, 8))]
+        [(4, 2, 8), (2, 2, 8)]
     """
     batch, rows, columns = view.logical_shape(shape)
     rest = tuple(shape[view.batch_dims + 1 :])
-    common = {"transposed": view.transposed, "batch_dims": view.batch_dims, "rest": rest}
+    common = {
+        "transposed": view.transposed,
+        "batch_dims": view.batch_dims,
+        "rest": rest,
+        "has_heads": bool(view.head_sizes),
+    }
     if not view.split_sizes:
-        return (Piece((*batch, rows, columns), None, 1, 0, 0, **common),)  # type: ignore[arg-type]
+        whole = _by_head((*batch, rows, columns), view.head_sizes[0] if view.head_sizes else 0, view)
+        return (Piece(whole, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
     on_first = (view.split_dim == 0) != view.transposed
     if not on_first and len(rest) > 1:
         raise ViewError(
@@ -117,7 +133,18 @@ def pieces_of(view: MatrixView, shape: Sequence[int]) -> tuple[Piece, ...]:
     groups = (rows, columns)[view.split_dim] // total
     offsets = [sum(view.split_sizes[:index]) for index in range(len(view.split_sizes))]
     dim = view.batch_dims + (0 if on_first else 1)
+    heads = view.head_sizes or (0,) * len(view.split_sizes)
     return tuple(
-        Piece(piece_shape, dim, groups, total, offset, **common)  # type: ignore[arg-type]
-        for piece_shape, offset in zip(view.matrix_shapes(shape), offsets, strict=True)
+        Piece(_by_head(piece_shape, head, view), dim, groups, total, offset, **common)  # type: ignore[arg-type]
+        for piece_shape, head, offset in zip(view.matrix_shapes(shape), heads, offsets, strict=True)
     )
+
+
+def _by_head(shape: tuple[int, ...], head: int, view: MatrixView) -> tuple[int, ...]:
+    """Return `[*batch, heads, rows of a head, columns]`, or the shape as it is where there are no heads."""
+    *batch, rows, columns = shape
+    if not head:
+        return shape
+    if rows % head:
+        raise ViewError(f"{view}: {rows} rows are no multiple of the {head} of a head")
+    return (*batch, rows // head, head, columns)

@@ -29,7 +29,8 @@ class Cut:
         group: the ranks that hold its parts, in order.
         stored_dim: dimension of the stored tensor that is cut.
         dim: the same of the logical matrix: 0 rows, 1 columns.
-        mode: how its matrices are orthogonalized: `"duplicated"` or `"distributed"`.
+        mode: how its matrices are orthogonalized: `"duplicated"` or `"distributed"`; `"whole"` where each, a head, is
+            on one rank.
     """
 
     group: ProcessGroup
@@ -62,7 +63,7 @@ class MatrixPlan:
     @property
     def logical_shape(self) -> tuple[tuple[int, ...], int, int]:
         """Batch dimensions, rows and columns of this rank's part, as if it were not split into pieces."""
-        return evolve(self.view, split_sizes=()).logical_shape(self.shape)
+        return evolve(self.view, split_sizes=(), head_sizes=()).logical_shape(self.shape)
 
 
 def is_expert(param: torch.Tensor) -> bool:
@@ -91,6 +92,7 @@ def partition_dim_of(param: torch.Tensor) -> int:
 def view_of(
     param: torch.Tensor,
     *,
+    split: str = "fused",
     split_qkv: bool,
     is_qkv_fn: Callable[[torch.Tensor], bool] | None,
     qkv_split_shapes: Sequence[int] | None,
@@ -99,6 +101,7 @@ def view_of(
 
     Args:
         param: the tensor that is stepped; its `param_info` says so, or it is a plain matrix.
+        split: `"fused"`: as the view says; `"per_head"`: attention heads, too; `"none"`: take nothing apart.
         split_qkv: take fused query, key and value apart.
         is_qkv_fn: says which parameters without `param_info` are such; None: those with a true attribute `is_qkv`.
         qkv_split_shapes: rows of query, key and value in one query group; None: the parameter's own attribute.
@@ -108,8 +111,10 @@ def view_of(
     """
     info: ParamInfo | None = getattr(param, "param_info", None)
     if info is not None and info.view is not None:
-        whole = info.view.fused is Fused.QKV and not split_qkv
-        return evolve(info.view, split_sizes=()) if whole else info.view
+        whole = split == "none" or (info.view.fused is Fused.QKV and not split_qkv)
+        if whole:
+            return evolve(info.view, split_sizes=(), head_sizes=())
+        return info.view if split == "per_head" else evolve(info.view, head_sizes=())
     name = f" {info.name!r}" if info is not None else ""
     if param.dim() != 2:
         raise ViewError(
@@ -117,14 +122,18 @@ def view_of(
             "param_info with a MatrixView"
         )
     qkv = is_qkv_fn(param) if is_qkv_fn is not None else bool(getattr(param, "is_qkv", False))
-    if not (split_qkv and qkv):
+    if not (split_qkv and qkv) or split == "none":
         return MATRIX
     sizes = getattr(param, "qkv_split_shapes", None) or qkv_split_shapes
     if not sizes:
         raise ViewError(
             f"parameter{name} is a fused query-key-value weight, but qkv_split_shapes is not given"
         )
-    return MatrixView(split_sizes=tuple(sizes), label="qkv", fused=Fused.QKV)
+    by_head = split == "per_head" and all(size % sizes[-1] == 0 for size in sizes)
+    heads = (
+        (sizes[-1],) * len(sizes) if by_head else ()
+    )  # a query group has one head of keys and one of values
+    return MatrixView(split_sizes=tuple(sizes), label="qkv", fused=Fused.QKV, head_sizes=heads)
 
 
 def plan_parameter(
@@ -153,8 +162,8 @@ def plan_parameter(
     ranks = cut.group.size()
     whole = tuple(length * ranks if dim == cut.stored_dim else length for dim, length in enumerate(shape))
     extent = shape[cut.stored_dim]
-    splits_cut_dim = bool(view.split_sizes) and view.split_dim == cut.dim
-    if splits_cut_dim and extent % sum(view.split_sizes):
+    splits_cut_dim = bool(view.split_sizes or view.head_sizes) and view.split_dim == cut.dim
+    if splits_cut_dim and extent % sum(view.split_sizes or view.head_sizes):
         if mode == "blockwise":
             raise ViewError(
                 f"{view}: tensor parallelism cuts through its pieces (this rank holds shape {shape}), which tp_mode "
@@ -164,6 +173,8 @@ def plan_parameter(
     plan = _local_plan(shape, view, scale)
     if mode == "blockwise":
         return plan
+    if view.head_sizes and splits_cut_dim:
+        return evolve(plan, cut=evolve(cut, mode="whole"))
     complete = _local_plan(whole, view, scale)
     if mode == "auto":
         shapes = [piece.shape for piece in complete.pieces]

@@ -66,6 +66,7 @@ def _muon_kwargs(
         "weight_decay": config.weight_decay,
         "cautious_weight_decay": config.cautious_weight_decay,
         "use_decoupled_weight_decay": config.muon_use_decoupled_weight_decay,
+        "split": config.muon_split,
         "split_qkv": config.muon_split_qkv,
         "fp32_matmul_prec": config.muon_fp32_matmul_prec,
         "coefficient_type": config.muon_coefficient_type,

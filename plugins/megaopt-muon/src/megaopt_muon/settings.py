@@ -12,10 +12,11 @@ from megaopt_core.errors import ConfigurationError
 from megaopt_muon.coefficients import MOST_STEPS
 from megaopt_muon.scale import SCALE_MODES
 
-__all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "TP_MODES", "AdaptiveMuonSettings", "MuonSettings"]
+__all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "SPLITS", "TP_MODES", "AdaptiveMuonSettings", "MuonSettings"]
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 NS_METHODS = ("auto", "standard", "gram")
+SPLITS = ("fused", "per_head", "none")
 TP_MODES = ("blockwise", "duplicated", "distributed", "auto")
 
 
@@ -95,6 +96,14 @@ class MuonSettings:
         validator=one_of((True, False)),
         metadata={
             "help": "shrink the weights directly (as AdamW does) instead of adding to the gradient (L2)"
+        },
+    )
+    split: str = field(
+        default="fused",
+        validator=one_of(SPLITS),
+        metadata={
+            "help": "fused: each matrix of a fused weight by itself; per_head: each attention head too; none: weights "
+            "as they are stored"
         },
     )
     split_qkv: bool = field(

@@ -223,6 +223,7 @@ class MuonSplit:
         inner, whole = self.inner, _stand_in(torch.empty(()).expand(info.shape), info)
         view = view_of(
             whole,
+            split=inner.split,
             split_qkv=inner.split_qkv,
             is_qkv_fn=inner.is_qkv_fn,
             qkv_split_shapes=inner.qkv_split_shapes,

@@ -37,6 +37,7 @@ class ModelReading:
         self.uses: dict[int, set[Use]] = {}
         self.splits: dict[int, Split] = {}
         self.cuts: dict[tuple[int, int], Split] = {}
+        self.heads: dict[int, tuple[int, ...]] = {}
         self._analyses: dict[int, Analysis] = {}
         self.guessed: set[int] = set()
         self._unread: set[int] = set()
@@ -160,6 +161,8 @@ class ModelReading:
         for key, split in analysis.splits.items():
             if not self.splits.get(key):
                 self.splits[key] = split
+        for key, heads in analysis.heads.items():
+            self.heads.setdefault(key, heads)
         for axis, split in analysis.cuts.items():
             if not self.cuts.get(axis):
                 self.cuts[axis] = split

@@ -36,11 +36,14 @@ def with_split(
             found.append((split_dim, split))
     if unclear or len(found) > 1:
         return doubted(decision, "its parts are used in a way that no view describes", Doubt.LAYOUT)
+    heads = _heads(view, owner, reading)
     if not found:
-        return decision
+        return evolve(decision, view=evolve(view, head_sizes=heads)) if len(heads) == 1 else decision
     split_dim, sizes = found[0]
     label = f"fused {len(sizes)}"
     fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, label, _kind(split_dim, sizes))
+    if split_dim == 0 and len(heads) == len(sizes):
+        fused = evolve(fused, head_sizes=heads)
     try:
         fused.matrix_shapes(shape)
     except ViewError:
@@ -62,6 +65,16 @@ def _kind(split_dim: int, sizes: tuple[int, ...]) -> Fused:
     query, *between, key, value = sizes
     gated = all(size == query for size in between)
     return Fused.QKV if key == value and query % key == 0 and gated else Fused.NOTHING
+
+
+def _heads(view: MatrixView, owner: nn.Module | nn.Parameter, reading: ModelReading) -> tuple[int, ...]:
+    """Return the rows of a head in each piece, empty where the forward does not shape its output into heads."""
+    if view.batch_dims:
+        return ()
+    found = reading.heads.get(id(owner), ())
+    if isinstance(owner, nn.Module) and not found:
+        found = reading.heads.get(id(owner._parameters.get("weight")), ())
+    return found
 
 
 def _axes(

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from megaopt_core.routing import is_conv1d, is_linear, is_projection
 from megaopt_roles.forward.evaluator import Evaluator
 from megaopt_roles.forward.objects import Bound, Choice
-from megaopt_roles.forward.rows import find_split
+from megaopt_roles.forward.rows import find_heads, find_split
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Source, Use, deps_of, weights_of
@@ -41,6 +41,7 @@ class Analysis:
         splits: sizes along the outputs of projections and weights, by identity of the owner; None where they are
             split in a way that a view cannot describe.
         cuts: the same for axes of weights that are cut before use, by identity and axis.
+        heads: rows of a head in each piece, by identity of the owner, where all are known.
         readable: the forward's source was there, and was read to the end.
         reads: plain attributes of modules that this depends on.
     """
@@ -51,6 +52,7 @@ class Analysis:
     uses: dict[int, set[Use]] = field(factory=dict)
     splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
     cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
+    heads: dict[int, tuple[int, ...]] = field(factory=dict)
     readable: bool = True
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
@@ -207,6 +209,11 @@ def _collect(trace: Trace, result: Analysis) -> None:
             found = find_split(source)
             if not splits.get(key):
                 splits[key] = found if found or key not in splits or found is None else splits[key]
+    for key, source in trace.sources.items():
+        split = find_split(source)
+        heads = () if split is None else find_heads(source, split)
+        if heads and (key not in result.heads or len(heads) > len(result.heads[key])):
+            result.heads[key] = heads
 
 
 def _may_split(module: nn.Module, forward: Callable[..., Any] | None) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from megaopt_roles.forward.values import Flow, Piece, Source
 
-__all__ = ["find_split", "merge", "numbered", "relabel"]
+__all__ = ["find_heads", "find_split", "merge", "note_heads", "numbered", "relabel"]
 
 
 def numbered(source: Source, leading: Sequence[int], trailing: Sequence[int] = ()) -> torch.Tensor:
@@ -40,6 +40,49 @@ def relabel(tensor: torch.Tensor, origin: Flow) -> Flow:
     present = torch.zeros(piece.source.size, dtype=torch.bool, device="cpu")
     present[tensor.reshape(-1).long()] = True
     return Flow(origin.deps, tensor, piece.cut(tuple(present.nonzero().view(-1).tolist())))
+
+
+def note_heads(before: Flow, after: torch.Tensor) -> None:
+    """Note that an activation is shaped into heads: its rows lie in several dimensions then, a head in the last.
+
+    A head that is shaped once more, as for a rotary embedding, stays one.
+
+    Args:
+        before: the activation.
+        after: its row numbers in the new shape.
+    """
+    piece, tensor = before.piece, before.tensor
+    if piece is None or tensor is None or piece.heads or not after.dim() or after.numel() != tensor.numel():
+        return
+    size, rows = after.shape[-1], len(piece.rows)
+    whole = tensor.shape[-1] == rows or after.dim() == tensor.dim()
+    if whole and 1 < size < rows and rows % size == 0:
+        first = tuple(after.reshape(-1)[:size].tolist())
+        if first == piece.rows[:size]:
+            piece.heads = size
+
+
+def find_heads(source: Source, split: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rows of a head in each piece of a split, or in the only piece; empty where one is not known.
+
+    Args:
+        source: the rows of a projection, after an evaluation.
+        split: what :func:`find_split` returned for it.
+    """
+    leaves = list(_leaves(source.root)) if split else [source.root]
+    sizes = split or (source.size,)
+    heads = tuple(_head(leaf, size, sum(sizes)) for leaf, size in zip(leaves, sizes, strict=True))
+    return heads if all(heads) else ()
+
+
+def _head(leaf: Piece, size: int, total: int) -> int:
+    """Return the rows of a head in a piece that has `size` rows in every `total` of its source; 0 if not known."""
+    for piece in _ancestors(leaf):
+        if piece.heads == total:  # every repetition of the pattern is a head, of which this piece has a part
+            return size
+        if piece.heads and size % piece.heads == 0:
+            return piece.heads
+    return 0
 
 
 def merge(flows: Iterable[Flow]) -> None:

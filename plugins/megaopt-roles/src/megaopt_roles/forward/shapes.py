@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megaopt_roles.forward.rows import relabel
+from megaopt_roles.forward.rows import note_heads, relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
@@ -51,6 +51,7 @@ SHAPE_OPS = frozenset(
         "glu",
     ]
 )
+_SHAPING = frozenset(["view", "reshape", "unflatten", "rearrange"])
 _PIECEWISE = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
 
 
@@ -74,6 +75,8 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     except Exception:  # noqa: BLE001 - whatever the operation says, the shape is not what was assumed
         return _many(name, trace.unknown(value), args, kwargs)
     if isinstance(result, torch.Tensor):
+        if name in _SHAPING:
+            note_heads(value, result)
         return relabel(result, value)
     return [relabel(part, value) for part in result]
 

@@ -104,6 +104,8 @@ class Piece:
     parent: Piece | None
     rows: tuple[int, ...]
     children: dict[tuple[int, ...], Piece] = field(factory=dict)
+    heads: int = 0
+    """Rows of a head, where the activation is shaped into heads; 0 where that was not seen."""
     merged: bool = False
     """The pieces that this one was cut into were put together again: the cut says nothing."""
 

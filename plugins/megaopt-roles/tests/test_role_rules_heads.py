@@ -1,0 +1,118 @@
+"""How many rows of a projection make a head, as its forward shapes the output."""
+
+import pytest
+import torch
+from torch import nn
+
+from megaopt_core.routing import infer_roles
+
+WIDTH, HEADS, HEAD = 24, 3, 8
+
+
+class Attention(nn.Module):
+    """Attention whose subclasses say how outputs of projections become heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.heads, self.head_dim = HEADS, HEAD
+
+    def attend(self, q, k, v):
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (self.shaped(layer(x)) for layer in (self.q, self.k, self.v))
+        return self.out(self.attend(q, k, v).transpose(1, 2).reshape(b, t, c))
+
+
+class ByNumber(Attention):
+    def shaped(self, y):
+        return y.view(y.shape[0], y.shape[1], self.heads, -1).transpose(1, 2)
+
+
+class BySize(Attention):
+    def shaped(self, y):
+        return y.view(*y.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class Unflattened(Attention):
+    def shaped(self, y):
+        return y.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+
+
+class Rotated(Attention):
+    """Rotary embeddings shape a head once more."""
+
+    def shaped(self, y):
+        y = y.view(*y.shape[:-1], self.heads, self.head_dim)
+        pairs = y.reshape(*y.shape[:-1], -1, 2)
+        return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2).transpose(1, 2)
+
+
+class Plain(Attention):
+    """One head: nothing is shaped."""
+
+    def shaped(self, y):
+        return y
+
+
+class Fused(nn.Module):
+    """Query, key and value in one, of several layouts."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = self.parts(self.qkv(x), b, t)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(b, t, c))
+
+
+class SideBySide(Fused):
+    def parts(self, y, b, t):
+        return (part.view(b, t, HEADS, HEAD).transpose(1, 2) for part in y.chunk(3, -1))
+
+
+class AtOnce(Fused):
+    def parts(self, y, b, t):
+        return y.view(b, t, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
+
+
+class HeadByHead(Fused):
+    def parts(self, y, b, t):
+        return (part.transpose(1, 2) for part in y.view(b, t, HEADS, 3 * HEAD).chunk(3, -1))
+
+
+def heads(model):
+    """Return the head sizes of every matrix that has any."""
+    decisions = infer_roles(model)
+    return {name: decision.view.head_sizes for name, decision in decisions.items() if decision.view}
+
+
+@pytest.mark.parametrize("cls", [ByNumber, BySize, Unflattened, Rotated])
+def test_heads_of_projections(cls):
+    """Query, key and value have heads of eight rows; the output projection has none."""
+    expected = {f"{name}.weight": (HEAD,) for name in "qkv"} | {"out.weight": ()}
+    assert heads(cls()) == expected
+
+
+@pytest.mark.parametrize("cls", [SideBySide, AtOnce, HeadByHead])
+def test_heads_of_fused_projections(cls):
+    """Each of the three parts has heads of eight rows, whichever way they lie."""
+    assert heads(cls()) == {"qkv.weight": (HEAD,) * 3, "out.weight": ()}
+
+
+def test_what_is_not_shaped_has_no_heads():
+    """Nothing is guessed from widths."""
+    assert set(heads(Plain()).values()) == {()}
+
+
+def test_layers_alike_have_heads_alike():
+    """What was read of one layer holds for its twins."""
+    model = nn.Sequential(BySize(), BySize())
+    found = heads(model)
+    assert [found[f"{layer}.q.weight"] for layer in (0, 1)] == [(HEAD,), (HEAD,)]

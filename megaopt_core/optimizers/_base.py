@@ -21,6 +21,8 @@ from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._optimizer_report import OptimizerReport, build_report
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._protocol import ShardedParams
+from megaopt_core.state._stateful import OptimizerCheckpointState
+from megaopt_core.state._torch_schema import with_slices
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
@@ -188,8 +190,6 @@ class MegatronOptimizer(StepPipeline):
 
     def checkpoint_state(self) -> Stateful:
         """Return the optimizer as torch.distributed.checkpoint knows it, for loops that call `dcp.save` themselves."""
-        from megaopt_core.state._stateful import OptimizerCheckpointState
-
         return OptimizerCheckpointState(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,8 +204,6 @@ class MegatronOptimizer(StepPipeline):
         state_dict = export_state_dict(self)
         cut = self.state.cut_names()
         if cut:
-            from megaopt_core.state._torch_schema import with_slices
-
             state_dict = with_slices(self, state_dict, cut)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)

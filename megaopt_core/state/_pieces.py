@@ -29,6 +29,8 @@ __all__ = [
     "PieceState",
     "collect_state",
     "is_elementwise",
+    "is_number",
+    "joined",
     "piece_states",
     "sliced",
     "state_key",
@@ -272,11 +274,16 @@ class Collected:
         name = state_key(shard.name, key)
         self.state[shard.name].setdefault(key, {})["tensor"] = name
         if shard.numel or 0 in shard.shape:
-            self.tensors[name] = _joined(self.tensors.get(name), sliced(shard, dtype, device, flat))
+            self.tensors[name] = joined(self.tensors.get(name), sliced(shard, dtype, device, flat))
 
 
-def _joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
-    """Return one tensor for two pieces of this rank that hold elements of one parameter."""
+def joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
+    """Return one tensor for two pieces of this rank that hold elements of one parameter.
+
+    Args:
+        present: the first; None: there is none yet.
+        more: the second.
+    """
     if not isinstance(present, SlicedTensor):
         return more
     count = len(present.chunks)
@@ -347,7 +354,7 @@ def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> N
         for offset, shard in piece.members:
             collected.add_slice(key, shard, value.dtype, value.device, _elements(value, offset, shard.numel))
         return
-    if _is_number(value):
+    if is_number(value):
         for _, shard in piece.members:
             encoded = encode(value, {}, f"state {key!r} of {shard.name!r}")
             record = collected.state[shard.name].setdefault(key, {"ranges": []})
@@ -367,7 +374,12 @@ def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> N
     collected.state[shard.name][key] = {"objects": [[*shard.box, encoded]]}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a state is one value for all of its piece.
+
+    Args:
+        value: the state.
+    """
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return value is None or isinstance(value, (bool, int, float, str))

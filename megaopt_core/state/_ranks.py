@@ -16,7 +16,7 @@ from megaopt_core.parallel._groups import is_distributed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Ranks"]
+__all__ = ["ALONE", "Ranks"]
 
 
 @frozen(eq=False)
@@ -25,19 +25,21 @@ class Ranks:
 
     Args:
         group: their process group; None: the default one, or this process alone where there is none.
+        alone: this process alone, whatever groups there are.
     """
 
     group: ProcessGroup | None = None
+    alone: bool = False
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return dist.get_world_size(self.group) if is_distributed() else 1
+        return dist.get_world_size(self.group) if is_distributed() and not self.alone else 1
 
     @property
     def rank(self) -> int:
         """This process's number among them."""
-        return dist.get_rank(self.group) if is_distributed() else 0
+        return dist.get_rank(self.group) if is_distributed() and not self.alone else 0
 
     def gather[T](self, value: T) -> list[T]:
         """Return every rank's value, in the order of ranks, on every rank.
@@ -114,6 +116,10 @@ class Ranks:
                 failure = error
         self.raise_together(failure)
         return cast("T", self.gather(result)[0])
+
+
+ALONE = Ranks(alone=True)
+"""This process, which agrees with itself."""
 
 
 def _portable(error: Exception) -> CheckpointError:

@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 
 from megaopt_core.state._manifest import Manifest, StoredTensor
+from megaopt_core.state._values.chunks import Chunk
 from megaopt_core.state._values.encoding import decode, dtype_named, name_of_dtype
 from megaopt_core.state._values.sliced import SlicedTensor
 
@@ -49,12 +50,12 @@ class Source(Protocol):
 
 @frozen(eq=False)
 class MemorySource:
-    """Whole tensors in memory.
+    """Tensors in memory: whole ones, or the parts of them that this rank steps.
 
     Args:
         name: what errors call it.
         manifest: what there is, without files.
-        tensors: key to whole tensor.
+        tensors: key to tensor.
     """
 
     name: str
@@ -70,6 +71,19 @@ class MemorySource:
         tensor = self.tensors[key]
         return StoredTensor(name_of_dtype(tensor.dtype), tuple(tensor.shape), ())
 
+    def require_boxes(self, requests: Iterable[Request]) -> None:
+        """Raise unless every place can be filled.
+
+        Args:
+            requests: `(key, place)` pairs.
+
+        Raises:
+            LookupError: parts of a tensor are held that are cut otherwise than its place.
+        """
+        for key, place in requests:
+            for chunk in place.chunks if isinstance(place, SlicedTensor) else ():
+                _box(self.tensors[key].detach(), chunk)
+
     def read(self, requests: Iterable[Request]) -> None:
         """Copy tensors into their places.
 
@@ -77,15 +91,22 @@ class MemorySource:
             requests: `(key, place)` pairs.
         """
         for key, place in requests:
-            whole = self.tensors[key].detach()
+            held = self.tensors[key].detach()
             if not isinstance(place, SlicedTensor):
-                place.copy_(whole)
+                place.copy_(held)
                 continue
             for index, chunk in enumerate(place.chunks):
-                box = whole
-                for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
-                    box = box.narrow(dim, offset, size)
-                place.local(index).copy_(box)
+                target, box = place.local(index), _box(held, chunk)
+                if target.data_ptr() != box.data_ptr():  # torch may have read straight into its place
+                    target.copy_(box)
+
+
+def _box(held: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    if isinstance(held, SlicedTensor):
+        return held.box(chunk.offsets, chunk.sizes)
+    for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+        held = held.narrow(dim, offset, size)
+    return held
 
 
 def read_values(source: Source, encoded: Any) -> Any:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import StateDictError
-from megaopt_core.state._document import describe_optimizer
+from megaopt_core.errors import CheckpointMismatchError, StateDictError
+from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor
-from megaopt_core.state._pieces import PREFIX, collect_state, piece_states
+from megaopt_core.state._pieces import PREFIX, collect_state
 from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.group_settings import merge_groups
-from megaopt_core.state._restore.piece import MAIN_PARAM, Member, PieceRestore
-from megaopt_core.state._sources import MemorySource, read_values
+from megaopt_core.state._restore.plan import plan_load
+from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.sliced import SlicedTensor
 
@@ -31,8 +30,9 @@ class OptimizerCheckpointState:
     """The `Stateful` of an optimizer: `dcp.save({"model": model, "optim": optimizer.checkpoint_state()}, ...)`.
 
     Every state tensor is a slice of its parameter's logical state, so that any world size and strategy loads it.
-    What torch itself does holds here: files are not replaced atomically, a load that fails may have written some
-    tensors, and torch unpickles its own metadata. :func:`save_checkpoint` and :func:`load_checkpoint` are stricter.
+    What torch itself does holds here: files are not replaced atomically, torch may have read some tensors straight into
+    their places before a load fails, and it unpickles its own metadata. :func:`save_checkpoint` and
+    :func:`load_checkpoint` are stricter.
 
     Args:
         optimizer: a built optimizer.
@@ -57,7 +57,12 @@ class OptimizerCheckpointState:
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
         state = {key.removeprefix(f"{PREFIX}."): _writable(tensor) for key, tensor in tensors.items()}
-        return {"state": state, _DESCRIPTION: json.dumps({"version": FORMAT_VERSION, **described})}
+        about = {
+            "version": FORMAT_VERSION,
+            "plugins": plugins_of(optimizer_names(self._optimizer).values()),
+            "written": versions(self._optimizer),
+        }
+        return {"state": state, _DESCRIPTION: json.dumps({**about, **described})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what was read into the result of :meth:`state_dict`.
@@ -76,32 +81,10 @@ class OptimizerCheckpointState:
         if "version" not in described:  # what format 1 did not say
             described["parameters"] = with_named_codes(described["parameters"])
         tensors = {_full_key(key): tensor for key, tensor in state_dict["state"].items()}
-        source = _SliceSource("the checkpoint", Manifest(optimizer=described), tensors)
-        records: Mapping[str, Any] = described["parameters"]
-        names = [name for name in self._optimizer.names.values() if name not in records]
-        if names:
-            raise StateDictError(f"the checkpoint has no state of {', '.join(names)}", names=names)
-        restores = []
-        for piece in piece_states(self._optimizer):
-            members = []
-            for offset, shard in piece.members:
-                state = dict(records[shard.name]["state"])
-                main = state.pop(MAIN_PARAM, {}).get("tensor")
-                members.append(Member(offset, shard, state, main, "fresh" in records[shard.name]))
-            restores.append(PieceRestore(piece, members, source))
-        for restore in restores:
-            restore.plan()
-        merge_groups(
-            self._optimizer, records, described["groups"], lambda key: read_values(source, {"$tensor": key})
-        ).apply(self._optimizer)
-        with torch.no_grad():
-            for restore in restores:
-                source.read(restore.requests)
-                for final in restore.finals:
-                    final()
-        scaler = read_values(source, described["scaler"])
-        if scaler is not None and self._optimizer.grad_scaler is not None:
-            self._optimizer.grad_scaler.load_state_dict(scaler)
+        kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
+        source = _PlacesSource("the checkpoint", Manifest(optimizer=described, **kept), tensors)
+        ranks = Ranks()
+        plan_load(source, None, self._optimizer, None, strict=True, rename=None, ranks=ranks).apply(ranks)
 
 
 def _full_key(key: str) -> str:
@@ -112,8 +95,8 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.read_once() if isinstance(tensor, SlicedTensor) else tensor
 
 
-class _SliceSource(MemorySource):
-    """Slices in memory: what this rank needs of each tensor, cut as this rank cuts it."""
+class _PlacesSource(MemorySource):
+    """What torch has read into the places that :meth:`OptimizerCheckpointState.state_dict` gave it."""
 
     def stored(self, key: str) -> StoredTensor:
         """Return shape and dtype of a tensor.
@@ -122,28 +105,11 @@ class _SliceSource(MemorySource):
             key: its key.
 
         Raises:
-            StateDictError: there was no place to read it into.
+            CheckpointMismatchError: there was no place to read it into.
         """
         if key not in self.tensors:
-            raise StateDictError(
+            raise CheckpointMismatchError(
                 f"{self.name} holds {key!r}, which this optimizer has no place for before its first step: step once "
                 "before dcp.load, or use load_checkpoint, which makes state from what was saved"
             )
         return super().stored(key)
-
-    def read(self, requests: Any) -> None:
-        """Copy slices into places of the same boxes, unless they are the same memory.
-
-        Args:
-            requests: `(key, place)` pairs.
-        """
-        for key, place in requests:
-            held = self.tensors[key]
-            if not isinstance(place, SlicedTensor) or not isinstance(held, SlicedTensor):
-                place.copy_(held)
-                continue
-            boxes = {(chunk.offsets, chunk.sizes): index for index, chunk in enumerate(held.chunks)}
-            for index, chunk in enumerate(place.chunks):
-                target, value = place.local(index), held.local(boxes[chunk.offsets, chunk.sizes])
-                if target.data_ptr() != value.data_ptr():
-                    target.copy_(value)

@@ -1,17 +1,35 @@
-"""State dicts in torch's schema for optimizers whose parameters are cut over ranks."""
+"""State dicts in torch's schema: what is cut over ranks says so, and what was saved in it is read by name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from megaopt_core.state._pieces import collect_state, state_key
+import torch
+
+from megaopt_core.errors import StateDictError
+from megaopt_core.params._specs import Shard, whole
+from megaopt_core.state._document import settings_of
+from megaopt_core.state._manifest import Manifest
+from megaopt_core.state._pieces import (
+    PieceState,
+    collect_state,
+    is_number,
+    joined,
+    piece_states,
+    sliced,
+    state_key,
+)
+from megaopt_core.state._sources import MemorySource
+from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
 
-__all__ = ["with_slices"]
+__all__ = ["names_in", "torch_source", "with_slices"]
 
 
 def with_slices(
@@ -36,3 +54,153 @@ def with_slices(
                 if isinstance(part, SlicedTensor):
                     values[key] = part.read_once()
     return state_dict
+
+
+def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of a state dict's parameters in the order of its groups; None when it has none.
+
+    Args:
+        state_dict: what an optimizer of torch, or one of ours, returned.
+
+    Raises:
+        StateDictError: it is no such thing.
+    """
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise StateDictError("an optimizer state dict has the keys 'state' and 'param_groups'")
+    groups = state_dict["param_groups"]
+    indices = [index for group in groups for index in group["params"]]
+    if all("param_names" in group for group in groups):
+        return [name for group in groups for name in group["param_names"]]
+    return indices if indices and all(isinstance(index, str) for index in indices) else None
+
+
+def torch_source(
+    optimizer: MegatronOptimizer,
+    state_dict: Mapping[str, Any],
+    names: Sequence[str],
+    renamed: Callable[[str], str] = lambda name: name,
+) -> MemorySource:
+    """Return a state dict as something to load from; a load takes over its settings, whatever is configured.
+
+    Args:
+        optimizer: what will load it: knows shapes, and which keys are one number for a parameter.
+        state_dict: the state dict; nothing of it is copied.
+        names: of its parameters, in the order of its groups.
+        renamed: name in the state dict to name here.
+
+    Raises:
+        StateDictError: the names do not fit its groups, or the state of a parameter is no mapping.
+    """
+    groups = state_dict["param_groups"]
+    indexed = [(position, index) for position, group in enumerate(groups) for index in group["params"]]
+    if len(names) != len(indexed):
+        raise StateDictError(
+            f"the state dict names {len(names)} parameters but lists {len(indexed)}", names=names
+        )
+    here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), set(state_dict.get("fresh", ()))
+    parameters: dict[str, Any] = {}
+    for name, (position, index) in zip(names, indexed, strict=True):
+        values = state_dict["state"].get(index, {})
+        if not isinstance(values, Mapping):
+            raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
+        is_fresh = name in fresh and not any(_is_written(key, value) for key, value in values.items())
+        kept = {key: value for key, value in values.items() if not is_fresh or key == "main_param"}
+        kept = {
+            key: value
+            for key, value in kept.items()
+            if value is not None or not here.keeps(renamed(name), key)
+        }
+        shape = here.shape(renamed(name), kept)
+        records = {key: here.record(name, renamed(name), key, kept[key], shape, tensors) for key in kept}
+        parameters[name] = {"optimizer": None, "group": position, "shape": list(shape), "state": records}
+        if is_fresh:
+            parameters[name]["fresh"] = True
+    described = {
+        "parameters": parameters,
+        "groups": [{"settings": AsIs(settings_of(group)), "configured": {}} for group in groups],
+        "scaler": AsIs(state_dict.get("grad_scaler")),
+    }
+    return MemorySource("the state dict", Manifest(optimizer=described), tensors)
+
+
+def _is_written(key: str, value: Any) -> bool:
+    """Return whether somebody wrote into a place that was exported before the first step."""
+    return isinstance(value, torch.Tensor) and key != "main_param" and bool(value.any())
+
+
+class _Here:
+    """What is known here of the parameters that a state dict names."""
+
+    def __init__(self, optimizer: MegatronOptimizer) -> None:
+        self._pieces: dict[str, list[tuple[PieceState, Shard]]] = {}
+        for piece in piece_states(optimizer):
+            for _, shard in piece.members:
+                self._pieces.setdefault(shard.name, []).append((piece, shard))
+        self._every = frozenset[str]().union(*(part.scalar_states for part in optimizer.parts))
+
+    def keeps(self, name: str, key: str) -> bool:
+        """Return whether this rank has a tensor of a parameter's state."""
+        return any(isinstance(piece.inner.get(key), torch.Tensor) for piece, _ in self._pieces.get(name, ()))
+
+    def _is_number(self, name: str, key: str) -> bool:
+        """Return whether a state is one number for a parameter; where another rank steps it, it is if it ever is."""
+        pieces = self._pieces.get(name)
+        return key in (pieces[0][0].part.scalar_states if pieces else self._every)
+
+    def shape(self, name: str, values: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return a parameter's shape: what it is here if some state fits that, else that of the largest state."""
+        tensors = {
+            key: value
+            for key, value in values.items()
+            if isinstance(value, torch.Tensor) and not self._is_number(name, key)
+        }
+        if name in self._pieces:
+            ((piece, shard), *_) = self._pieces[name]
+            known = [shard.shape, *(value.shape for value in piece.inner.values() if hasattr(value, "shape"))]
+            if not tensors or any(v.shape in known or self._is_part(name, k, v) for k, v in tensors.items()):
+                return shard.shape
+        return max((tuple(tensor.shape) for tensor in tensors.values()), key=math.prod, default=())
+
+    def _stepped(self, name: str, key: str) -> list[Shard]:
+        """Return which elements of a parameter this rank keeps a state of, piece by piece."""
+        return [shard for piece, shard in self._pieces.get(name, ()) if piece.holds(key)]
+
+    def _is_part(self, name: str, key: str, value: torch.Tensor) -> bool:
+        """Return whether a tensor has the elements that this rank steps of a parameter that is cut."""
+        shards = self._stepped(name, key)
+        stepped = sum(shard.numel for shard in shards)
+        is_cut = len(shards) > 1 or stepped < math.prod(shards[0].shape if shards else ())
+        return is_cut and stepped == value.numel()
+
+    def record(
+        self,
+        name: str,
+        here: str,
+        key: str,
+        value: Any,
+        shape: tuple[int, ...],
+        tensors: dict[str, torch.Tensor],
+    ) -> dict[str, Any]:
+        """Return a state's record, and put it into `tensors` if it has one element for each of its parameter."""
+        stored = state_key(name, key)
+        is_tensor = isinstance(value, torch.Tensor) and not self._is_number(here, key)
+        if is_tensor and tuple(value.shape) == shape:
+            tensors[stored] = value.detach()
+        elif is_tensor and self._is_part(here, key, value):
+            tensors[stored] = self._slices(here, key, value.detach())
+        elif is_number(value):
+            return {"value": AsIs(value)}
+        else:
+            return {"objects": [[*whole(shape), AsIs(value)]]}
+        return {"tensor": stored}
+
+    def _slices(self, name: str, key: str, value: torch.Tensor) -> SlicedTensor:
+        """Return the elements that this rank steps, flat one piece after the other, as parts of the whole."""
+        found: SlicedTensor | None = None
+        start, flat = 0, value.reshape(-1)
+        for shard in self._stepped(name, key):
+            elements = partial(flat.narrow, 0, start, shard.numel)
+            found = joined(found, sliced(shard, value.dtype, value.device, elements))
+            start += shard.numel
+        assert found is not None  # noqa: S101 - a part of a parameter has pieces
+        return found

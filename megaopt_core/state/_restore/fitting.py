@@ -11,7 +11,7 @@ import torch
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.state._restore.group_settings import GroupMerge
 from megaopt_core.state._restore.piece import PieceRestore
-from megaopt_core.state._sources import Request, Source
+from megaopt_core.state._sources import MemorySource, Request, Source
 from megaopt_core.state._values.encoding import decode, dtype_named
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def require_tensors(source: Source, requests: Iterable[Request]) -> None:
 
     Raises:
         CheckpointMismatchError: one has not.
+        LookupError: tensors in memory are cut otherwise than their places.
     """
+    requests = list(requests)
     for key, place in requests:
         stored = source.stored(key)
         there, here = _kind(dtype_named(stored.dtype)), _kind(place.dtype)
@@ -67,6 +69,8 @@ def require_tensors(source: Source, requests: Iterable[Request]) -> None:
         raise CheckpointMismatchError(
             f"{source.name} does not fit: {key} {what}", path=source.name, names=[key]
         )
+    if isinstance(source, MemorySource):
+        source.require_boxes(requests)
 
 
 def _kind(dtype: torch.dtype) -> str:

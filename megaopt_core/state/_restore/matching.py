@@ -158,8 +158,8 @@ def _require_names(source: Source, report: LoadReport, strict: bool) -> None:
     if report.unexpected:
         parts.append(f"it has {shown(report.unexpected)}, which is not here")
     raise CheckpointMismatchError(
-        f"{source.name} does not fit: {'; '.join(parts)}. rename= maps old names to new ones, strict=False loads "
-        "what fits",
+        f"{source.name} does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of "
+        "load_checkpoint maps old names to new ones",
         path=source.name,
         names=[name.removesuffix(" (state)") for name in (*report.missing, *report.unexpected)],
     )

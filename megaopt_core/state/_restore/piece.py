@@ -175,7 +175,7 @@ class PieceRestore:
             return
         if isinstance(value, torch.Tensor):
             number = isinstance(present, (bool, int, float))
-            value = type(present)(value.item()) if number else value.to(self.piece.stepped.device)
+            value = type(present)(value.item()) if number else value.to(self.piece.stepped.device, copy=True)
         self.finals.append(lambda: self._set(key, value))
 
     def _plan_object(self, key: str, present: Any, member: Member) -> None:
@@ -205,6 +205,7 @@ class PieceRestore:
                 )
             self.finals.append(lambda: _copy(present, value))
         else:
+            value = value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
             self.finals.append(lambda: self._set(key, value))
 
     def _plan_coded(self, key: str, present: Any, holders: Sequence[Member]) -> None:

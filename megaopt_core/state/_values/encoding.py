@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from attrs import frozen
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
 
-__all__ = ["decode", "dtype_named", "encode", "name_of_dtype"]
+__all__ = ["AsIs", "decode", "dtype_named", "encode", "name_of_dtype"]
 
 
 _DEEPEST = 100
@@ -21,6 +22,17 @@ _LONGEST_INT = 8192
 """Bits of an integer that is written in decimal."""
 
 _SEQUENCES = {list: "", tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+
+
+@frozen(eq=False)
+class AsIs:
+    """A value in memory that stands where an encoded one is expected; no file can say it.
+
+    Args:
+        value: anything.
+    """
+
+    value: Any
 
 
 def name_of_dtype(dtype: torch.dtype) -> str:
@@ -153,7 +165,7 @@ def decode(value: Any, tensor: Callable[[str], torch.Tensor], depth: int = 0) ->
     if isinstance(value, list):
         return [decode(item, tensor, depth + 1) for item in value]
     if not isinstance(value, dict):
-        return value
+        return value.value if isinstance(value, AsIs) else value
     tag = next(iter(value), "")
     if len(value) != 1 or not tag.startswith("$"):
         return {key: decode(item, tensor, depth + 1) for key, item in value.items()}

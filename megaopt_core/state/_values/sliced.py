@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.state._values.chunks import Chunk
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 __all__ = ["SlicedTensor"]
 
@@ -77,6 +79,21 @@ class SlicedTensor(torch.Tensor):
         chunk = self._chunks[index]
         return self._fetch(index)[chunk.start : chunk.stop].view(chunk.sizes)
 
+    def box(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+        """Return the elements of the box of these offsets and sizes.
+
+        Args:
+            offsets: where it begins.
+            sizes: its extents.
+
+        Raises:
+            LookupError: this process holds no such box.
+        """
+        for index, chunk in enumerate(self._chunks):
+            if (chunk.offsets, chunk.sizes) == (offsets, sizes):
+                return self.local(index)
+        raise LookupError(f"this rank holds no box of {list(sizes)} at {list(offsets)}, but {self!r}")
+
     def copied(self) -> SlicedTensor:
         """Return the same boxes in CPU memory of their own."""
         boxes = [
@@ -121,6 +138,9 @@ class SlicedTensor(torch.Tensor):
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
         """Return one item per box."""
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(
@@ -133,6 +153,8 @@ class SlicedTensor(torch.Tensor):
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """Return the boxes."""
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
         return [
             ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
             for chunk in self._chunks

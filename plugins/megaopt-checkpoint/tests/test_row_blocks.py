@@ -6,6 +6,7 @@ from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from row_blocks import row_blocks
 
 from megaopt_core import build_optimizer
+from megaopt_core.errors import StateDictError
 
 WEIGHT = torch.arange(8.0).view(4, 2)
 
@@ -51,3 +52,18 @@ def test_a_plain_state_dict_fills_the_rows_of_the_box(rank):
         optimizer.load_state_dict(plain)
         step(model, optimizer)
     assert torch.equal(model.weight.detach().float(), WEIGHT)
+
+
+def test_a_state_dict_of_other_rows_is_refused():
+    """What another rank steps is not taken for this one's, and nothing has changed."""
+    with row_blocks(2, 0):
+        model, optimizer = make(WEIGHT, optimizer="adam", sharding="blocks")
+        step(model, optimizer)
+        state = optimizer.state_dict()
+    with row_blocks(2, 1):
+        other_model, other = make(WEIGHT, optimizer="adam", sharding="blocks")
+        with pytest.raises(
+            StateDictError, match=r"this rank holds no box of \[2, 2\] at \[2, 0\], but SlicedTensor"
+        ):
+            other.load_state_dict(state)
+        assert not other.state[other_model.weight]["exp_avg"].any()

@@ -177,19 +177,21 @@ def test_groups_are_matched_by_name_whatever_their_order(mlp, build, give) -> No
         (lambda state: state.pop("state"), "an optimizer state dict has the keys 'state' and 'param_groups'"),
         (
             lambda state: state["state"][3].update(exp_avg=torch.zeros(4)),
-            "state 'exp_avg' of '2.bias' has shape (4,) in the state dict and (3,) here",
+            "state 'exp_avg' of '2.bias' in the state dict has shape (4,), here it has shape (3,)",
         ),
         (
             lambda state: state["state"][3].update(exp_avg="x"),
-            "state 'exp_avg' of '2.bias' is a str in the state dict and a tensor here",
+            "state 'exp_avg' of '2.bias' in the state dict is a number there and has its parameter's shape here",
         ),
         (
             lambda state: state["state"][3].pop("exp_avg_sq"),
-            "the state dict has no 'exp_avg_sq' of '2.bias'; strict=False leaves what this optimizer has",
+            "the state dict lacks state that the optimizer keeps here: 2.bias: exp_avg_sq; strict=False lets it start "
+            "anew",
         ),
         (
             lambda state: state["param_groups"][0]["param_names"].__setitem__(3, "2.gain"),
-            "the state dict does not fit: missing ['2.bias'], unexpected ['2.gain']; strict=False loads what fits",
+            "the state dict does not fit: it lacks 2.bias (state); it has 2.gain (state), which is not here. "
+            "strict=False loads what fits, and rename= of load_checkpoint maps old names to new ones",
         ),
         (
             lambda state: state["param_groups"][0]["param_names"].pop(),
@@ -250,7 +252,7 @@ def test_another_optimizers_state_is_refused(mlp, build, give) -> None:
     source, target = mlp(), mlp()
     first, second = build(source), build(target, "t_momentum")
     _train(source, first, give, range(1))
-    with pytest.raises(StateDictError, match=r"has no 'momentum_buffer' of '0\.weight'"):
+    with pytest.raises(StateDictError, match=r"lacks state that .* keeps here: .*0\.weight: momentum_buffer"):
         second.load_state_dict(first.state_dict())
 
 
@@ -298,3 +300,45 @@ def test_what_an_optimizer_makes_late_is_loaded_early() -> None:
     assert torch.equal(
         second.state[weights[1]]["momentum_buffer"], first.state[weights[0]]["momentum_buffer"]
     )
+
+
+@pytest.mark.parametrize("name", ["t_adam", "t_momentum"])
+def test_what_was_loaded_is_a_copy(mlp, build, give, name) -> None:
+    """The run that a state dict came from goes on by itself, also where state was made by the load."""
+    models = [mlp(), mlp()]
+    first, second = (build(model, name) for model in models)
+    _train(models[0], first, give, range(2))
+    second.load_state_dict(first.state_dict())
+    kept = copy.deepcopy(first.state_dict()["state"])
+    _train(models[1], second, give, range(2, 5))
+    for index, state in first.state_dict()["state"].items():
+        assert all(
+            torch.equal(torch.as_tensor(value), torch.as_tensor(kept[index][key]))
+            for key, value in state.items()
+        )
+
+
+def test_a_state_dict_from_before_the_first_step_is_no_state_for_a_later_one(mlp, build, give) -> None:
+    """Torch's own says nothing of parameters that were not stepped."""
+    source, target = mlp(), mlp()
+    plain, optimizer = torch.optim.AdamW(source.parameters()), build(target)
+    _train(target, optimizer, give, range(1))
+    with pytest.raises(
+        StateDictError, match=r"has no state of '0\.weight', which has been stepped here; strict=False"
+    ):
+        optimizer.load_state_dict(plain.state_dict())
+    optimizer.load_state_dict(plain.state_dict(), strict=False)
+    assert optimizer.state[target[0].weight]["step"].item() == 1.0
+
+
+def test_torchs_checkpoints_are_compared_by_optimizer(mlp, build, give) -> None:
+    """As files are: what another optimizer made is refused, with both names and before anything is written."""
+    source, target = mlp(), mlp()
+    first, second = build(source), build(target, overrides=CHAIN)
+    _train(source, first, give, range(1))
+    _train(target, second, give, range(1))
+    before = copy.deepcopy(second.state_dict()["state"])
+    saved = first.checkpoint_state().state_dict()
+    with pytest.raises(StateDictError, match=r"'0\.weight': it was stepped by 't_adam', here by 't_sgd'"):
+        second.checkpoint_state().load_state_dict(saved)
+    assert second.state_dict()["state"].keys() == before.keys()

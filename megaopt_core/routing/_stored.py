@@ -97,7 +97,7 @@ def _names(item: InventoryItem) -> tuple[str, ...]:
 def _require_installed(stored: StoredRouting, optimizer: str, name: str) -> None:
     registry = get_registry()
     distribution = stored.plugins.get(optimizer)
-    if optimizer not in registry.optimizers() and distribution:
+    if distribution and not registry.has_optimizer(optimizer):
         what = f"optimizer {optimizer!r}, which steps {name!r} in {stored.name},"
         absent = absent_plugin(what, optimizer, distribution, registry.plugins())
         if absent is not None:

@@ -127,6 +127,8 @@ class MegatronOptimizer(StepPipeline):
     def reload_model_params(self, state_dict: Mapping[str, torch.Tensor] | None = None) -> None:
         """Take the model's present values over into main parameters, after weights were loaded into the model.
 
+        A step does so by itself where somebody has written to the model. A main value that rounds to the model's stays.
+
         Args:
             state_dict: what was loaded, by parameter name, where it has more precision than the model: main parameters
                 start from it instead of from the model's rounded values.
@@ -141,6 +143,8 @@ class MegatronOptimizer(StepPipeline):
             part.precision.reload_model_params()
         if state_dict is not None:
             start_main_values(self, state_dict)
+        for part in self.parts:
+            part.writes.record()
 
     def train(self, mode: bool = True) -> None:
         """Tell inner optimizers that have modes (schedule-free ones) that training goes on.
@@ -226,6 +230,10 @@ class MegatronOptimizer(StepPipeline):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
+        for part in self.parts:
+            part.writes.settle()
         import_state_dict(self, state_dict, strict=strict)
+        for part in self.parts:
+            part.writes.record()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -168,7 +168,12 @@ def _measure(
         for group in (pgs.mp, pgs.dense_dp):
             if size_of(group) > 1:
                 all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
-    host = torch.cat([flags, totals]).tolist()
+    watching = [part.writes for part in parts if part.writes.flag is not None]
+    written = [writes.flag.to(totals).view(1) for writes in watching if writes.flag is not None]
+    host = torch.cat([flags, totals, *written]).tolist()
+    for writes, flag in zip(watching, host[2 + len(totals) :], strict=True):
+        writes.is_told = flag > 0
+    host = host[: 2 + len(totals)]
     overflown, found = host[0] > 0, host[1] > 0
     squares = host[2:-1] if asked.norms else []
     stats = GradStats(

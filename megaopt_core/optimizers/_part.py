@@ -12,6 +12,7 @@ from attrs import define, evolve, field
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._stages import stage
+from megaopt_core.optimizers._foreign_writes import ForeignWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
 from megaopt_core.plugin_api._entries import SCALAR_STATES
@@ -57,11 +58,13 @@ class OptimizerPart:
     scalar_states: frozenset[str] = SCALAR_STATES
     split: ExchangedStep | None = None
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
+    writes: ForeignWrites = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._spans = [self._spans_of(piece) for piece in self.pieces]
+        self.writes = ForeignWrites(self.precision, self.sharded)
 
     def _spans_of(self, piece: Piece) -> list[_Span]:
         """Return the ranges of a piece that one rule holds for; padding between members is in none."""
@@ -88,6 +91,7 @@ class OptimizerPart:
         with stage(self.config, "optimizer-copy-to-main-grad"):
             self.sharded.collect_grads()
             self.precision.load_grads()
+            self.writes.look()
 
     def discard_grads(self) -> None:
         """Give up this step's gradients without stepping."""
@@ -126,6 +130,7 @@ class OptimizerPart:
 
     def step(self) -> None:
         """Step the inner optimizer with the collected gradients and write its result back."""
+        self.writes.take_over()
         watched = self.precision.watched()
         before = self.changes.before(watched)
         self._copy_settings_inward()

@@ -182,6 +182,8 @@ class StepPipeline(TorchSurface):
         """
         self.step_and_start_sync()
         self.finish_param_sync()
+        for part in self.parts:
+            part.writes.record()
         return True
 
     @torch.no_grad()
@@ -281,8 +283,12 @@ class StepPipeline(TorchSurface):
                 f"switch_mode({name!r}): optimizers have the modes 'train' and 'eval'"
             )
         with torch.no_grad():
+            for part in self.parts:
+                part.writes.settle()
             switched = [part.switch_mode(name) for part in self.parts]
             if any(switched):
                 for part in self.parts:
                     self._start_sync(part)
                 self.finish_param_sync()
+                for part in self.parts:
+                    part.writes.record()

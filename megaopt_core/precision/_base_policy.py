@@ -87,6 +87,14 @@ class BasePrecisionPolicy:
     def reload_model_params(self) -> None:
         """Nothing to do: the piece is what is stepped."""
 
+    def take_over(self, indices: Sequence[int]) -> None:
+        """Take the present values of all pieces over, as :meth:`reload_model_params` does.
+
+        Args:
+            indices: positions of the pieces that somebody wrote to.
+        """
+        self.reload_model_params()
+
     def watched(self) -> list[list[torch.Tensor]]:
         """Return the stepped tensors."""
         return [[tensor] for tensor in self._stepped]

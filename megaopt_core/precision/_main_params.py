@@ -10,6 +10,7 @@ from attrs import define, field
 from megaopt_core.precision._base_policy import BasePrecisionPolicy
 from megaopt_core.precision._lending import GradLending
 from megaopt_core.precision._policy import LOW_PRECISION, MAIN_PARAM
+from megaopt_core.precision._storage import take_changed
 from megaopt_core.sharding._protocol import Piece
 
 __all__ = ["MainParams"]
@@ -60,11 +61,17 @@ class MainParams(BasePrecisionPolicy):
         return [self._pieces[index].param for index in copied], [self._stepped[index] for index in copied]
 
     def reload_model_params(self) -> None:
-        """Copy the model's parameters into the main copies."""
-        models, mains = self._copies(range(len(self._pieces)))
-        if mains:
-            with torch.no_grad():
-                torch._foreach_copy_(mains, models)
+        """Take the model's parameters over into the main copies."""
+        self.take_over(range(len(self._pieces)))
+
+    def take_over(self, indices: Sequence[int]) -> None:
+        """Copy those of the model's values into main copies that these do not round to.
+
+        Args:
+            indices: positions of the pieces that somebody wrote to.
+        """
+        for model, main in zip(*self._copies(indices), strict=True):
+            take_changed(main, model)
 
     def extra_keys(self, index: int) -> tuple[str, ...]:
         """Return the main copy's key, where there is one.

@@ -193,10 +193,18 @@ class ParamRemainders(BasePrecisionPolicy):
         self._grads = [None] * len(self._pieces)
 
     def reload_model_params(self) -> None:
-        """Start again from the model's present values."""
+        """Take the model's present values over."""
+        self.take_over(range(len(self._storages)))
+
+    def take_over(self, indices: Sequence[int]) -> None:
+        """Take those of the model's values over that the kept ones do not round to.
+
+        Args:
+            indices: positions of the pieces that somebody wrote to.
+        """
         with torch.no_grad():
-            for storage in self._storages:
-                storage.take_model()
+            for index in indices:
+                self._storages[index].take_model()
 
     def watched(self) -> list[list[torch.Tensor]]:
         """Return for each piece the tensors in which a change shows."""

@@ -75,6 +75,13 @@ class PrecisionPolicy(Protocol):
     def reload_model_params(self) -> None:
         """Take the pieces' present values over into the stepped tensors."""
 
+    def take_over(self, indices: Sequence[int]) -> None:
+        """Take present values of some pieces over, element by element: what rounds to the model's value stays.
+
+        Args:
+            indices: positions of the pieces that somebody wrote to.
+        """
+
     def watched(self) -> list[list[torch.Tensor]]:
         """Return for each piece the tensors in which a change shows."""
 

@@ -10,7 +10,26 @@ from attrs import define, field
 from megaopt_core.precision._policy import LOW_PRECISION
 from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
 
-__all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain"]
+__all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain", "take_changed"]
+
+
+@torch.no_grad()
+def take_changed(main: torch.Tensor, model: torch.Tensor) -> None:
+    """Copy the model's values into main values that do not round to them; the others keep all of their bits.
+
+    Args:
+        main: main values, changed in place.
+        model: the model's values, of any dtype.
+
+    Example:
+        >>> main, model = torch.tensor([1.001, 2.0]), torch.tensor([1.0, 3.0], dtype=torch.bfloat16)
+        >>> take_changed(main, model)
+        >>> [round(value, 4) for value in main.tolist()]
+        [1.001, 3.0]
+    """
+    rounded = main.to(model.dtype)
+    stays = (rounded == model) | (rounded.isnan() & model.isnan())
+    main.copy_(torch.where(stays, main, model.to(main.dtype)))
 
 
 class ParamStorage(Protocol):
@@ -27,7 +46,7 @@ class ParamStorage(Protocol):
         """
 
     def take_model(self) -> None:
-        """Start again from the model's present value."""
+        """Take the model's present value over, where what is kept does not round to it."""
 
     def watched(self) -> list[torch.Tensor]:
         """Return the tensors in which a change shows."""
@@ -111,11 +130,11 @@ class SeparateMain:
         """
         if value is not self.main:
             self.main.copy_(value)
-        self.param.copy_(value)
+        self.param.copy_(self.main)  # not of `value`: rounded once, it may lie elsewhere than rounded twice
 
     def take_model(self) -> None:
-        """Copy the model's parameter into the main copy."""
-        self.main.copy_(self.param)
+        """Copy the model's values into main values that do not round to them."""
+        take_changed(self.main, self.param)
 
     def watched(self) -> list[torch.Tensor]:
         """Return the main copy."""
@@ -164,8 +183,14 @@ class Remainder:
         self.remainder.copy_(remainder)
 
     def take_model(self) -> None:
-        """Forget the remainder."""
-        self.remainder.zero_()
+        """Forget remainders with which the model's value is no longer the rounding of what both make.
+
+        A remainder is less than half a step of bf16, so nearly every value may have any: zeros and what is not finite
+        may not.
+        """
+        rounded, _ = split_remainder(self.load())
+        moved = rounded.view(torch.int16) != self.param.detach().contiguous().view(torch.int16)
+        self.remainder.masked_fill_(moved.view_as(self.remainder), 0)
 
     def watched(self) -> list[torch.Tensor]:
         """Return parameter and remainder."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from attrs import define, field
 
-__all__ = ["SAMPLE", "ChangeRecord"]
+__all__ = ["SAMPLE", "ChangeRecord", "Samples", "Values", "any_differ", "differing_owners"]
 
 SAMPLE = 16
 """Values of each tensor that are compared in steps where not all are."""
@@ -21,7 +21,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 type _Kind = tuple[torch.dtype, torch.device, bool]
 """What one kernel reads together: dtype, device, and whether the values of each tensor lie side by side."""
 
-type _Values = dict[_Kind, torch.Tensor]
+type Values = dict[_Kind, torch.Tensor]
+"""What was read of many tensors, a tensor of values for each kind."""
 
 
 def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,10 +51,10 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
 class _Reader(Protocol):
     """Reads something of every tensor that differs when the tensor does; nothing goes to the host."""
 
-    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         """Return what is compared, for all tensors of a dtype and device together."""
 
-    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         """Return the same once more, after the step."""
 
     def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
@@ -69,7 +70,7 @@ class _BitSums:
 
     _owners: dict[_Kind, list[int]] = field(factory=dict)
 
-    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         sums: dict[_Kind, list[torch.Tensor]] = {}
         self._owners = {}
         for owner, tensors in enumerate(watched):
@@ -79,7 +80,7 @@ class _BitSums:
                 self._owners.setdefault(kind, []).append(owner)
         return {kind: torch.stack(some) for kind, some in sums.items()}
 
-    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         return self.read(watched)
 
     def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
@@ -94,28 +95,44 @@ def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[int]:
 
 
 @define
-class _Samples:
-    """Reads some values of each tensor with one kernel a dtype and device; views are made once."""
+class Samples:
+    """Reads some values of each tensor with one kernel a dtype and device; views are made once, for their addresses."""
 
     _addresses: list[int] = field(factory=list)
     _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
     _owners: dict[_Kind, list[int]] = field(factory=dict)
 
-    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
+        """Return some values of every tensor.
+
+        Args:
+            watched: the tensors of each owner.
+        """
         addresses = _addresses(watched)
         if addresses != self._addresses:
             self._prepare(watched, addresses)
         return self.read_again(watched)
 
-    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
+        """Return the same values, as they are now.
+
+        Args:
+            watched: the same tensors.
+        """
         return {kind: torch.cat(views) for kind, views in self._views.items()}
 
     def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
+        """Return the owners of tensors that have other memory than when they were read.
+
+        Args:
+            watched: the same tensors.
+        """
         owners = [owner for owner, tensors in enumerate(watched) for _ in tensors]
         triples = zip(owners, self._addresses, _addresses(watched), strict=True)
         return {owner for owner, before, now in triples if before != now}
 
     def owners(self) -> Mapping[_Kind, Sequence[int]]:
+        """Return whose each of the values is."""
         return self._owners
 
     def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[int]) -> None:
@@ -126,6 +143,37 @@ class _Samples:
                 kind = (tensor.dtype, tensor.device, view.is_contiguous())
                 self._views.setdefault(kind, []).append(view)
                 self._owners.setdefault(kind, []).extend([owner] * view.numel())
+
+
+def any_differ(before: Values, now: Values) -> torch.Tensor | None:
+    """Return on the device whether any bit differs, None where nothing was read.
+
+    Args:
+        before: what was read first.
+        now: what was read later, of the same memory.
+    """
+    flags = [(_as_bits(before[kind]) != _as_bits(values)).any() for kind, values in now.items()]
+    if len(flags) <= 1:
+        return flags[0] if flags else None
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).any()
+
+
+def differing_owners(samples: Samples, before: Values, now: Values) -> set[int]:
+    """Return the owners of values whose bits differ; the host waits for the device.
+
+    Args:
+        samples: what read them.
+        before: what was read first.
+        now: what was read later, of the same memory.
+    """
+    found: set[int] = set()
+    for kind, owners in samples.owners().items():
+        differ = _as_bits(before[kind]) != _as_bits(now[kind])
+        if bool(differ.any()):
+            last = differ.dim() - 1
+            by_value = differ.any(dim=last) if last else differ  # complex values are pairs
+            found |= {owner for owner, differs in zip(owners, by_value.tolist(), strict=True) if differs}
+    return found
 
 
 @define
@@ -144,15 +192,15 @@ class ChangeRecord:
     method: str = field(default="no step yet", init=False)
     _first: bool = field(default=True, init=False)
     _all: _BitSums = field(factory=_BitSums, init=False)
-    _some: _Samples = field(factory=_Samples, init=False)
+    _some: Samples = field(factory=Samples, init=False)
     _reader: _Reader = field(init=False)
     _watched: Sequence[Sequence[torch.Tensor]] = field(default=(), init=False)
-    _values: tuple[_Values, _Values] = field(factory=lambda: ({}, {}), init=False)
+    _values: tuple[Values, Values] = field(factory=lambda: ({}, {}), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._reader = self._all
 
-    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> _Values:
+    def before(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         """Return what :meth:`after` compares with.
 
         Args:
@@ -163,7 +211,7 @@ class ChangeRecord:
         self.method = "all values compared" if everything else f"{SAMPLE} values of each compared"
         return self._reader.read(watched)
 
-    def after(self, watched: Sequence[Sequence[torch.Tensor]], before: _Values) -> None:
+    def after(self, watched: Sequence[Sequence[torch.Tensor]], before: Values) -> None:
         """Record what the step left behind.
 
         Args:

@@ -222,6 +222,9 @@ class ShardedParams(Protocol):
     exchange: Exchange | None = None
     """How updates travel to the owners of whole tensors and back, where the step is split; None: it is not."""
 
+    takes_values_together: bool = False
+    """`take_model_values` is a collective: all ranks call it, or none."""
+
     pieces: Sequence[Piece]
     """The pieces, grouped as the layout ordered them."""
 

@@ -114,6 +114,8 @@ class LoadPlan:
             for piece in self.pieces:
                 for final in piece.finals:
                     final()
+            for part in self.optimizer.parts if self.optimizer is not None else ():
+                part.writes.record()  # what the file says of main values holds, also where the model's dtype is another
 
 
 def plan_load(

@@ -31,6 +31,7 @@ class LayerWiseParams(ShardedParams):
         stats_group: norms and counts add up over it.
     """
 
+    takes_values_together = True
     memory: FlatMemory
     cut: CutTensors
     specs: Sequence[PieceSpec]

@@ -1,0 +1,120 @@
+"""Model values that somebody else wrote between two steps: found, and taken over before the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import define, field
+
+from megaopt_core.params._parts import is_dtensor
+from megaopt_core.precision._policy import PrecisionPolicy
+from megaopt_core.reporting._changes import Samples, Values, any_differ, differing_owners
+from megaopt_core.sharding._protocol import Piece, ShardedParams
+
+__all__ = ["ForeignWrites"]
+
+
+@define(eq=False)
+class ForeignWrites:
+    """Notices a load, an average, a reset: whatever wrote to model values of which a piece keeps more elsewhere.
+
+    That is a main value or remainder, or memory of a strategy's own. Version counters tell who wrote by torch's
+    operations. Some kernels, and writes by way of `.data`, do not count: for these a few values of every tensor are
+    compared with what the last step left, on the device, where the host reads the answer when it waits anyway.
+
+    Args:
+        precision: keeps main values.
+        sharded: this rank's pieces.
+    """
+
+    precision: PrecisionPolicy
+    sharded: ShardedParams
+    flag: torch.Tensor | None = field(default=None, init=False)
+    """On the device: whether a value differs; None while nobody has looked."""
+    is_told: bool | None = field(default=None, init=False)
+    """What the host has read of the flag; None: nothing yet."""
+    _indices: list[int] = field(init=False)
+    _own: set[int] = field(factory=set, init=False)
+    _counted: list[list[torch.Tensor]] = field(init=False)
+    _watched: list[list[torch.Tensor]] = field(init=False)
+    _versions: list[list[int]] = field(factory=list, init=False)
+    _samples: Samples = field(factory=Samples, init=False)
+    _before: Values = field(factory=dict, init=False)
+    _now: Values = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._indices, self._counted, self._watched = [], [], []
+        for index, piece in enumerate(self.sharded.pieces):
+            local = [_local(param) for param in piece.model_params]
+            own = _has_own_memory(piece, local)
+            if own and self.sharded.takes_values_together:
+                continue  # one rank alone cannot bring them
+            if piece.param.numel() and (own or self.precision.extra_keys(index)):
+                self._own.update([len(self._indices)] if own else [])
+                self._indices.append(index)
+                self._counted.append(local)
+                self._watched.append(local if own else [piece.param])
+        self.record()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when the model's values are all that there is of them."""
+        return not self._indices
+
+    @torch.no_grad()
+    def record(self) -> None:
+        """Remember the model's present values as those that belong to the pieces."""
+        if self._indices:
+            self._versions = [list(map(_version, tensors)) for tensors in self._counted]
+            self._before = self._samples.read(self._watched)
+            self._now, self.flag = {}, None
+
+    @torch.no_grad()
+    def look(self) -> None:
+        """Compare values with those of :meth:`record` on the device, without waiting for it: see :attr:`flag`."""
+        self.is_told = None
+        if self._indices:
+            self._now = self._samples.read_again(self._watched)
+            self.flag = any_differ(self._before, self._now)
+
+    @torch.no_grad()
+    def take_over(self) -> None:
+        """Bring what somebody wrote since :meth:`record` to the pieces that keep more of it; nothing else changes."""
+        if not self._indices:
+            return
+        written = {
+            at
+            for at, (tensors, versions) in enumerate(zip(self._counted, self._versions, strict=True))
+            if list(map(_version, tensors)) != versions
+        }
+        if self.flag is not None and (self.is_told if self.is_told is not None else bool(self.flag)):
+            written |= differing_owners(self._samples, self._before, self._now)
+        written |= self._samples.moved(self._watched)
+        if written & self._own:
+            self.sharded.take_model_values()
+        if written:
+            self.precision.take_over([self._indices[at] for at in sorted(written)])
+            self.record()
+
+    def settle(self) -> None:
+        """Look, and take over at once."""
+        self.look()
+        self.take_over()
+
+
+def _local(param: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose version counts writes to what this rank holds."""
+    if not is_dtensor(param):
+        return param
+    local: torch.Tensor = param._local_tensor  # type: ignore[attr-defined] # of DTensors; to_local() makes a new one
+    return local
+
+
+def _has_own_memory(piece: Piece, local: Sequence[torch.Tensor]) -> bool:
+    address = piece.param.untyped_storage().data_ptr()
+    return all(tensor.untyped_storage().data_ptr() != address for tensor in local)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

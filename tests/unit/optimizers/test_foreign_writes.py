@@ -1,0 +1,258 @@
+"""Model values that somebody else writes between two steps are taken over, element by element, never overwritten."""
+
+import copy
+
+import pytest
+import torch
+from attrs import define, field
+from hypothesis import given, settings, strategies
+from megaopt_testing.plugins import temporary_plugin
+from torch import nn
+
+from megaopt_core import hookimpl
+from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
+from megaopt_core.precision._storage import Remainder, take_changed
+from megaopt_core.sharding import LiveModel, PieceSpec, Replicated, ReplicatedParams
+
+MIXED = [
+    {"bf16": True},
+    {"bf16": True, "use_precision_aware_optimizer": True},
+    {"bf16": True, "use_precision_aware_optimizer": True, "store_param_remainders": False},
+    {"bf16": True, "use_precision_aware_optimizer": True, "main_params_dtype": torch.float16},
+    {"bf16": True, "use_precision_aware_optimizer": True, "main_params_dtype": torch.bfloat16},
+    {"fp16": True, "loss_scale": 1.0},
+]
+
+
+def dtype_of(precision) -> torch.dtype:
+    """The model's dtype under a configuration."""
+    return torch.float16 if precision.get("fp16") else torch.bfloat16
+
+
+def mains_of(model, optimizer) -> list[torch.Tensor]:
+    """Copies of all main values; of a parameter without one, the parameter."""
+    return [
+        optimizer.state[param].get("main_param", param).detach().clone().float()
+        for param in model.parameters()
+    ]
+
+
+def by_copy(param, values) -> None:
+    """As `load_state_dict` writes."""
+    with torch.no_grad():
+        param.copy_(values)
+
+
+def by_data(param, values) -> None:
+    """As weight averages often write: no version is counted."""
+    param.data.copy_(values)
+
+
+def by_new_memory(param, values) -> None:
+    """Other memory, in which the old values never were."""
+    param.data = values.to(param.dtype)
+
+
+WRITERS = [by_copy, by_data, by_new_memory]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("precision", MIXED)
+def test_a_step_goes_on_from_what_was_written(mlp, build, give, precision, write) -> None:
+    """Each weight moves by no more than Adam moves it, from the value that somebody gave it."""
+    model, other = mlp(dtype_of(precision)), mlp(dtype_of(precision), seed=1)
+    optimizer = build(model, lr=1e-3, **precision)
+    give(model)
+    optimizer.step()
+    for param, value in zip(model.parameters(), other.parameters(), strict=True):
+        write(param, 3.0 * value.detach())
+    give(model, 1)
+    optimizer.step()
+    for param, value in zip(model.parameters(), other.parameters(), strict=True):
+        rounding = 2.0**-8 * value.abs().max().item() * 3.0
+        assert (param - 3.0 * value).abs().max().item() <= 2e-3 + rounding
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("precision", MIXED)
+def test_swapping_averaged_weights_in_and_out_changes_no_bit(mlp, build, give, precision, write) -> None:
+    """An evaluation between two steps leaves the same training behind it."""
+    runs = []
+    for swapped in (False, True):
+        model, average = mlp(dtype_of(precision)), mlp(dtype_of(precision), seed=1)
+        optimizer = build(model, lr=1e-3, **precision)
+        for step in range(4):
+            if swapped:
+                kept = [param.detach().clone() for param in model.parameters()]
+                for param, value in zip(model.parameters(), average.parameters(), strict=True):
+                    write(param, value.detach().clone())
+                for param, value in zip(model.parameters(), kept, strict=True):
+                    write(param, value)
+                if step == 2:
+                    optimizer.reload_model_params()
+            give(model, step)
+            optimizer.step()
+        runs.append([*(param.detach() for param in model.parameters()), *mains_of(model, optimizer)])
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("precision", MIXED[:4])
+def test_only_written_elements_change(mlp, build, give, precision) -> None:
+    """A reset of one row takes that row over; the main values of the others keep all of their bits."""
+    model = mlp(torch.bfloat16)
+    optimizer = build(model, lr=1e-3, **precision)
+    give(model)
+    optimizer.step()
+    before = mains_of(model, optimizer)
+    with torch.no_grad():
+        model[0].weight[1].fill_(0.25)
+    for param in model.parameters():
+        param.grad = None
+    optimizer.step()
+    after = mains_of(model, optimizer)
+    for position, (old, new) in enumerate(zip(before, after, strict=True)):
+        rows = [row for row in range(len(old)) if (position, row) != (0, 1)]
+        assert torch.equal(old[rows], new[rows])
+    assert torch.equal(after[0][1].bfloat16(), torch.full((5,), 0.25, dtype=torch.bfloat16))
+
+
+def test_a_write_before_a_skipped_step_is_not_forgotten(mlp, build, give) -> None:
+    """The step that does not happen leaves it to the next."""
+    model = mlp(torch.bfloat16)
+    optimizer = build(model, lr=1e-3, bf16=True)
+    by_data(model[0].weight, torch.full((7, 5), 2.0))
+    give(model)
+    model[0].weight.grad[0, 0] = torch.inf
+    assert not optimizer.step().update_successful
+    give(model)
+    assert optimizer.step().update_successful
+    assert (model[0].weight - 2.0).abs().max().item() < 0.02
+
+
+def test_writes_in_inference_mode_are_noticed(mlp, build, give) -> None:
+    """Tensors made there count nothing; writes to others do."""
+    model = mlp(torch.bfloat16)
+    optimizer = build(model, lr=1e-3, bf16=True)
+    give(model)
+    optimizer.step()
+    with torch.inference_mode():
+        model[0].weight.data.fill_(2.0)
+    give(model)
+    optimizer.step()
+    assert (model[0].weight - 2.0).abs().max().item() < 0.02
+
+
+def test_a_loaded_main_value_wins_over_an_earlier_write(mlp, build, give) -> None:
+    """Model first, optimizer second: what the optimizer's state says of main values holds."""
+    model = mlp(torch.bfloat16)
+    optimizer = build(model, lr=1e-3, bf16=True)
+    give(model)
+    optimizer.step()
+    saved, mains = copy.deepcopy(optimizer.state_dict()), mains_of(model, optimizer)
+    for param in model.parameters():
+        by_copy(param, torch.ones_like(param))
+    optimizer.load_state_dict(saved)
+    for param in model.parameters():
+        param.grad = None
+    optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(mains, mains_of(model, optimizer), strict=True))
+
+
+def test_full_precision_watches_nothing(mlp, build) -> None:
+    """A parameter that is stepped where it is needs no look."""
+    optimizer = build(mlp())
+    assert [part.writes.is_idle for part in optimizer.parts] == [True]
+
+
+@define
+class OwnParams(ReplicatedParams):
+    """Pieces with memory of their own, as of strategies that step whole tensors elsewhere."""
+
+    live: LiveModel = field(default=None)
+
+    def collect_grads(self) -> None:
+        """Take gradients of the model's."""
+        for piece in self.pieces:
+            piece.grad = piece.model_params[0].grad
+
+    def take_model_values(self) -> None:
+        """Copy the model into the pieces."""
+        for piece in self.pieces:
+            self.live.fill(piece)
+
+    def start_param_sync(self) -> None:
+        """Copy the pieces into the model."""
+        for piece in self.pieces:
+            ((_, shard),) = piece.spec.members
+            self.live.store(shard, piece.param.detach().view(-1))
+
+
+class OwnMemory(Replicated):
+    """Replicates into memory of its own."""
+
+    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+        """Return pieces that share nothing with the model."""
+        specs: list[PieceSpec] = [spec for spec in layout.pieces(model.rank) if spec.group in set(groups)]
+        return OwnParams([model.new_piece(spec) for spec in specs], live=model)
+
+
+class OwnMemoryPlugin:
+    """Offers it."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_sharding_strategies(self):
+        """One strategy."""
+        return {"own_memory": OwnMemory(name="own_memory")}
+
+
+@pytest.mark.parametrize("write", WRITERS[:2])
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}])
+def test_memory_of_a_strategys_own_takes_writes_over_too(mlp, build, give, precision, write) -> None:
+    """In full precision as well: the model would be overwritten from there."""
+    with temporary_plugin(OwnMemoryPlugin(), "own-memory"):
+        model = mlp(torch.bfloat16 if precision else torch.float32)
+        optimizer = build(model, lr=0.05, sharding="own_memory", **precision)
+        give(model)
+        optimizer.step()
+        write(model[0].weight, torch.full((7, 5), 2.0))
+        give(model, 1)
+        optimizer.step()
+        assert (model[0].weight - 2.0).abs().max().item() < 0.1
+        assert not torch.equal(model[0].weight, torch.full_like(model[0].weight, 2.0))
+
+
+FLOATS = strategies.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+@settings(deadline=None)
+@given(strategies.lists(strategies.tuples(FLOATS, FLOATS), min_size=1, max_size=8))
+def test_a_main_value_stays_exactly_where_it_rounds_to_the_models(pairs) -> None:
+    """For any main and model values, zeros, infinities and NaN among them."""
+    main = torch.tensor([pair[0] for pair in pairs])
+    model = torch.tensor([pair[1] for pair in pairs]).bfloat16()
+    model[::2] = main.bfloat16()[::2]
+    taken = main.clone()
+    take_changed(taken, model)
+    for old, new, value in zip(main, taken, model, strict=True):
+        same = old.bfloat16() == value or (old.isnan() and value.isnan())
+        expected = old if same else value.float()
+        assert torch.equal(new, expected) or (new.isnan() and expected.isnan())
+
+
+@settings(deadline=None)
+@given(strategies.lists(strategies.tuples(FLOATS, FLOATS), min_size=1, max_size=8))
+def test_a_remainder_makes_the_models_value_or_goes(pairs) -> None:
+    """After anything was written, parameter and remainder make a value that rounds to the parameter."""
+    storage = Remainder(nn.Parameter(torch.zeros(len(pairs), dtype=torch.bfloat16)))
+    with torch.no_grad():
+        storage.store(torch.tensor([pair[0] for pair in pairs]))
+        kept = storage.remainder.clone()
+        storage.param.copy_(torch.tensor([pair[1] for pair in pairs]))
+        storage.take_model()
+        main = join_remainder(storage.param, storage.remainder)
+    rounded, _ = split_remainder(main)
+    for value, model, old, new in zip(rounded, storage.param.detach(), kept, storage.remainder, strict=True):
+        assert value == model or (value.isnan() and model.isnan())
+        assert new in (old, 0)

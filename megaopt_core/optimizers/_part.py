@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._stages import stage
-from megaopt_core.optimizers._foreign_writes import ForeignWrites
+from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
 from megaopt_core.plugin_api._entries import SCALAR_STATES

@@ -33,6 +33,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import named_params
 from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._parts import local_tensor
 from megaopt_core.params._specs import ParamInfo, PeerGroup, RankCoordinates
 from megaopt_core.precision._choice import precision_policy, require_possible
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
@@ -347,7 +348,17 @@ def _infos(routing: Routing) -> dict[str, ParamInfo]:
 def _tag(
     tensor: torch.Tensor, piece: Piece, info: ParamInfo, peer_groups: Mapping[tuple[str, int], ProcessGroup]
 ) -> None:
-    tensor.param_info = evolve(info, peers=_peer_group(piece.spec.peers, peer_groups))  # type: ignore[attr-defined]
+    peers = _peer_group(piece.spec.peers, peer_groups)
+    cut = -1 if _is_joined(piece, info.partition_dim) else info.partition_dim
+    tensor.param_info = evolve(info, peers=peers, partition_dim=cut)  # type: ignore[attr-defined]
+
+
+def _is_joined(piece: Piece, dim: int) -> bool:
+    """Return whether a piece has more along a dimension than this rank's parameter: parts of several ranks."""
+    if dim < 0:
+        return False
+    ((_, sizes), *_) = (shard.box for _, shard in piece.spec.members)
+    return sizes[dim] > local_tensor(piece.model_params[0]).shape[dim]
 
 
 def _peer_group(peers: Peers | None, peer_groups: Mapping[tuple[str, int], ProcessGroup]) -> PeerGroup | None:

@@ -42,6 +42,7 @@ class ParamRow:
             owner that makes the step; empty where it is stepped where it is.
         bytes: what this rank sends for that in one step.
         note: how its optimizer steps it, in the optimizer's words.
+        owner: which of the ranks that share it makes the step, such as `"dp 1"`; empty where nobody tells.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ParamRow:
     travels: str = ""
     bytes: int = 0
     note: str = ""
+    owner: str = ""
 
 
 @frozen
@@ -150,6 +152,10 @@ class OptimizerReport:
             header.insert(-1, "how")
             for cells, row in zip(rows, self.params, strict=True):
                 cells.insert(-1, row.note or "-")
+        if any(row.owner for row in self.params):
+            header.insert(-1, "owner")
+            for cells, row in zip(rows, self.params, strict=True):
+                cells.insert(-1, row.owner or "-")
         text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
         if self.readers:
             text += f"\n\nroles read by {', '.join(self.readers)}"
@@ -262,4 +268,5 @@ def _param_row(
         uncertain=False if entry is None else entry.decision.uncertain,
         travels="" if travel is None else travel.step,
         bytes=0 if travel is None else travel.bytes,
+        owner="" if travel is None else travel.owner,
     )

@@ -12,6 +12,7 @@ from attrs import evolve
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.params._specs import Shard, intersect
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import Routing
 from megaopt_core.sharding._elements import extent_of
@@ -214,8 +215,9 @@ def reduced_elsewhere(
     world, rank = World(routing.axes), routing.rank
     lies_in = {name: (key, buffer) for key, buffer in buffers.items() for name in buffer.param_ranges}
     for strategy, layout in layouts.items():
-        for shard in (shard for piece in layout.pieces(rank) for _, shard in piece.members if shard.numel):
-            if shard.name not in lies_in:
+        steps = (shard for piece in layout.pieces(rank) for _, shard in piece.members)
+        for shard in (_held_here(shard, routing) for shard in steps):
+            if shard.name not in lies_in or not shard.numel:
                 continue
             key, buffer = lies_in[shard.name]
             axis = "expert_dp" if key.is_expert else "dp"
@@ -230,3 +232,10 @@ def reduced_elsewhere(
                     "(ShardingStrategy.buffers), of which it steps a rank's share"
                 )
     return None
+
+
+def _held_here(shard: Shard, routing: Routing) -> Shard:
+    """Return what this rank's parameter has of a shard; what it lacks comes from the ranks that have it."""
+    entry = routing.params.get(shard.name)
+    here = shard.box if entry is None else intersect(shard.box, entry.box)
+    return shard if entry is None or here == shard.box else entry.spec.part(here)

@@ -132,11 +132,13 @@ class Travel:
         step: `"split"`: updates go to the owner and come back transformed. `"whole"`: gradients go to the owner, which
             makes the whole step, and values come back.
         bytes: what this rank sends for it in one step.
+        owner: where its owner stands among the ranks that share it, such as `"dp 1"`; empty where it is not told.
 
     Example:
         >>> Travel("split", 1024)
-        Travel(step='split', bytes=1024)
+        Travel(step='split', bytes=1024, owner='')
     """
 
     step: Literal["split", "whole"]
     bytes: int
+    owner: str = ""

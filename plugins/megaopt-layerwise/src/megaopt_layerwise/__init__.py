@@ -8,10 +8,16 @@ if TYPE_CHECKING:
         is_managed_by_layer_wise_optimizer,
         tag_params_for_buffer_routing,
     )
+    from megaopt_layerwise.optimizer import LayerWiseDistributedOptimizer
 
-__all__ = ["is_managed_by_layer_wise_optimizer", "tag_params_for_buffer_routing"]
+__all__ = [
+    "LayerWiseDistributedOptimizer",
+    "is_managed_by_layer_wise_optimizer",
+    "tag_params_for_buffer_routing",
+]
 
 _HOME = {
+    "LayerWiseDistributedOptimizer": "optimizer",
     "is_managed_by_layer_wise_optimizer": "buffer_routing",
     "tag_params_for_buffer_routing": "buffer_routing",
 }

@@ -10,6 +10,7 @@ from megaopt_distributed import FlatMemory
 
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams, Travel
 from megaopt_layerwise.cut_tensors import CutTensors
+from megaopt_layerwise.routes import Route
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,6 +30,7 @@ class LayerWiseParams(ShardedParams):
         specs: this rank's pieces.
         groups: the groups that are stepped here, on any rank.
         stats_group: norms and counts add up over it.
+        routes: name to who owns a matrix, for reports.
     """
 
     takes_values_together = True
@@ -37,6 +39,7 @@ class LayerWiseParams(ShardedParams):
     specs: Sequence[PieceSpec]
     groups: tuple[int, ...]
     stats_group: ProcessGroup | None
+    routes: Mapping[str, Route]
     pieces: Sequence[Piece] = field(init=False)
     units: Sequence[Sequence[int]] = field(init=False)
     _buckets: Sequence[int] = field(init=False)
@@ -84,4 +87,8 @@ class LayerWiseParams(ShardedParams):
 
     def travels(self) -> Mapping[str, Travel]:
         """Return what this rank sends for each matrix in a step."""
-        return {}
+        exchanged = self.cut.bytes_sent()
+        return {
+            name: Travel("whole", route.gathered + exchanged.get(name, 0), route.owner)
+            for name, route in self.routes.items()
+        }

@@ -8,13 +8,14 @@ import torch
 from attrs import frozen
 from megaopt_distributed import memory_of
 
-from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
+from megaopt_core import Granularity, MegatronOptimizer, ParamSpec, ProcessGroupCollection, ShardingStrategy
 from megaopt_core.errors import ShardingError
 from megaopt_core.sharding import FullParamLayout, LayoutOptions, LiveModel, ParamLayout, World
 from megaopt_layerwise.buffers import lay_out_buckets
 from megaopt_layerwise.cut_tensors import CutTensors
 from megaopt_layerwise.layout import LayerWiseLayout
 from megaopt_layerwise.params import LayerWiseParams
+from megaopt_layerwise.routes import routes_of
 from megaopt_layerwise.units import cutting_axes
 
 __all__ = ["LayerWise"]
@@ -110,4 +111,16 @@ class LayerWise(ShardingStrategy):
             specs=specs,
             groups=tuple(groups),
             stats_group=pgs.sharded_stats_group(is_expert=is_expert),
+            routes=routes_of(layout, model, wanted),
         )
+
+    def chain(self, children: Sequence[MegatronOptimizer]) -> MegatronOptimizer:
+        """Return the optimizer that a user gets.
+
+        Args:
+            children: every optimizer of the model.
+        """
+        from megaopt_layerwise.optimizer import LayerWiseDistributedOptimizer
+
+        first = children[0]
+        return LayerWiseDistributedOptimizer(children, first.config, first.process_groups)

@@ -1,0 +1,138 @@
+"""Narrowing optimizers that step everything on every rank to what each rank owns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from megaopt_core import MegatronOptimizer, ProcessGroupCollection
+from megaopt_core.errors import ShardingError
+from megaopt_core.parallel import rank_in, size_of
+from megaopt_core.params import named_params
+from megaopt_core.sharding import FullParamLayout, ReplicatedParams
+from megaopt_layerwise.owned_params import OwnedParams
+from megaopt_layerwise.planner import ping_pong
+
+__all__ = ["is_replicated", "narrowed", "owners_by_layout", "owners_by_ping_pong"]
+
+type ParamLists = list[list[torch.nn.Parameter]]
+"""The parameters that each rank owns."""
+
+
+def is_replicated(optimizer: MegatronOptimizer) -> bool:
+    """Return whether every rank steps all parameters of an optimizer.
+
+    Args:
+        optimizer: a single optimizer.
+    """
+    return all(isinstance(part.sharded, ReplicatedParams) for part in optimizer.parts)
+
+
+def owners_by_ping_pong(params: Sequence[torch.nn.Parameter], ranks: int) -> ParamLists:
+    """Return owners in the order of sizes, forwards and backwards over the ranks.
+
+    Args:
+        params: in one order on all ranks.
+        ranks: number of ranks.
+    """
+    return [[params[at] for at in places] for places in ping_pong([param.numel() for param in params], ranks)]
+
+
+def owners_by_layout(
+    params: Sequence[torch.nn.Parameter],
+    ranks: int,
+    layouts: Sequence[FullParamLayout],
+    model_chunks: Sequence[torch.nn.Module],
+) -> ParamLists:
+    """Return the owners that layouts give: the rank in whose share of its bucket a parameter lies.
+
+    Args:
+        params: in one order on all ranks.
+        ranks: number of ranks.
+        layouts: one a model chunk.
+        model_chunks: the chunks, which give parameters their names.
+
+    Raises:
+        ShardingError: a layout lacks a parameter, or cuts one.
+    """
+    owned: ParamLists = [[] for _ in range(ranks)]
+    places: dict[torch.nn.Parameter, int | None] = {}
+    for chunk, full in zip(model_chunks, layouts, strict=True):
+        named = {entry.name: entry.param for entry in named_params(chunk)}
+        for buffer in full.buffers.values():
+            for name, (begin, end) in buffer.param_ranges.items():
+                ends = buffer.ends(buffer.bucket_of[name], ranks)
+                first = next((rank for rank, stop in enumerate(ends) if begin < stop), ranks - 1)
+                places[named[name]] = first if end <= ends[first] else None
+    for param in params:
+        place = places.get(param)
+        if place is None:
+            reason = "cuts over ranks" if param in places else "does not have"
+            raise ShardingError(
+                f"shard_params: a parameter of shape {tuple(param.shape)}, which the layout {reason}"
+            )
+        owned[place].append(param)
+    return owned
+
+
+def narrowed(
+    optimizer: MegatronOptimizer,
+    owned: ParamLists,
+    pgs: ProcessGroupCollection,
+    model_chunks: Sequence[torch.nn.Module],
+    *,
+    is_expert: bool,
+) -> MegatronOptimizer:
+    """Return an optimizer that steps what this rank owns; it takes inner optimizer, policy and groups over.
+
+    Args:
+        optimizer: steps everything on every rank; it must not be used any more.
+        owned: for each rank, what it owns, of this optimizer and of others.
+        pgs: the process groups.
+        model_chunks: the model, whose wrappers reduce gradients.
+        is_expert: the parameters are those of experts.
+    """
+    (part,) = optimizer.parts
+    group = pgs.shard_group(is_expert=is_expert)
+    mine = set(owned[rank_in(group) if size_of(group) > 1 else 0])
+    kept = [piece for piece in part.pieces if piece.model_params[0] in mine]
+    before = {piece.model_params[0]: tensor for piece, tensor in zip(part.pieces, part.stepped, strict=True)}
+    stepped = part.precision.attach(kept)
+    after = {piece.model_params[0]: tensor for piece, tensor in zip(kept, stepped, strict=True)}
+    _replace(part.inner, {before[param]: after.get(param) for param in before})
+    known = set(optimizer.names)
+    sharded = OwnedParams(
+        kept,
+        [[param for param in params if param in known] for params in owned],
+        group,
+        pgs.sharded_stats_group(is_expert=is_expert),
+        model_chunks,
+    )
+    return MegatronOptimizer(
+        part.inner,
+        part.precision,
+        sharded,
+        config=optimizer.config,
+        param_groups=optimizer.param_groups,
+        names=optimizer.names,
+        stepped=stepped,
+        process_groups=pgs,
+        grad_scaler=optimizer.grad_scaler,
+        counting=part.counting,
+        scalar_states=part.scalar_states,
+        norm_groups=optimizer.norm_groups,
+        twins=optimizer.twins,
+        routing=optimizer.routing,
+    )
+
+
+def _replace(inner: torch.optim.Optimizer, tensors: Mapping[torch.Tensor, torch.Tensor | None]) -> None:
+    """Put other tensors into an optimizer's groups and state; None takes one out."""
+    for group in inner.param_groups:
+        group["params"] = [new for old in group["params"] if (new := tensors[old]) is not None]
+    for old, new in tensors.items():
+        if old is not new and old in inner.state:
+            state = inner.state.pop(old)
+            if new is not None:
+                inner.state[new] = state

@@ -1,0 +1,124 @@
+"""A matrix that tensor parallelism cuts has one owner, goes to it and comes back in one collective a direction."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+pytest.importorskip("megaopt_layerwise")
+pytest.importorskip("megaopt_muon")
+from tensor_parallel import build, cut, step_with
+
+pytestmark = pytest.mark.distributed
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+STEPS = 3
+
+
+def train(rank, size, tp, optimizer, sharding, dtype, missing, settings):
+    """Step a few times; the missing ones get no gradient in the first. Return parameters, place, what steps said."""
+    given = {**settings, **({"bf16": True} if dtype is torch.bfloat16 else {})}
+    model, stepper, place = build(optimizer, sharding, tp, size, dtype, **given)
+    said = [
+        step_with(model, stepper, place, tp, step, dtype, () if step else missing) for step in range(STEPS)
+    ]
+    values = {name: param.detach().clone() for name, param in model.named_parameters()}
+    owned = [
+        name
+        for part in stepper.parts
+        for piece in part.pieces
+        if piece.spec.buffer is None
+        for name in [piece.spec.members[0][1].name]
+    ]
+    return values, place, said, owned
+
+
+def wrong(alone, ranks, tp):
+    """Return what differs from one process, on any rank."""
+    return [
+        (rank, name)
+        for rank, (values, place, _, _) in enumerate(ranks)
+        for name, value in values.items()
+        if not torch.equal(value, cut(name, alone[0][name], tp, place))
+    ]
+
+
+@DTYPES
+@pytest.mark.parametrize("optimizer", ["muon", "adaptive_muon", "soap"])
+def test_the_bits_are_those_of_one_process(launch, optimizer, dtype):
+    """Two tensor-parallel ranks, alone and on two data-parallel ones; a gradient is missing in the first step."""
+    pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")
+    given = optimizer, "layer_wise", dtype, ("1.up", "2.down", "0.bias"), {}
+    alone = train(0, 1, 1, optimizer, "replicated", *given[2:])
+    for size in (2, 4):
+        ranks = launch(train, size, 2, *given)
+        assert wrong(alone, ranks, 2) == []
+        assert sorted(name for _, _, _, owned in ranks for name in owned) == sorted(
+            name for name in alone[0] if name.rpartition(".")[2] not in ("plain", "bias")
+        )
+
+
+def test_whole_matrices_ask_nothing_of_tensor_parallel_muon(launch):
+    """However the class would treat a cut matrix, an owner has all of it: no rank waits for another in the step."""
+    alone = train(0, 1, 1, "muon", "replicated", torch.float32, (), {})
+    for mode in ("duplicated", "distributed"):
+        ranks = launch(train, 2, 2, "muon", "layer_wise", torch.float32, (), {"muon_tp_mode": mode})
+        assert wrong(alone, ranks, 2) == []
+
+
+def test_clipping_counts_every_element_once(launch):
+    """Norm and zeros are those of one process to rounding, and so is what is stepped."""
+    settings = {"clip_grad": 0.5, "log_num_zeros_in_grad": True}
+    alone = train(0, 1, 1, "muon", "replicated", torch.float32, (), settings)
+    for values, place, said, _ in launch(train, 4, 2, "muon", "layer_wise", torch.float32, (), settings):
+        for (_, norm, zeros), (_, expected, expected_zeros) in zip(said, alone[2], strict=True):
+            assert norm == pytest.approx(expected, rel=1e-6)
+            assert zeros == expected_zeros
+        for name, value in values.items():
+            assert (value - cut(name, alone[0][name], 2, place)).norm() <= 1e-6 * value.norm()
+
+
+def collectives(rank, size, layers):
+    """Return how many collectives over the tensor-parallel ranks two steps begin."""
+    import tensor_parallel
+
+    tensor_parallel.LAYERS = layers
+    model, stepper, place = build("muon", "layer_wise", 2, size)
+    calls = []
+    exchange = dist.all_to_all_single
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return exchange(*args, **kwargs)
+
+    dist.all_to_all_single = counted
+    step_with(model, stepper, place, 2, 0, torch.float32)
+    step_with(model, stepper, place, 2, 1, torch.float32)
+    return len(calls)
+
+
+def test_a_step_exchanges_twice_however_many_matrices_there_are(launch):
+    """Gradients to owners, values back."""
+    assert [launch(collectives, 2, layers) for layers in (1, 6)] == [[4, 4], [4, 4]]
+
+
+def changed_between_steps(rank, size):
+    """Load other values into the model, step with a learning rate of 0, and return what the model holds."""
+    model, stepper, place = build("muon", "layer_wise", 2, size, lr=0.0)
+    step_with(model, stepper, place, 2, 0, torch.float32)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(1.0)
+    expected = {name: param.detach().clone() for name, param in model.named_parameters()}
+    stepper.reload_model_params()
+    step_with(model, stepper, place, 2, 1, torch.float32)
+    return [name for name, param in model.named_parameters() if not torch.equal(param, expected[name])]
+
+
+def test_values_that_somebody_else_wrote_reach_the_owners(launch):
+    """`reload_model_params` brings the parts of every cut matrix to the rank that steps it."""
+    assert launch(changed_between_steps, 2) == [[], []]

@@ -92,7 +92,7 @@ def test_ping_pong_deals_ten_parameters_to_four_ranks():
 
 def from_layout(rank, size, whole_only):
     """Narrow by the layout of wrapped chunks."""
-    model = blocks(count=2)
+    model = blocks(count=3)
     named = list(model.named_parameters())
     ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=True)
     layout = LayerWiseDistributedOptimizer.compute_full_param_layout(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from megaopt_core.params import ParamSpec
 from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, World
-from megaopt_layerwise.planner import OwnerPolicy, plan_owners, work_of
+from megaopt_layerwise.planner import plan_owners, work_of
 
 __all__ = ["key_of", "lay_out_buckets", "lay_out_segments"]
 
@@ -51,8 +51,11 @@ def lay_out_segments(
     position = 0
     for bucket, specs in enumerate(buckets):
         ends = []
+        by_place: dict[int, list[ParamSpec]] = {}
+        for spec in specs:
+            by_place.setdefault(place_of[spec.name], []).append(spec)
         for place in range(ranks):
-            for spec in (spec for spec in specs if place_of[spec.name] == place):
+            for spec in by_place.get(place, ()):
                 ranges[spec.name] = position, position + spec.numel
                 bucket_of[spec.name] = bucket
                 position = _round_up(position + spec.numel, _ALIGNMENT)
@@ -64,41 +67,45 @@ def lay_out_segments(
 def lay_out_buckets(
     specs: Sequence[ParamSpec], world: World, options: LayoutOptions
 ) -> dict[BufferKey, PerBufferParamLayout]:
-    """Return the buffers of a model that will be wrapped: buckets in reverse model order, balanced by cost.
+    """Return the buffers of a model that will be wrapped: buckets in reverse model order, owners over the whole model.
 
-    Loads are carried from one bucket to the next, so that the whole step is balanced, and each bucket is ready as early
-    as the backward pass can have it.
+    Shares need not be equal, so owners are chosen without regard to buckets, and each bucket is ready as early as the
+    backward pass can have it.
 
     Args:
         specs: the matrices as this rank holds them, in model order.
         world: number of ranks along each axis.
         options: bucket size and chunks.
     """
+    place_of: dict[str, int] = {}
+    for axis in ("dp", "expert_dp"):
+        works = [work_of(spec) for spec in specs if spec.data_axis == axis]
+        owners = plan_owners(works, world.size(axis)).owners
+        place_of.update((name, of_one.ranks[0]) for name, of_one in owners.items())
     by_key: dict[BufferKey, list[ParamSpec]] = {}
     for spec in reversed(specs):
         by_key.setdefault(key_of(spec, options.chunk_of.get(spec.name, 0)), []).append(spec)
-    layouts = {}
-    for key, some in by_key.items():
-        ranks = world.size(some[0].data_axis)
-        buckets = list(_buckets(some, options.bucket_size))
-        works = [work_of(spec, bucket=bucket) for bucket, inside in enumerate(buckets) for spec in inside]
-        plan = plan_owners(works, ranks, policy=OwnerPolicy.BUCKET)
-        place_of = {name: owners.ranks[0] for name, owners in plan.owners.items()}
-        layouts[key] = lay_out_segments(buckets, place_of, ranks)
-    return layouts
+    return {
+        key: lay_out_segments(
+            list(_buckets(some, options.bucket_size)), place_of, world.size(some[0].data_axis)
+        )
+        for key, some in by_key.items()
+    }
 
 
 def _buckets(specs: Sequence[ParamSpec], size: int | None) -> Iterator[list[ParamSpec]]:
     """Yield runs of about `size` elements; an embedding that pipeline stages share stands alone."""
     bucket: list[ParamSpec] = []
+    numel = 0
     for spec in specs:
         if spec.shared_embedding and bucket:
             yield bucket
-            bucket = []
+            bucket, numel = [], 0
         bucket.append(spec)
-        if spec.shared_embedding or (size is not None and sum(each.numel for each in bucket) >= size):
+        numel += spec.numel
+        if spec.shared_embedding or (size is not None and numel >= size):
             yield bucket
-            bucket = []
+            bucket, numel = [], 0
     if bucket:
         yield bucket
 

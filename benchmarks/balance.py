@@ -1,0 +1,208 @@
+"""How evenly Muon's matrices are shared out over data-parallel ranks, for the shapes of published models.
+
+    python benchmarks/balance.py [--models Llama] [--ranks 8 64 512]
+
+Pure arithmetic: no tensor is made. Beside the plan over the whole model stands what planning bucket by bucket gives:
+cost-aware, loads carried from bucket to bucket, and every shard of a bucket padded to the largest. Its buckets are
+closed at as many elements as give every rank the largest matrix; with smaller ones most ranks get nothing of a bucket.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+from balance_models import MODELS
+from harness import write_result
+from megaopt_layerwise.buffers import lay_out_segments
+from megaopt_layerwise.planner import CostModel, Division, OwnerPlan, OwnerPolicy, Work, plan_owners, work_of
+
+from megaopt_core import get_registry
+from megaopt_core.params import Granularity, MatrixView, ParamSpec
+
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+FORMS = {"matrices": False, "batches": True}
+"""How experts are stored, to whether they lie in batches."""
+
+
+def specs_of(model: str, *, batched: bool) -> list[ParamSpec]:
+    """Return the matrices of a model as Muon would be given them, if it let peers share them.
+
+    Args:
+        model: its name in `MODELS`.
+        batched: the experts of a layer are one parameter.
+    """
+    step_cost = get_registry().optimizer("muon").step_cost
+    specs = []
+    for name, shape in MODELS[model](batched):
+        view = MatrixView(batch_dims=len(shape) - 2)
+        spec = ParamSpec(
+            name,
+            shape,
+            torch.bfloat16,
+            torch.float32,
+            "muon",
+            0,
+            Granularity.TENSOR,
+            0.0,
+            view=view,
+            takes_peers=True,
+        )
+        specs.append(evolve(spec, cost=step_cost(spec, view)))
+    return specs
+
+
+def plan_by_bucket(works: Sequence[Work], ranks: int) -> tuple[OwnerPlan, float]:
+    """Return the plan bucket by bucket, and the padding of equal shards as a fraction of all elements.
+
+    Args:
+        works: in model order.
+        ranks: how many there are.
+    """
+    size = ranks * max(work.numel for work in works)
+    bucket = numel = 0
+    placed = []
+    for work in reversed(works):
+        placed.append(evolve(work, bucket=bucket))
+        numel += work.numel
+        if numel >= size:
+            bucket, numel = bucket + 1, 0
+    plan = plan_owners(placed, ranks, policy=OwnerPolicy.BUCKET)
+    shards: dict[int, list[int]] = {}
+    for work in placed:
+        shard = shards.setdefault(work.bucket, [0] * ranks)
+        shard[plan.owners[work.name].ranks[0]] += work.numel
+    padded = sum(ranks * max(shard) for shard in shards.values())
+    return plan, padded / sum(work.numel for work in works) - 1
+
+
+def padding_of(specs: Sequence[ParamSpec], plan: OwnerPlan, ranks: int) -> float:
+    """Return the padding of one buffer with a plan's whole owners, as a fraction of all elements.
+
+    Args:
+        specs: what was shared out.
+        plan: who owns it; parts of what is divided are not aligned, so they add nothing.
+        ranks: how many there are.
+    """
+    whole = [spec for spec in specs if plan.owners[spec.name].division is Division.WHOLE]
+    place_of = {spec.name: plan.owners[spec.name].ranks[0] for spec in whole}
+    laid_out = lay_out_segments([whole], place_of, ranks).numel
+    return (laid_out - sum(spec.numel for spec in whole)) / sum(spec.numel for spec in specs)
+
+
+def figures(model: str, form: str, ranks: int) -> dict[str, Any]:
+    """Return what one plan costs, beside that of whole owners and that by bucket.
+
+    Args:
+        model: its name in `MODELS`.
+        form: how experts are stored.
+        ranks: how many there are.
+    """
+    specs = specs_of(model, batched=FORMS[form])
+    works = [work_of(spec) for spec in specs]
+    by_bucket, bucket_padding = plan_by_bucket(works, ranks)
+    whole = plan_owners(works, ranks)
+    begun = time.process_time()
+    plan = plan_owners(works, ranks, divisions=list(Division))
+    seconds = time.process_time() - begun
+    largest = max(work.cost for work in works) * ranks / sum(work.cost for work in works)
+    return {
+        "model": model,
+        "experts": form,
+        "ranks": ranks,
+        "largest_over_mean": round(largest, 3),
+        "by_bucket": {**_balance(by_bucket), "padding": round(bucket_padding, 4)},
+        "whole": {**_balance(whole), "padding": round(padding_of(specs, whole, ranks), 4)},
+        "plan": {**_balance(plan), "padding": round(padding_of(specs, plan, ranks), 4)},
+        "divided": {str(division): count for division, count in plan.counts().items() if count},
+        "most_peers": max(
+            (len(owners.ranks) for owners in plan.owners.values() if owners.division is Division.PEERS),
+            default=1,
+        ),
+        "planning_seconds": round(seconds, 2),
+    }
+
+
+def _balance(plan: OwnerPlan) -> dict[str, float]:
+    return {
+        "compute": round(plan.compute_imbalance, 4),
+        "state_bytes": round(plan.memory_imbalance, 4),
+        "step_ms": round(1e3 * plan.step_seconds, 3),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown.
+
+    Args:
+        rows: what :func:`figures` returned.
+    """
+    yield (
+        "| model | ranks | largest | by bucket: compute | padding | compute | state | padding | step, of whole | "
+        "how |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        by_bucket, plan = row["by_bucket"], row["plan"]
+        faster = plan["step_ms"] / row["whole"]["step_ms"]
+        cells = (
+            row["model"],
+            row["ranks"],
+            f"{row['largest_over_mean']:.2f}",
+            f"{by_bucket['compute']:.2f}",
+            f"{by_bucket['padding']:.0%}",
+            f"{plan['compute']:.3f}",
+            f"{plan['state_bytes']:.3f}",
+            f"{plan['padding']:.1%}",
+            f"{faster:.2f}",
+            how(row),
+        )
+        yield f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def how(row: Mapping[str, Any]) -> str:
+    """Return in words how a plan shares the matrices out.
+
+    Args:
+        row: what :func:`figures` returned.
+    """
+    divided = row["divided"]
+    if "peers" in divided:
+        return f"{divided['peers']} by up to {row['most_peers']} peers, {divided.get('whole', 0)} whole"
+    if "matrices" in divided:
+        return f"{divided['matrices']} batches divided"
+    return "whole" if row["plan"]["compute"] <= 1.03 else "whole: peers would be slower"
+
+
+def main() -> None:
+    """Plan, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="", help="those whose names contain this")
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    options = parser.parse_args()
+    rows = [
+        figures(model, form, ranks)
+        for model in MODELS
+        if options.models in model
+        for form in (FORMS if any("experts" in name for name, _ in MODELS[model](True)) else ["matrices"])
+        for ranks in options.ranks
+    ]
+    for form in FORMS:
+        print(f"\nExperts as {form}\n" if form == "batches" else "")
+        print("\n".join(table([row for row in rows if row["experts"] == form])))
+    model = CostModel()
+    assumed = {name: getattr(model, name) for name in model.__slots__ if not name.startswith("__")}
+    if not options.models and tuple(options.ranks) == RANKS:
+        write_result("balance", {"cost_model": assumed, "rows": rows})
+    worst = max(rows, key=lambda row: row["planning_seconds"])
+    print(f"\nplanning took at most {worst['planning_seconds']} s ({worst['model']}, {worst['ranks']} ranks)")
+    print(json.dumps(assumed))
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,7 @@ from megaopt_core.sharding._attached import (
 )
 from megaopt_core.sharding._layout import Peers
 from megaopt_core.sharding._protocol import LiveModel, ParamLayout, Piece
+from megaopt_core.sharding._wrapped import wrapped
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -153,10 +154,9 @@ def get_megatron_optimizer(
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
     routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
-    for chunk in chunks:
-        wrapped_for = getattr(chunk, "megaopt_routing", None)
-        if wrapped_for is not None:
-            wrapped_for.require_same(routed)
+    for chunk in wrapped(chunks):
+        if chunk is not None and chunk.full_param_layout.routing is not None:
+            chunk.full_param_layout.routing.require_same(routed)
     optimizer = optimizer_from_routing(routed, config, chunks, pgs, fqn=fqn)
     if config.config_logger_dir:
         dump_config(config, config.config_logger_dir)

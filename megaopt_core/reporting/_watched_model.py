@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from attrs import field, frozen
 
 from megaopt_core.params._names import named_params
+from megaopt_core.sharding._wrapped import wrapped
 
 __all__ = ["WatchedModel"]
 
@@ -38,12 +38,11 @@ class WatchedModel:
         Returns:
             True when every chunk has buffers: all `main_grad`s are zero now.
         """
-        zeros: list[Any] = [getattr(reference(), "zero_grad_buffer", None) for reference in self.chunks]
-        if not zeros or None in zeros:
-            return False
-        for zero in zeros:
-            zero()
-        return True
+        chunks = wrapped(reference() for reference in self.chunks)
+        for chunk in chunks if None not in chunks else ():
+            if chunk is not None:
+                chunk.zero_grad_buffer()
+        return bool(chunks) and None not in chunks
 
     def problems(
         self, names: Mapping[torch.nn.Parameter, str], chunks: Sequence[torch.nn.Module] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferPar
 from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import ParamLayout
 from megaopt_core.sharding._stage_specs import specs_of_stage
+from megaopt_core.sharding._wrapped import WrappedModel, wrapped
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,11 +36,6 @@ __all__ = [
 ]
 
 
-def _shares_out(chunk: torch.nn.Module) -> bool:
-    ddp_config: Any = getattr(chunk, "ddp_config", None)
-    return bool(getattr(ddp_config, "use_distributed_optimizer", False))
-
-
 def groups_of_wrapped(
     chunks: Sequence[torch.nn.Module], pgs: ProcessGroupCollection | None
 ) -> ProcessGroupCollection:
@@ -52,10 +48,10 @@ def groups_of_wrapped(
     Raises:
         ParallelGroupError: a wrapper reduces gradients over other ranks than the caller's groups name.
     """
-    for index, chunk in enumerate(chunks):
-        made = getattr(chunk, "process_groups", None)
-        if not isinstance(made, ProcessGroupCollection):
+    for index, chunk in enumerate(wrapped(chunks)):
+        if chunk is None:
             continue
+        made = chunk.process_groups
         if pgs is None:
             pgs = made
         _require_same_ranks(index, chunk, pgs, made)
@@ -72,7 +68,7 @@ def groups_of_wrapped(
 
 
 def _require_same_ranks(
-    index: int, chunk: Any, given: ProcessGroupCollection, made: ProcessGroupCollection
+    index: int, chunk: WrappedModel, given: ProcessGroupCollection, made: ProcessGroupCollection
 ) -> None:
     pairs = [
         ("dense", given.dense_dp, made.dense_dp),
@@ -110,18 +106,17 @@ def wrapped_buffers(
     Raises:
         ShardingError: some chunks are wrapped that way and others are not.
     """
-    sharing = [_shares_out(chunk) for chunk in chunks]
+    sharing = [chunk if chunk is not None and chunk.scatters_grads else None for chunk in wrapped(chunks)]
     if not any(sharing):
         return None
     if not all(sharing):
         raise ShardingError(
-            f"model chunks {[index for index, yes in enumerate(sharing) if not yes]} are not wrapped in "
+            f"model chunks {[index for index, chunk in enumerate(sharing) if chunk is None]} are not wrapped in "
             "DistributedDataParallel with use_distributed_optimizer=True as the others are; wrap all or none"
         )
     buffers = {}
-    for index, chunk in enumerate(chunks):
-        full: Any = chunk.full_param_layout
-        for key, buffer in full.buffers.items():
+    for index, chunk in enumerate(sharing):
+        for key, buffer in () if chunk is None else chunk.full_param_layout.buffers.items():
 
             def rename(name: str, chunk_index: int = index) -> str:
                 return fqn(chunk_index, name) if fqn else name
@@ -145,11 +140,10 @@ def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerCon
         ConfigurationError: `overlap_param_gather` has one value here and another in a chunk's wrapper.
     """
     asked = config.overlap_param_gather
-    for index, chunk in enumerate(chunks):
-        ddp_config: Any = getattr(chunk, "ddp_config", None)
-        if bool(getattr(ddp_config, "overlap_param_gather", False)) is asked:
+    for index, chunk in enumerate(wrapped(chunks)):
+        if (chunk is not None and chunk.forward_waits) is asked:
             continue
-        if _shares_out(chunk):
+        if chunk is not None and chunk.scatters_grads:
             reason = f"is wrapped with overlap_param_gather={not asked}; give all chunks and the optimizer one value"
         else:
             reason = (

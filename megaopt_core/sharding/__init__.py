@@ -17,11 +17,11 @@ from megaopt_core.sharding._protocol import (
     Piece,
     ShardedParams,
     ShardingStrategy,
-    finish_grad_sync,
     gradient_of,
 )
 from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
 from megaopt_core.sharding._split_step import Exchange, SplitStep, StatefulSplitStep, Travel
+from megaopt_core.sharding._wrapped import WrappedModel, finish_grad_sync
 
 __all__ = [
     "BufferKey",
@@ -43,6 +43,7 @@ __all__ = [
     "StatefulSplitStep",
     "Travel",
     "World",
+    "WrappedModel",
     "finish_grad_sync",
     "gradient_of",
     "require_partition",

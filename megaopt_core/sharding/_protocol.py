@@ -27,7 +27,6 @@ __all__ = [
     "Piece",
     "ShardedParams",
     "ShardingStrategy",
-    "finish_grad_sync",
     "gradient_of",
     "local_gradient",
 ]
@@ -56,18 +55,6 @@ def local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:
     if grad.placements != param.placements:  # type: ignore[attr-defined]
         grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
     return local_tensor(grad)
-
-
-def finish_grad_sync(chunks: Sequence[torch.nn.Module]) -> None:
-    """Wait until the gradients of wrapped chunks are reduced; chunks that megaopt does not wrap are left alone.
-
-    Args:
-        chunks: the model chunks.
-    """
-    for chunk in chunks:
-        finish = getattr(chunk, "finish_grad_sync", None)
-        if finish is not None:
-            finish()
 
 
 class ParamLayout(Protocol):

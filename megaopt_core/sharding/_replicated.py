@@ -18,10 +18,10 @@ from megaopt_core.sharding._protocol import (
     Piece,
     ShardedParams,
     ShardingStrategy,
-    finish_grad_sync,
     gradient_of,
     local_gradient,
 )
+from megaopt_core.sharding._wrapped import finish_grad_sync
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -19,7 +19,7 @@ from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._values.encoding import encode
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["configured", "describe_optimizer", "optimizer_names", "plugins_of", "settings_of", "versions"]
 
@@ -27,7 +27,7 @@ __all__ = ["configured", "describe_optimizer", "optimizer_names", "plugins_of", 
 _NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 
 
-def versions(optimizer: MegatronOptimizer | None = None) -> dict[str, str]:
+def versions(optimizer: NamedState | None = None) -> dict[str, str]:
     """Return who writes, and when; with an optimizer, who read the roles that its routing rests on.
 
     Args:
@@ -49,7 +49,7 @@ def versions(optimizer: MegatronOptimizer | None = None) -> dict[str, str]:
     return written
 
 
-def optimizer_names(optimizer: MegatronOptimizer) -> dict[str, str]:
+def optimizer_names(optimizer: NamedState) -> dict[str, str]:
     """Return for every parameter of this rank the name of the optimizer that steps it.
 
     Args:
@@ -88,7 +88,7 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_SAVED}
 
 
-def configured(optimizer: MegatronOptimizer) -> list[dict[str, Any]]:
+def configured(optimizer: NamedState) -> list[dict[str, Any]]:
     """Return what the configuration says about each group's settings, as far as it says something.
 
     Args:
@@ -114,7 +114,7 @@ def configured(optimizer: MegatronOptimizer) -> list[dict[str, Any]]:
 
 
 def describe_optimizer(
-    optimizer: MegatronOptimizer, collected: Collected, tensors: dict[str, torch.Tensor], ranks: Ranks
+    optimizer: NamedState, collected: Collected, tensors: dict[str, torch.Tensor], ranks: Ranks
 ) -> dict[str, Any]:
     """Return the optimizer's part of the manifest: a collective.
 

@@ -10,14 +10,15 @@ from attrs import define, field
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.params._names import join, named_modules
+from megaopt_core.sharding._wrapped import wrapped
 from megaopt_core.state._pieces import sliced
 from megaopt_core.state._shown import shown
 from megaopt_core.state._values.encoding import encode
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
     from megaopt_core.params._specs import Shard
     from megaopt_core.routing._routing import NameMap
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key"]
 
@@ -37,10 +38,9 @@ def finish_param_sync(model: torch.nn.Module | Sequence[torch.nn.Module] | None)
     Args:
         model: the model, its chunks, or None.
     """
-    for chunk in _chunks(model):
-        finish = getattr(chunk, "finish_param_sync", None)
-        if finish is not None:
-            finish()
+    for chunk in wrapped(_chunks(model)):
+        if chunk is not None:
+            chunk.finish_param_sync()
 
 
 def _chunks(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:
@@ -85,7 +85,7 @@ class ModelTensors:
 
 def collect_model(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None,
-    optimizer: MegatronOptimizer | None,
+    optimizer: NamedState | None,
     fqn: NameMap | None = None,
 ) -> ModelTensors:
     """Return the parameters and persistent buffers of a model; nothing is copied.
@@ -127,7 +127,7 @@ def collect_model(
 
 
 def require_pair(
-    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: MegatronOptimizer | None
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: NamedState | None
 ) -> None:
     """Require that an optimizer steps parameters of this model and of no other.
 

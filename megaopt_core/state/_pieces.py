@@ -20,8 +20,7 @@ from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
     from megaopt_core.execution._exchanged_step import ExchangedStep
-    from megaopt_core.optimizers._base import MegatronOptimizer
-    from megaopt_core.optimizers._part import OptimizerPart
+    from megaopt_core.state._protocol import NamedPieces, NamedState
 
 __all__ = [
     "Collected",
@@ -58,7 +57,7 @@ class PieceState:
         index: position of the piece.
     """
 
-    part: OptimizerPart
+    part: NamedPieces
     index: int
 
     @property
@@ -197,7 +196,7 @@ class OwnedState(PieceState):
         return key in self.split.transform_keys
 
 
-def piece_states(optimizer: MegatronOptimizer) -> Iterator[PieceState]:
+def piece_states(optimizer: NamedState) -> Iterator[PieceState]:
     """Yield the state of every piece of this rank, and of every tensor that a split step transforms here.
 
     Args:
@@ -294,7 +293,7 @@ def joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
     return SlicedTensor(more.shape, more.dtype, more.device, (*present.chunks, *more.chunks), fetch)
 
 
-def collect_state(optimizer: MegatronOptimizer, *, with_placeholders: bool = False) -> Collected:
+def collect_state(optimizer: NamedState, *, with_placeholders: bool = False) -> Collected:
     """Return this rank's state; no tensor is copied, what precision policies compute is computed when it is needed.
 
     Args:

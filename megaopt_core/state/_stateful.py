@@ -19,7 +19,7 @@ from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["OptimizerCheckpointState"]
 
@@ -48,7 +48,7 @@ class OptimizerCheckpointState:
         ...     dcp.load({"optim": optimizer.checkpoint_state()}, checkpoint_id=folder, no_dist=True)
     """
 
-    def __init__(self, optimizer: MegatronOptimizer) -> None:
+    def __init__(self, optimizer: NamedState) -> None:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,14 +27,12 @@ from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["names_in", "torch_source", "with_slices"]
 
 
-def with_slices(
-    optimizer: MegatronOptimizer, state_dict: dict[str, Any], cut: Collection[str]
-) -> dict[str, Any]:
+def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
     """Return a state dict in which state of cut parameters tells which part of the whole parameter it is.
 
     `torch.distributed.checkpoint` saves every part once and reads what a rank needs on any number of ranks; nothing
@@ -75,7 +73,7 @@ def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:
 
 
 def torch_source(
-    optimizer: MegatronOptimizer,
+    optimizer: NamedState,
     state_dict: Mapping[str, Any],
     names: Sequence[str],
     renamed: Callable[[str], str] = lambda name: name,
@@ -131,7 +129,7 @@ def _is_written(key: str, value: Any) -> bool:
 class _Here:
     """What is known here of the parameters that a state dict names."""
 
-    def __init__(self, optimizer: MegatronOptimizer) -> None:
+    def __init__(self, optimizer: NamedState) -> None:
         self._pieces: dict[str, list[tuple[PieceState, Shard]]] = {}
         for piece in piece_states(optimizer):
             for _, shard in piece.members:

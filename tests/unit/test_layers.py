@@ -50,3 +50,31 @@ def test_every_plugin_is_under_the_contracts() -> None:
     assert forbidden["megaopt_core"] >= plugins
     for plugin, others in LEANS_ON.items():
         assert forbidden[plugin] == plugins - {plugin} - others
+
+
+TYPES_FROM_ABOVE = {
+    ("plugin_api", "config"),
+    ("plugin_api", "precision"),
+    ("registry", "config"),
+    ("reporting", "optimizers"),
+    ("sharding", "optimizers"),
+    ("sharding", "routing"),
+}
+"""What a hook or a protocol is about may be a class of a higher layer, for type checkers only."""
+
+
+def test_few_types_come_from_higher_layers() -> None:
+    """`state` stands over a protocol, not over the optimizers."""
+    (contract,) = [contract for contract in _linter()["contracts"] if contract["type"] == "layers"]
+    height = {
+        module.split(".")[1]: -index
+        for index, layer in enumerate(contract["layers"])
+        for module in re.findall(r"[\w.]+", layer)
+    }
+    pairs = set()
+    for file in (ROOT / "megaopt_core").glob("*/**/*.py"):
+        mine = file.relative_to(ROOT / "megaopt_core").parts[0]
+        for name in re.findall(r"^ +from megaopt_core\.(\w+)\S* import", file.read_text(), re.MULTILINE):
+            if height[name] > height[mine]:
+                pairs.add((mine, name))
+    assert pairs == TYPES_FROM_ABOVE

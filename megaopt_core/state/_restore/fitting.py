@@ -15,7 +15,7 @@ from megaopt_core.state._sources import MemorySource, Request, Source
 from megaopt_core.state._values.encoding import decode, dtype_named
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = [
     "fits",
@@ -150,7 +150,7 @@ def _fits_each(present: Any, value: Any) -> bool:
     return fits(present, value)
 
 
-def require_settings(source: Source, optimizer: MegatronOptimizer, merge: GroupMerge) -> None:
+def require_settings(source: Source, optimizer: NamedState, merge: GroupMerge) -> None:
     """Require that settings of groups are of the kind that they are here.
 
     Args:

@@ -12,7 +12,7 @@ from megaopt_core.state._document import configured
 from megaopt_core.state._values.encoding import decode
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["GroupMerge", "merge_groups"]
 
@@ -31,7 +31,7 @@ class GroupMerge:
     changes: list[dict[str, Any]] = field(factory=list)
     kept: dict[str, tuple[Any, Any]] = field(factory=dict)
 
-    def apply(self, optimizer: MegatronOptimizer) -> Callable[[], None]:
+    def apply(self, optimizer: NamedState) -> Callable[[], None]:
         """Write the settings into the public groups.
 
         Args:
@@ -63,7 +63,7 @@ class GroupMerge:
 
 
 def merge_groups(
-    optimizer: MegatronOptimizer,
+    optimizer: NamedState,
     stored: Mapping[str, Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
     tensor: Callable[[str], torch.Tensor],

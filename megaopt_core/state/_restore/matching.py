@@ -19,7 +19,7 @@ from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import Source
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["Matching", "match"]
 
@@ -70,7 +70,7 @@ def match(
     source: Source,
     tensors: ModelTensors,
     with_model: bool,
-    optimizer: MegatronOptimizer | None,
+    optimizer: NamedState | None,
     *,
     strict: bool,
     rename: Rename | None,
@@ -165,7 +165,7 @@ def _require_names(source: Source, report: LoadReport, strict: bool) -> None:
     )
 
 
-def _check_shapes(found: Matching, tensors: ModelTensors, optimizer: MegatronOptimizer | None) -> None:
+def _check_shapes(found: Matching, tensors: ModelTensors, optimizer: NamedState | None) -> None:
     wrong = {}
     stored_model = found.source.manifest.model.get("tensors", {})
     for name, stored in found.model.items():

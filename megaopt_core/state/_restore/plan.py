@@ -28,7 +28,7 @@ from megaopt_core.state._restore.renaming import Rename
 from megaopt_core.state._sources import Request, Source, read_values
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.state._protocol import NamedState
 
 __all__ = ["LoadPlan", "plan_load", "plan_optimizer"]
 
@@ -52,7 +52,7 @@ class LoadPlan:
 
     source: Source
     report: LoadReport
-    optimizer: MegatronOptimizer | None = None
+    optimizer: NamedState | None = None
     model: ModelTensors = field(factory=ModelTensors)
     model_requests: list[Request] = field(factory=list)
     pieces: list[PieceRestore] = field(factory=list)
@@ -121,7 +121,7 @@ class LoadPlan:
 def plan_load(
     source: Source,
     model: ModelTensors | None,
-    optimizer: MegatronOptimizer | None,
+    optimizer: NamedState | None,
     scheduler: Any,
     *,
     strict: bool,
@@ -202,7 +202,7 @@ def _plan_model(plan: LoadPlan, found: Matching, tensors: ModelTensors) -> None:
 _LOW_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in LOW_PRECISION)
 
 
-def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: MegatronOptimizer) -> None:
+def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> None:
     """Find out what will be written into an optimizer; nothing is changed.
 
     Args:

@@ -20,7 +20,7 @@ from megaopt_core.errors import (
 from megaopt_core.params import RoleDecision
 from megaopt_core.registry import reset_registry
 
-VIEW = MatrixView(split_sizes=(4, 2, 2), label="qkv", fused="qkv")
+VIEW = MatrixView(split_sizes=(4, 2, 2), label="qkv", fused="qkv", head_sizes=(2, 2, 2))
 
 
 class Optimizers:
@@ -184,6 +184,7 @@ def test_an_optimizer_that_is_not_installed_is_named_with_its_distribution(folde
         ("matrix", {"shape": [8, 4], "transposed": 1}),
         ("matrix", {"shape": [8, 4], "fused": "all"}),
         ("matrix", {"shape": [8, 4], "label": 1}),
+        ("matrix", {"shape": [8, 4], "head_sizes": ["2"]}),
         ("matrix", {"shape": [8, 4], "color": "red"}),
     ],
 )

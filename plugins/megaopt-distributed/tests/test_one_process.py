@@ -7,7 +7,7 @@ from megaopt_distributed.buffers.communicator import Pending
 from torch import nn
 
 from megaopt_core.errors import GradientError, ShardingError, UnsupportedOperationError
-from megaopt_core.sharding import FullParamLayout
+from megaopt_core.sharding import FullParamLayout, WrappedModel
 
 
 def model_of(**settings) -> DistributedDataParallel:
@@ -165,3 +165,13 @@ def test_what_somebody_adds_between_zeroing_and_backward_is_kept() -> None:
     model.zero_grad_buffer()
     backward(model)
     assert torch.equal(model.module[0].weight.main_grad, expected.module[0].weight.main_grad)
+
+
+def test_the_wrapper_is_what_the_core_asks_for():
+    """The core knows the protocol, no class; torch's own wrapper does not follow it."""
+    model = DistributedDataParallel(
+        torch.nn.Linear(2, 1), DistributedDataParallelConfig(use_distributed_optimizer=True)
+    )
+    assert isinstance(model, WrappedModel)
+    assert (model.scatters_grads, model.forward_waits) == (True, False)
+    assert not isinstance(torch.nn.Linear(2, 1), WrappedModel)

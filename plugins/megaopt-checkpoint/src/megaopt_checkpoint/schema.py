@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import fields, frozen
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, ViewError
 from megaopt_core.params import MatrixView, Role
@@ -23,7 +23,7 @@ _LARGEST = 2**63
 _DTYPE = re.compile(
     r"bool|bfloat16|u?int(8|16|32|64)|complex(32|64|128)|float(16|32|64)|float\d+_\w+"  # not quantized, no bits
 )
-_VIEW = frozenset({"batch_dims", "transposed", "split_dim", "split_sizes", "label", "fused"})
+_VIEW = frozenset(attribute.name for attribute in fields(MatrixView))
 _FILE = re.compile(r"rank-\d{5,9}\.bin")
 
 
@@ -209,16 +209,25 @@ class Schema:
             raise self.fault(f"{where}.view", view, "absent from what is no matrix")
         self.fields(view, f"{where}.view", {"shape"}, _VIEW)
         self.sizes(view["shape"], f"{where}.view.shape")
-        self.sizes(view.get("split_sizes", []), f"{where}.view.split_sizes")
-        self.text(view.get("label", ""), f"{where}.view.label")
-        for key in ("batch_dims", "split_dim"):
-            self.count(view.get(key, 0), f"{where}.view.{key}")
-        if type(view.get("transposed", False)) is not bool:
-            raise self.fault(f"{where}.view.transposed", view["transposed"], "true or false")
+        for attribute in fields(MatrixView):
+            if attribute.name in view:
+                self._like(attribute.default, view[attribute.name], f"{where}.view.{attribute.name}")
         try:
             matrix_view(view).matrix_shapes(view["shape"])
         except (ValueError, ViewError) as error:
             raise self.fault(f"{where}.view", view, f"a view: {error}") from error
+
+    def _like(self, default: Any, value: Any, where: str) -> None:
+        """Check that a value is of the kind of a field's default."""
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise self.fault(where, value, "true or false")
+        elif isinstance(default, int):
+            self.count(value, where)
+        elif isinstance(default, str):
+            self.text(value, where)
+        else:
+            self.sizes(value, where)
 
     def encoded(self, value: Any, where: str, tensor: Callable[[str], torch.Tensor]) -> Any:
         """Check an encoded value, and return it decoded with tensors of one element.

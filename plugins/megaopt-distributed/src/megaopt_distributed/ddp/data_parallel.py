@@ -28,7 +28,6 @@ from megaopt_distributed.ddp.module_check import ModuleCheck
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from megaopt_core.routing import Routing
 
 __all__ = ["DistributedDataParallel"]
 
@@ -100,9 +99,14 @@ class DistributedDataParallel(nn.Module):
         )
 
     @property
-    def megaopt_routing(self) -> Routing | None:
-        """The routing that the layout was planned for, None when it holds for any."""
-        return self.full_param_layout.routing
+    def scatters_grads(self) -> bool:
+        """True where each gradient is reduced to the rank that steps it, not to all."""
+        return self.ddp_config.use_distributed_optimizer
+
+    @property
+    def forward_waits(self) -> bool:
+        """True where updated parameters are gathered while the forward pass runs."""
+        return self.ddp_config.overlap_param_gather
 
     @property
     def buckets(self) -> list[Bucket]:

@@ -1,0 +1,87 @@
+"""What state needs of an optimizer: named pieces, groups, and what steps them. Optimizers lie in a higher layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from megaopt_core.execution._exchanged_step import ExchangedStep
+    from megaopt_core.precision._policy import PrecisionPolicy
+    from megaopt_core.routing._routing import Routing
+    from megaopt_core.sharding._protocol import Piece, ShardedParams
+
+__all__ = ["NamedPieces", "NamedState", "Record"]
+
+
+class Record(Protocol):
+    """Knows the values that were last written into the model, and so notices those of somebody else."""
+
+    def record(self) -> None:
+        """Take the present values for those that were written."""
+
+
+class NamedPieces(Protocol):
+    """The pieces that one inner optimizer steps; each names the parameters whose elements it holds."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """This rank's pieces."""
+
+    @property
+    def stepped(self) -> Sequence[torch.Tensor]:
+        """The tensor that is stepped for each piece."""
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """Who steps them, and keeps their state."""
+
+    @property
+    def precision(self) -> PrecisionPolicy:
+        """Who knows how state is stored, and keeps main parameters."""
+
+    @property
+    def sharded(self) -> ShardedParams:
+        """Who brings the model's values to the pieces."""
+
+    @property
+    def groups(self) -> Sequence[dict[str, Any]]:
+        """The public groups, one for each of the inner optimizer's."""
+
+    @property
+    def scalar_states(self) -> frozenset[str]:
+        """State keys that are one number for a parameter."""
+
+    @property
+    def writes(self) -> Record:
+        """Which values of the model are ours."""
+
+    @property
+    def split(self) -> ExchangedStep | None:
+        """What steps in three parts, and keeps the state of whole tensors; None: `inner` steps."""
+
+
+class NamedState(Protocol):
+    """An optimizer, single or chained, as far as its state goes; every `MegatronOptimizer` is one."""
+
+    @property
+    def parts(self) -> Sequence[NamedPieces]:
+        """What is stepped."""
+
+    @property
+    def names(self) -> Mapping[torch.nn.Parameter, str]:
+        """Model parameter to canonical name."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The public groups of all parts."""
+
+    @property
+    def routing(self) -> Routing | None:
+        """Which optimizer steps what, and why; None for one that was wrapped by hand."""
+
+    @property
+    def grad_scaler(self) -> Any:
+        """The loss scaler, which has a state dict; None where nothing scales."""

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from megaopt_core.errors import PluginError, PluginNotInstalledError, UnknownNameError
 
-__all__ = ["SOURCES", "BridgedName", "Source"]
+__all__ = ["SOURCES", "BridgedName", "Source", "optimizers_of"]
 
 
 @frozen
@@ -122,10 +122,8 @@ class BridgedName:
         if source is None:
             return self._of_module()
         self._require_installed(source)
-        by_name: dict[str, type[torch.optim.Optimizer]] = {}
         failed: list[str] = []
-        for module in _imported(source, failed):
-            by_name = {**_optimizers_of(module), **by_name}
+        by_name = optimizers_of(source, failed)
         if self.class_name in by_name:
             return by_name[self.class_name]
         found = [cls for name, cls in by_name.items() if name.lower() == self.class_name.lower()]
@@ -172,6 +170,23 @@ class BridgedName:
             name=str(self),
             known=tuple(known),
         )
+
+
+def optimizers_of(source: Source, failed: list[str] | None = None) -> dict[str, type[torch.optim.Optimizer]]:
+    """Return every optimizer class of a source by its name.
+
+    Args:
+        source: the package; it is imported.
+        failed: modules that cannot be imported are added to it, with the reason.
+
+    Example:
+        >>> "NAdam" in optimizers_of(SOURCES["torch"])
+        True
+    """
+    by_name: dict[str, type[torch.optim.Optimizer]] = {}
+    for module in _imported(source, [] if failed is None else failed):
+        by_name = {**_optimizers_of(module), **by_name}
+    return by_name
 
 
 def _imported(source: Source, failed: list[str]) -> Iterator[ModuleType]:

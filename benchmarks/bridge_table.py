@@ -1,4 +1,4 @@
-"""The conformance kit on classes of other packages through the bridge: what passes, what fails, what is refused and why.
+"""The conformance kit on classes of other packages: what passes, what fails, what is refused and why.
 
     python benchmarks/bridge_table.py po torch --out benchmarks/results/bridge.json
     python benchmarks/bridge_table.py --page docs/bridge-classes.md
@@ -7,6 +7,7 @@ Every class runs in a process of its own, for at most four minutes.
 """
 
 import argparse
+import inspect
 import json
 import multiprocessing
 import os
@@ -53,7 +54,9 @@ def checked(name: str) -> dict[str, object]:
     except MegaoptError as error:
         return {"refused": str(error).partition("cannot be used: ")[2] or str(error)}
     probed = time.perf_counter() - begin
-    results = run_checks(name, lr=LR)
+    own = inspect.signature(entry.load_class()).parameters.get("lr")
+    lr = own.default if own is not None and isinstance(own.default, float) else LR
+    results = run_checks(name, lr=lr)
     return {
         "granularity": entry.granularity.value,
         "alignment": entry.alignment,
@@ -94,6 +97,7 @@ def _known() -> dict[str, dict[str, object]]:
 
 
 def main() -> None:
+    """Check classes, or write the page of what came of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="sources (po) or classes (po:ADOPT)")
     parser.add_argument("--out", type=Path, default=RESULTS)

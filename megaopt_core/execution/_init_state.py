@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from megaopt_core.execution._undo import remember
 __all__ = ["probe_state"]
 
 _ZEROED = ("lr", "weight_decay")
+_ATTEMPTS = ((0.0, _ZEROED), (0.0, ()), (1e-3, ()))
+"""Gradients and what is zero in a step that only makes state; some optimizers divide by learning rates or norms."""
 
 
 @torch.no_grad()
@@ -25,8 +27,8 @@ def probe_state(
     """Let an optimizer make its state by a step on zero gradients, and undo all else that the step did.
 
     Parameters, gradients, groups, the optimizer's attributes, hooks and the random state are as before. The state that
-    is left has the right keys, shapes and dtypes; its values are of no use. An optimizer whose step fails on zero
-    gradients is left without state.
+    is left has the right keys, shapes and dtypes; its values are of no use. A step that fails with learning rate zero
+    is tried with the real one, and then on small gradients; an optimizer that fails then too is left without state.
 
     Args:
         inner: an optimizer that has not stepped yet.
@@ -40,14 +42,27 @@ def probe_state(
     params = [param for group in inner.param_groups for param in group["params"]]
     if not params:
         return
+    for value, zeroed in _ATTEMPTS:
+        if _step(inner, params, make, value, zeroed):
+            return
+
+
+def _step(
+    inner: torch.optim.Optimizer,
+    params: list[torch.Tensor],
+    make: Callable[[list[torch.Tensor]], Any] | None,
+    value: float,
+    zeroed: Sequence[str],
+) -> bool:
+    """Let the state be made on gradients of one value, undo all else, and return whether that went well."""
     with _undone(inner, params):
         for group in inner.param_groups:
-            for key in _ZEROED:
+            for key in zeroed:
                 if key in group:
                     is_tensor = isinstance(group[key], torch.Tensor)
                     group[key] = torch.zeros_like(group[key]) if is_tensor else 0.0
         for param in params:
-            param.grad = torch.zeros_like(param)
+            param.grad = torch.full_like(param, value)
         try:
             if callable(
                 train := getattr(inner, "train", None)
@@ -58,9 +73,11 @@ def probe_state(
             else:
                 # The class's own step: a scheduler that counts calls of the instance's must not count this one.
                 type(inner).step(inner)
-        except Exception:  # noqa: BLE001 - whatever it is, the optimizer's real steps do not begin with zeros
+        except Exception:  # noqa: BLE001 - whatever it is, the optimizer's real steps do not begin so
             for param in params:
                 inner.state.pop(param, None)
+            return False
+    return True
 
 
 @contextlib.contextmanager

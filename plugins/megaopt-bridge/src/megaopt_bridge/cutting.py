@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from megaopt_bridge.trials import Outcome, Trial, gradient, start
 from megaopt_core.params import Granularity
 
-__all__ = ["ALIGNMENTS", "STEPS", "granularity_of", "run_tensors", "same"]
+__all__ = ["ALIGNMENTS", "STEPS", "alike", "granularity_of", "run_tensors", "same"]
 
 STEPS = 30
 """Long enough for what happens only every few steps, and for warm-ups of a few."""
@@ -21,6 +22,7 @@ ALIGNMENTS = (8, 256)
 """Multiples at which slices are tried to begin; the second is the block of most quantized states."""
 
 _PADDED_TO = 256
+_SEQUENCES = (list, tuple, deque)
 
 type Shape = tuple[int, ...]
 type _Cut = Callable[[torch.Tensor], list[torch.Tensor]]
@@ -107,7 +109,7 @@ def _state_alike(
     for key, value in whole.items():
         elementwise = isinstance(value, torch.Tensor) and tuple(value.shape) == shape and key not in scalars
         expected = cut(value)[index] if elementwise else value
-        if not _alike(part[key], expected):
+        if not alike(part[key], expected):
             return False
     return True
 
@@ -145,17 +147,29 @@ def same(one: Outcome, other: Outcome) -> bool:
         one: what one left.
         other: what the other left.
     """
-    return all(map(_bits, one.params, other.params)) and all(map(_alike, one.states, other.states))
+    return all(map(_bits, one.params, other.params)) and all(map(alike, one.states, other.states))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two states, or values of one, are the same; containers of tensors too.
+
+    Args:
+        one: one value.
+        other: the other.
+    """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return _bits(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return type(one) is type(other) and bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, _SEQUENCES) and isinstance(other, _SEQUENCES):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if type(one) is not type(other):
+        return False
+    # An object that knows no equality but its own is compared by what it holds.
+    kind: Any = type(one)
+    if kind.__eq__ is object.__eq__ and hasattr(one, "__dict__"):
+        return alike(vars(one), vars(other))
+    return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
 
 
 def _bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,9 +13,10 @@ from attrs import evolve, frozen
 from megaopt_bridge.arguments import Argument, arguments_of
 from megaopt_bridge.names import BridgedName
 from megaopt_bridge.prepared import prepared
-from megaopt_bridge.probing import Probe, probe
+from megaopt_bridge.probing import SHAPES, Probe, probe
 from megaopt_bridge.recipe import Recipe
 from megaopt_bridge.recipes import recipe_of
+from megaopt_bridge.sameness import first_steps_of
 from megaopt_bridge.settings import settings_class
 from megaopt_core import OptimizerEntry
 from megaopt_core.errors import PluginError
@@ -68,9 +69,15 @@ class _Bridged:
                 kwargs[name] = getattr(values, name)
         return kwargs
 
+    @property
+    def usual_lr(self) -> float:
+        """The class's own learning rate, where it has one."""
+        own = self.arguments["lr"].default if "lr" in self.arguments else None
+        return own if isinstance(own, float) and own > 0 else 1e-3
+
     def probe(self, kwargs: Mapping[str, Any]) -> Probe:
         """Probe the class as it is made with these arguments, once."""
-        usual = {"lr": 1e-3, "weight_decay": 0.01}
+        usual = {"lr": self.usual_lr, "weight_decay": 0.01}
         tried = {name: usual.get(name, value) for name, value in kwargs.items()}
         key = tuple(sorted((name, repr(value)) for name, value in tried.items()))
         if key not in _probes.setdefault(self.cls, {}):
@@ -117,7 +124,7 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
     recipe = recipe_of(name.source, cls.__name__)
     if recipe.refused:
         raise _refusal(name, recipe.refused)
-    arguments = arguments_of(cls)
+    arguments = {key: value for key, value in arguments_of(cls).items() if key not in recipe.hidden}
     required = [arg.name for arg in arguments.values() if arg.is_required and arg.core_field is None]
     missing = [argument for argument in required if argument not in recipe.always]
     if missing:
@@ -127,13 +134,18 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
     closure = inspect.signature(cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise _refusal(name, "its step needs a closure: it evaluates the model several times a step")
-    settings = settings_class(cls, arguments, recipe.always)
-    bridged = _Bridged(name, cls, arguments, settings, recipe)
-    found = bridged.probe(_default_kwargs(bridged))
+    made = prepared(cls, {}, recipe.groups)
+    settings = settings_class(made, arguments, recipe.always)
+    bridged = _Bridged(name, made, arguments, settings, recipe)
+    kwargs = _default_kwargs(bridged)
+    try:
+        found = bridged.probe(kwargs)
+    except Exception as error:
+        raise _refusal(name, f"it fails on small tensors: {type(error).__name__}: {error}") from error
     if found.takes_nothing:
         raise _refusal(name, f"it steps no dense tensor: {next(iter(found.refused.values()))}")
     return OptimizerEntry(
-        prepared(cls, found.presets),
+        prepared(cls, found.presets, recipe.groups),
         config_to_kwargs=bridged.kwargs,
         settings=settings,
         setting_prefixes=(name.setting_prefix,),
@@ -143,9 +155,17 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
         accepts=partial(_accepts, name, found, recipe) if found.refused or recipe.matrices_only else None,
         fallback=recipe.fallback,
         scalar_states=found.scalars | {"step"},
+        same_as=_same_as(made, kwargs, found),
         description=_description(name, cls),
         example=f'build_optimizer(model, "{name}", lr=1e-3)',
     )
+
+
+def _same_as(cls: type[torch.optim.Optimizer], kwargs: Mapping[str, Any], found: Probe) -> str | None:
+    """Return whose first steps a class shares; torch's own say by their name what they are."""
+    if cls.__module__.partition(".")[0] == "torch":
+        return None
+    return first_steps_of(cls, kwargs, [shape for shape in SHAPES if len(shape) not in found.refused])
 
 
 def _default_kwargs(bridged: _Bridged) -> dict[str, Any]:

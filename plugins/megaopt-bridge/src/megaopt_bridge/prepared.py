@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,14 +11,17 @@ import torch
 __all__ = ["prepared"]
 
 
-def prepared(cls: type[torch.optim.Optimizer], presets: Mapping[str, Any]) -> type[torch.optim.Optimizer]:
+def prepared(
+    cls: type[torch.optim.Optimizer], presets: Mapping[str, Any], given: Mapping[str, Any] | None = None
+) -> type[torch.optim.Optimizer]:
     """Return the class itself if it needs nothing, else a subclass that gives its groups what they need.
 
     A class with `train` and `eval` begins in training mode, as modules do.
 
     Args:
         cls: an optimizer class.
-        presets: group key to first value.
+        presets: group key to first value; the class may overwrite it.
+        given: group key to what the class has to find there when it is made.
 
     Example:
         >>> prepared(torch.optim.SGD, {}) is torch.optim.SGD
@@ -27,16 +31,17 @@ def prepared(cls: type[torch.optim.Optimizer], presets: Mapping[str, Any]) -> ty
         ('SGD', 0)
     """
     has_modes = callable(getattr(cls, "train", None)) and callable(getattr(cls, "eval", None))
-    if not presets and not has_modes:
+    if not presets and not given and not has_modes:
         return cls
     base: Any = cls
+    asked = dict(given or {})
 
     class Prepared(base):  # type: ignore[misc] # a base that is known when the program runs
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+        def __init__(self, params: Iterable[Any], *args: Any, **kwargs: Any) -> None:
+            super().__init__(_with(params, asked) if asked else params, *args, **kwargs)
             for group in self.param_groups:
                 for key, value in presets.items():
-                    group.setdefault(key, value)
+                    group.setdefault(key, copy.deepcopy(value))
             if has_modes:
                 self.train()
 
@@ -44,3 +49,10 @@ def prepared(cls: type[torch.optim.Optimizer], presets: Mapping[str, Any]) -> ty
     Prepared.__module__, Prepared.__doc__ = cls.__module__, cls.__doc__
     made: type[torch.optim.Optimizer] = Prepared
     return made
+
+
+def _with(params: Iterable[Any], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return groups that have these keys."""
+    listed = list(params)
+    groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+    return [{**given, **group} for group in groups]

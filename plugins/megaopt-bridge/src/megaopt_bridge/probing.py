@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attrs import Factory, frozen
 
-from megaopt_bridge.cutting import Shape, granularity_of, run_tensors, same
+from megaopt_bridge.cutting import Shape, alike, granularity_of, run_tensors, same
 from megaopt_bridge.trials import Trial, quiet, start
 from megaopt_core.params import Granularity
 
@@ -93,16 +93,20 @@ def _presets(trial: Trial, shapes: Sequence[Shape]) -> tuple[dict[str, Any], fro
         before = trial.make([{"params": [torch.nn.Parameter(start(shapes[-1], 0))]}]).param_groups[0].keys()
     lazy = run_tensors(trial, tensors, _FIRST_STEPS)
     added = {key: value for key, value in lazy.group_keys.items() if key not in before}
-    if not all(type(value) in {int, float} for value in added.values()):
+    if not all(type(value) in {int, float} or isinstance(value, torch.Tensor) for value in added.values()):
         return {}, frozenset(added)
-    presets = {key: type(value)(0) for key, value in added.items()}
+    presets = {key: _zero(value) for key, value in added.items()}
     try:
         ready = run_tensors(Trial(trial.cls, trial.kwargs, presets), tensors, _FIRST_STEPS)
     except Exception:  # noqa: BLE001 - the class looks whether the key is there, and may fail in any way
         return {}, frozenset(added)
-    if same(ready, lazy) and ready.group_keys == lazy.group_keys:
+    if same(ready, lazy) and alike(ready.group_keys, lazy.group_keys):
         return presets, frozenset()
     return {}, frozenset(added)
+
+
+def _zero(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
 
 
 def _scalars(trial: Trial, shapes: Sequence[Shape]) -> frozenset[str]:

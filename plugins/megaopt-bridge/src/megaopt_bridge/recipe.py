@@ -21,7 +21,9 @@ class Recipe:
         matrices_only: it is meant for matrices, whatever else its code takes; the rest goes to the fallback.
         fallback: the optimizer that steps what it does not take.
         granularity: it is at least as coarse as this, whatever the probe saw: state that only later steps touch.
+        groups: what every group is given before the class sees it.
         always: constructor arguments that are always given; they are no settings.
+        hidden: constructor arguments that are no settings and keep their defaults.
         fails: check of the conformance kit to why the class does not hold it, in words.
     """
 
@@ -29,5 +31,7 @@ class Recipe:
     matrices_only: bool = False
     fallback: str = "adam"
     granularity: Granularity | None = None
+    groups: Mapping[str, Any] = Factory(dict)
     always: Mapping[str, Any] = Factory(dict)
+    hidden: frozenset[str] = frozenset()
     fails: Mapping[str, str] = Factory(dict)

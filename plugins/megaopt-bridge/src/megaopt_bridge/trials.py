@@ -17,6 +17,10 @@ LRS = (1.0, 0.5, 2.0, 0.25)
 """What the learning rate is multiplied by, step after step."""
 
 
+STEADY_STEPS = 12
+"""How many of the first gradients point one way."""
+
+
 def start(shape: Sequence[int], seed: int) -> torch.Tensor:
     """Return first values of a parameter.
 
@@ -30,18 +34,21 @@ def start(shape: Sequence[int], seed: int) -> torch.Tensor:
 def gradient(shape: Sequence[int], seed: int, step: int) -> torch.Tensor:
     """Return a gradient whose elements are of very different sizes, with zeros, and far larger in its first half.
 
+    The first ones point one way, which is what makes a class grow that estimates its own rate; the others any way.
+
     Args:
         shape: of the parameter.
         seed: for the values.
         step: gradients differ from step to step.
     """
-    generator = torch.Generator().manual_seed(1 + 1000 * seed + step)
+    steady = step < STEADY_STEPS
+    generator = torch.Generator().manual_seed(1 + 1000 * seed + (0 if steady else step))
     values = torch.randn(tuple(shape), generator=generator)
     values = values * 10.0 ** (4.0 * torch.rand(tuple(shape), generator=generator) - 4.0)
     values = values * (torch.rand(tuple(shape), generator=generator) > 0.1)
     flat = values.view(-1)
     flat[: flat.numel() // 2] *= 30.0
-    return values
+    return values * (1.0 + 0.1 * step) if steady else values
 
 
 @frozen(eq=False)
@@ -78,6 +85,7 @@ class Trial:
         groups: Sequence[Sequence[torch.Tensor]],
         grads: Callable[[int], Sequence[Sequence[torch.Tensor]]],
         steps: int,
+        rates: Sequence[float] = LRS,
     ) -> Outcome:
         """Step parameters that begin with these values, and return what is left.
 
@@ -85,6 +93,7 @@ class Trial:
             groups: first values of the parameters of each group.
             grads: the step to the gradients, in the same order.
             steps: how many.
+            rates: what the learning rate is multiplied by, step after step.
         """
         with quiet():
             torch.manual_seed(0)
@@ -94,7 +103,7 @@ class Trial:
             for step in range(steps):
                 for group, lr in zip(optimizer.param_groups, lrs, strict=True):
                     if lr is not None:
-                        group["lr"] = lr * LRS[step % len(LRS)]
+                        group["lr"] = lr * rates[step % len(rates)]
                 for members, given in zip(params, grads(step), strict=True):
                     for param, grad in zip(members, given, strict=True):
                         param.grad = grad.clone()
@@ -114,7 +123,7 @@ class Trial:
         optimizer = self.cls(groups, **copy.deepcopy(dict(self.kwargs)))
         for group in optimizer.param_groups:
             for key, value in self.presets.items():
-                group.setdefault(key, value)
+                group.setdefault(key, copy.deepcopy(value))
         train = getattr(optimizer, "train", None)
         if callable(train):
             train()

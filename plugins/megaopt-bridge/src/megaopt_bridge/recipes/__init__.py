@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaopt_bridge.recipe import Recipe
+from megaopt_bridge.recipes.others import EMERGING, HEAVYBALL, PRODIGYOPT, SCHEDULEFREE
+from megaopt_bridge.recipes.pytorch_optimizer import PYTORCH_OPTIMIZER
 from megaopt_bridge.recipes.torch_optim import TORCH
 
 __all__ = ["RECIPES", "recipe_of"]
 
-RECIPES: Mapping[str, Mapping[str, Recipe]] = {"torch": TORCH}
+RECIPES: Mapping[str, Mapping[str, Recipe]] = {
+    "emerging": EMERGING,
+    "heavyball": HEAVYBALL,
+    "po": PYTORCH_OPTIMIZER,
+    "prodigyopt": PRODIGYOPT,
+    "schedulefree": SCHEDULEFREE,
+    "torch": TORCH,
+}
 """Source to class name to recipe."""
 
 

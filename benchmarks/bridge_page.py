@@ -9,14 +9,15 @@ from megaopt_testing import CHECKS
 _HEAD = """# Classes of other packages
 
 Made by `python benchmarks/bridge_table.py` from `benchmarks/results/bridge.json`, with {versions}, Python {python}.
-{passing} classes pass every check of the conformance kit that can be made of them, {failing} fail some, {refused} are refused.
+{passing} classes pass every check of the conformance kit that can be made of them, {failing} fail some, {refused} are
+refused.
 
-"Cut" is how finely their work may be cut over ranks, by trial ({{doc}}`bridge`). The checks ({{doc}}`writing-a-plugin` tells
-what each means) are numbered:
+"Cut" is how finely their work may be cut over ranks, by trial ({{doc}}`bridge`). The checks, of which
+{{doc}}`writing-a-plugin` tells more, are numbered:
 
 {legend}
 
-A check that cannot be made of a class is shown as `–`.
+A check that cannot be made of a class is shown as `-`.
 """
 
 
@@ -47,7 +48,7 @@ def page(results: Mapping[str, Any]) -> str:
 def _table(stepped: Mapping[str, Mapping[str, Any]], ids: list[str]) -> Iterator[str]:
     yield "| class | cut | " + " | ".join(str(number) for number, _ in enumerate(ids, 1)) + " |"
     yield "|---|---|" + ":-:|" * len(ids)
-    shown = {"passed": "✓", "failed": "**✗**", "skipped": "–"}
+    shown = {"passed": "✓", "failed": "**✗**", "skipped": "-"}
     for name, found in stepped.items():
         cells = [shown.get(found["checks"].get(id_, ""), "") for id_ in ids]
         yield f"| `{name}` | {found['granularity']} | {' | '.join(cells)} |"

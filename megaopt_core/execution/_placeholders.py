@@ -65,7 +65,7 @@ def put_placeholders(inner: torch.optim.Optimizer) -> None:
     Args:
         inner: the optimizer.
     """
-    for param in list(inner.state):
+    for param in [key for key in inner.state if isinstance(key, torch.Tensor)]:
         made = inner.state.pop(param)
         if made:
             inner.state[param] = StatePlaceholder(made)

@@ -191,7 +191,7 @@ def test_optimizers_of_others_step_as_they_do_alone(module, name) -> None:
 
 
 class Odd(torch.optim.SGD):
-    """Counts in its group, in an attribute and with a generator, and cannot step on zeros before `train()`."""
+    """Counts in its group, in an attribute and with a generator, cannot step before `train()` or on very little."""
 
     def __init__(self, params, refuses: bool = False) -> None:
         super().__init__(params, lr=0.1)
@@ -213,7 +213,7 @@ class Odd(torch.optim.SGD):
             group["k"] = group.get("k", 0) + 1
             for param in group["params"]:
                 if self.refuses:
-                    1 / param.grad.abs().sum().item()
+                    1 / round(10 * param.grad.abs().max().item())
                 self.state[param]["drawn"] = torch.rand(1, generator=self.generator) + self.dice.random()
         self.state["global"] = {"k": 1}
         self.calls.append(1)
@@ -290,6 +290,41 @@ def test_state_that_the_constructor_makes_stays(mlp, give, plugins) -> None:
     assert optimizer.state[model[0].weight]["steps"] == 3
 
 
+class Picky(torch.optim.SGD):
+    """Divides by its learning rate or by its gradients, and keeps a count for nobody and a sum for its group."""
+
+    def __init__(self, params, by: str) -> None:
+        super().__init__(params, lr=0.1)
+        self.by = by
+        for group in self.param_groups:
+            group["sum"] = torch.zeros(1)
+
+    def step(self, closure=None):
+        self.state["count"] = self.state.get("count", 0) + 1
+        for group in self.param_groups:
+            for param in group["params"]:
+                size = param.grad.abs().sum().item()
+                self.state[param]["mean"] = param.grad / {"lr": group["lr"], "gradient": size}[self.by]
+                if not (group["lr"] if self.by == "lr" else size):
+                    raise ZeroDivisionError
+                group["sum"] = group["sum"] + size
+
+
+@pytest.mark.parametrize("by", ["lr", "gradient"])
+def test_state_is_known_of_steps_that_learning_rate_or_gradients_of_zero_would_fail(mlp, give, by) -> None:
+    """It is tried with others; settings that are tensors of one element, and state of nobody, harm nothing."""
+    model, resumed = mlp(), mlp(seed=1)
+    optimizer = FP32Optimizer(Picky(model.named_parameters(), by), OptimizerConfig(clip_grad=0.0))
+    assert [list(state) for state in optimizer.state.values()] == [["mean"]] * 4
+    assert [group["sum"].item() for group in optimizer.param_groups] == [0.0] * len(optimizer.param_groups)
+    give(model)
+    optimizer.step()
+    second = FP32Optimizer(Picky(resumed.named_parameters(), by), OptimizerConfig(clip_grad=0.0))
+    second.load_state_dict(optimizer.state_dict())
+    assert torch.equal(second.state[resumed[0].weight]["mean"], optimizer.state[model[0].weight]["mean"])
+    assert second.param_groups[0]["sum"].item() == optimizer.param_groups[0]["sum"].item() > 0
+
+
 def test_an_optimizer_that_cannot_step_on_zeros_has_state_later(mlp, give, tmp_path) -> None:
     """It is built all the same, and a checkpoint brings its state."""
     model, resumed = mlp(), mlp(seed=1)
@@ -311,7 +346,7 @@ def test_dcp_says_what_it_has_no_place_for(mlp, give) -> None:
 
     class Refusing(torch.optim.Adam):
         def step(self, closure=None):
-            if not any(param.grad.any() for group in self.param_groups for param in group["params"]):
+            if all(param.grad.abs().max() < 0.01 for group in self.param_groups for param in group["params"]):
                 raise ZeroDivisionError
             return super().step(closure)
 

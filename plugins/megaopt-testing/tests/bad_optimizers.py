@@ -143,10 +143,15 @@ class DecaysWithoutGradient(Good):
 
 
 class IgnoresSchedule(Good):
-    """Uses the learning rate that its constructor was given."""
+    """Uses the learning rate that each group had when it was constructed."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.first = [group["lr"] for group in self.param_groups]
 
     def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        super().update(param, {**group, "lr": self.defaults["lr"]})
+        index = next(i for i, mine in enumerate(self.param_groups) if mine is group)
+        super().update(param, {**group, "lr": self.first[index]})
 
 
 class SchedulesItself(Good):
@@ -222,6 +227,130 @@ class MovesParametersAtBuild(Good):
     """See its entry: making its state moves parameters."""
 
 
+class SkipsNonFiniteParameters(Good):
+    """Leaves out the parameters whose gradients are not finite."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if bool(param.grad.isfinite().all()):
+            super().update(param, group)
+
+
+class CountsEmptySteps(Good):
+    """Its decay rate grows with every call of step, with gradients or without."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["calls"] = self.state[param].get("calls", 0) + 1
+        super().step(closure)
+
+
+class UsesThePreviousGradient(Good):
+    """Steps with the gradient of the step before, from the second on."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        grad, param.grad = param.grad, self.state[param].get("previous", param.grad)
+        self.state[param]["previous"] = grad.clone()
+        super().update(param, group)
+        param.grad = grad
+
+
+class ZeroesGradients(Good):
+    """Cleans up behind itself."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.grad.zero_()
+
+
+class DropsGradients(Good):
+    """Gives the memory of gradients back."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.zero_grad(set_to_none=True)
+
+
+class ClipsInPlace(Good):
+    """Clips gradients where they are."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.grad.clamp_(-0.25, 0.25)
+        super().update(param, group)
+
+
+class RebindsData(Good):
+    """Puts a new tensor where the parameter was."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        momentum = self.momentum(param).lerp_(param.grad, 1 - group["beta"])
+        param.data = param * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * momentum.sign()
+
+
+class UsesTheFirstGroup(Good):
+    """Takes the learning rate of the first group for all."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": self.param_groups[0]["lr"]})
+
+
+class NeverDecays(Good):
+    """Has a weight decay, and does not use it."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "weight_decay": 0.0})
+
+
+class ReadsItsConstructor(Good):
+    """Takes the decay rate of the momentum from its constructor, whatever a group says."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "beta": self.defaults["beta"]})
+
+
+class DecaysAsConstructed(Good):
+    """Takes the weight decay from its constructor, whatever a group says."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        decay = self.defaults["weight_decay"] if group["weight_decay"] else 0.0
+        super().update(param, {**group, "weight_decay": decay})
+
+
+class KeepsHalfPrecision(Good):
+    """Keeps its momentum in bf16, and says so nowhere."""
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        return self.state[param].setdefault("momentum", torch.zeros_like(param, dtype=torch.bfloat16))
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        momentum = self.momentum(param).lerp_(param.grad.bfloat16(), 1 - group["beta"])
+        param.sub_(momentum.sign().float(), alpha=group["lr"])
+
+
+class LooksAtTheModel(Good):
+    """Goes twice as far in models whose parameters are bf16."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float, chunks: Any) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.low = any(param.dtype is torch.bfloat16 for chunk in chunks for param in chunk.parameters())
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": group["lr"] * (2 if self.low else 1)})
+
+
+class Ascends(Good):
+    """Has a sign wrong."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "weight_decay": 0.0, "lr": -group["lr"]})
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+
+
 class DoesNothing(Good):
     """Keeps momentum, and leaves parameters as they are."""
 
@@ -265,8 +394,9 @@ class Normalizes(Good):
     """Divides gradients by the norm of what it is given."""
 
     def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        param.grad.div_(param.grad.norm().clamp_min(1e-6))
-        super().update(param, group)
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        grad = param.grad / param.grad.norm().clamp_min(1e-6)
+        param.sub_(self.momentum(param).lerp_(grad, 1 - group["beta"]).sign(), alpha=group["lr"])
 
 
 class NormalizesSlices(GoodSplit):
@@ -284,7 +414,7 @@ class GoesByTheNorm(Good):
     def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
         param.mul_(1 - group["lr"] * group["weight_decay"])
         momentum = self.momentum(param).lerp_(param.grad, 1 - group["beta"])
-        param.sub_(momentum.sign(), alpha=group["lr"] * (1.0 + param.norm().item()))
+        param.sub_(momentum.sign(), alpha=group["lr"] * (1.0 + 0.1 * param.norm().item()))
 
 
 class GoesByTheNormOfSlices(GoodSplit):
@@ -292,7 +422,7 @@ class GoesByTheNormOfSlices(GoodSplit):
 
     def apply(self, params: Any, updates: Any) -> None:
         for (param, group), update in zip(self._with_groups(params), updates, strict=True):
-            param.sub_(update, alpha=group["lr"] * (1.0 + param.norm().item()))
+            param.sub_(update, alpha=group["lr"] * (1.0 + 0.1 * param.norm().item()))
 
 
 @frozen
@@ -389,11 +519,41 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     ),
     "jitters_on_plateaus": ("deterministic", _entry(JittersOnPlateaus)),
     "transforms_otherwise": ("split_step", _entry(Good, split_step=TransformsOtherwise)),
-    "normalizes_slices": ("split_step", _entry(Normalizes, split_step=NormalizesSlices)),
-    "goes_by_slices": ("split_step", _entry(GoesByTheNorm, split_step=GoesByTheNormOfSlices)),
+    "normalizes_slices": (
+        "split_step",
+        _entry(Normalizes, granularity="tensor", split_step=NormalizesSlices),
+    ),
+    "goes_by_slices": (
+        "split_step",
+        _entry(GoesByTheNorm, granularity="tensor", split_step=GoesByTheNormOfSlices),
+    ),
     "does_nothing": ("report", _entry(DoesNothing)),
+    "skips_non_finite_parameters": ("non_finite_gradients", _entry(SkipsNonFiniteParameters)),
+    "counts_empty_steps": ("no_gradients", _entry(CountsEmptySteps)),
+    "uses_the_previous_gradient": ("this_gradient", _entry(UsesThePreviousGradient)),
+    "zeroes_gradients": ("gradients_untouched", _entry(ZeroesGradients)),
+    "drops_gradients": ("gradients_untouched", _entry(DropsGradients)),
+    "clips_in_place": ("gradients_untouched", _entry(ClipsInPlace)),
+    "rebinds_data": ("written_in_place", _entry(RebindsData)),
+    "uses_the_first_group": ("group_settings", _entry(UsesTheFirstGroup)),
+    "never_decays": ("group_settings", _entry(NeverDecays)),
+    "reads_its_constructor": ("group_settings", _entry(ReadsItsConstructor)),
+    "decays_as_constructed": ("group_settings", _entry(DecaysAsConstructed)),
+    "keeps_half_precision": ("state_dtypes", _entry(KeepsHalfPrecision)),
+    "normalizes_what_it_is_given": ("granularity", _entry(Normalizes)),
+    "looks_at_the_model": ("precision", _entry(LooksAtTheModel, config_to_kwargs=_with_model)),
+    "ascends": ("learns", _entry(Ascends)),
 }
-"""Optimizer name to the one check that it fails, and its entry."""
+"""Optimizer name to the check that it fails, and its entry."""
+
+ALSO = {
+    "decays_without_gradient": {"no_gradients"},
+    "schedules_itself": {"no_gradients"},
+    "moves_parameters_at_build": {"precision"},
+    "does_nothing": {"group_settings", "learns", "this_gradient"},
+    "drops_gradients": {"precision"},
+}
+"""Optimizer name to the other checks in which its fault shows too."""
 
 
 class Plugin:

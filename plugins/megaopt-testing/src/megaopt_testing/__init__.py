@@ -13,6 +13,8 @@ On the command line: `megaopt check-plugin mine`.
 
 from megaopt_testing.check import BoundCheck, Check, CheckResult, CheckStatus
 from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
+from megaopt_testing.checks.granularity import check_granularity
+from megaopt_testing.checks.groups import check_group_settings
 from megaopt_testing.checks.identity import check_no_silent_fallback, check_report
 from megaopt_testing.checks.ownership import check_frozen_parameters, check_tied_parameters
 from megaopt_testing.checks.reproducible import check_bit_exact_resume, check_deterministic
@@ -24,6 +26,14 @@ from megaopt_testing.checks.settings import (
 )
 from megaopt_testing.checks.split_step import check_split_step
 from megaopt_testing.checks.state import check_state_before_first_step
+from megaopt_testing.checks.tensors import (
+    check_gradients_untouched,
+    check_no_gradients,
+    check_state_dtypes,
+    check_this_gradient,
+    check_written_in_place,
+)
+from megaopt_testing.checks.training import check_learns, check_precision
 from megaopt_testing.models import SharedBlocks, TinyGPT
 from megaopt_testing.parametrize import parametrize_with_checks
 from megaopt_testing.plugins import temporary_plugin
@@ -41,16 +51,25 @@ __all__ = [
     "check_deterministic",
     "check_frozen_parameters",
     "check_gradient_accumulation",
+    "check_gradients_untouched",
+    "check_granularity",
+    "check_group_settings",
+    "check_learns",
+    "check_no_gradients",
     "check_no_silent_fallback",
     "check_non_finite_gradients",
     "check_one_schedule",
+    "check_precision",
     "check_report",
     "check_settings_documented",
     "check_settings_used",
     "check_settings_validated",
     "check_split_step",
     "check_state_before_first_step",
+    "check_state_dtypes",
+    "check_this_gradient",
     "check_tied_parameters",
+    "check_written_in_place",
     "parametrize_with_checks",
     "run_checks",
     "temporary_plugin",

@@ -8,6 +8,8 @@ from typing import Any
 from megaopt_core.registry import get_registry
 from megaopt_testing.check import BoundCheck, Check, CheckResult
 from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
+from megaopt_testing.checks.granularity import check_granularity, requires_elements
+from megaopt_testing.checks.groups import check_group_settings
 from megaopt_testing.checks.identity import check_no_silent_fallback, check_report
 from megaopt_testing.checks.ownership import check_frozen_parameters, check_tied_parameters
 from megaopt_testing.checks.reproducible import check_bit_exact_resume, check_deterministic
@@ -20,6 +22,14 @@ from megaopt_testing.checks.settings import (
 )
 from megaopt_testing.checks.split_step import check_split_step, requires_split_step
 from megaopt_testing.checks.state import check_state_before_first_step
+from megaopt_testing.checks.tensors import (
+    check_gradients_untouched,
+    check_no_gradients,
+    check_state_dtypes,
+    check_this_gradient,
+    check_written_in_place,
+)
+from megaopt_testing.checks.training import check_learns, check_precision
 
 __all__ = ["CHECKS", "bound_checks", "run_checks"]
 
@@ -39,6 +49,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("tied_parameters", "a parameter that two modules share is stepped once", check_tied_parameters),
     Check("frozen_parameters", "parameters that do not train are left alone", check_frozen_parameters),
+    Check("no_gradients", "a step without gradients changes nothing", check_no_gradients),
+    Check("this_gradient", "every step uses the gradient of that step", check_this_gradient),
+    Check("gradients_untouched", "a step only reads gradients", check_gradients_untouched),
+    Check("written_in_place", "parameters keep their memory", check_written_in_place),
+    Check("group_settings", "each group is stepped with its own settings", check_group_settings),
     Check("one_schedule", "one schedule moves every group, inner optimizers included", check_one_schedule),
     Check(
         "settings_validated", "settings that cannot be are refused at construction", check_settings_validated
@@ -55,6 +70,15 @@ CHECKS: tuple[Check, ...] = (
         "state is complete before the first step, and begins where the class would",
         check_state_before_first_step,
     ),
+    Check("state_dtypes", "state is kept in the dtypes that are declared", check_state_dtypes),
+    Check(
+        "granularity",
+        "slices of a tensor step as the whole, where it works element by element",
+        check_granularity,
+        requires_elements,
+    ),
+    Check("precision", "bf16 with main parameters steps as fp32 does", check_precision),
+    Check("learns", "the loss of a small GPT falls", check_learns),
     Check("deterministic", "the same seed gives the same bits", check_deterministic),
     Check(
         "split_step",

@@ -86,6 +86,13 @@ def _steps_in_fp32(trial: Trial) -> None:
             f"an infinite gradient of {_POISONED!r} changes the step of {some(left_out)}, whose gradients are "
             "finite. In fp32 the step is made as torch.optim makes it; do not skip it yourself"
         )
+    if torch.equal(poisoned[_POISONED], before[_POISONED]) and not torch.equal(
+        clean[_POISONED], before[_POISONED]
+    ):
+        trial.fail(
+            f"an infinite gradient of {_POISONED!r} in fp32 leaves that parameter as it was. The step is made "
+            "as torch.optim makes it; do not skip a parameter yourself"
+        )
 
 
 def _second_step(trial: Trial, poison: str | None, *, clip_grad: float) -> tuple[_Params, _Params]:

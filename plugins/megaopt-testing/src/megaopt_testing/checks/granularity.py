@@ -1,0 +1,81 @@
+"""Granularity: an optimizer that is declared to work element by element steps halves as it steps the whole."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from megaopt_core.params import Granularity
+from megaopt_core.plugin_api import OptimizerEntry
+from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_testing.snapshot import same_bits
+from megaopt_testing.trial import Trial
+
+__all__ = ["check_granularity", "requires_elements"]
+
+_STEPS = 3
+_BLOCKS = (3, 9, 1)
+"""How many times the alignment each slice is long, the rest aside."""
+
+
+def requires_elements(entry: OptimizerEntry) -> str | None:
+    """Return why the check cannot be made of an optimizer, None when it can.
+
+    Args:
+        entry: the optimizer's entry.
+    """
+    return (
+        None if entry.granularity is Granularity.ELEMENT else f"its granularity is {entry.granularity.value}"
+    )
+
+
+def check_granularity(optimizer: str, **settings: Any) -> None:
+    """Slices of a tensor at multiples of the entry's alignment step as the whole tensor does, bit for bit.
+
+    Gradients differ in size by a factor of a million from slice to slice, so that whatever looks at the whole tensor
+    (a norm, a mean, a maximum) shows.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a slice goes another way.
+    """
+    trial = Trial(optimizer, settings)
+    built = trial.build(trial.model())
+    entry = get_registry().optimizer(optimizer)
+    if entry.configured(built.config).granularity is not Granularity.ELEMENT:
+        return
+    name = trial.own_names(built)[0]
+    tensor = next(t for part in built.parts for t in part.stepped if t.param_info.name == name)  # type: ignore[attr-defined] # build sets it
+    kwargs = constructor_kwargs(entry, built.config, [trial.model()])
+    ends = [0]
+    for blocks in _BLOCKS:
+        ends.append(ends[-1] + blocks * entry.alignment)
+    ends.append(ends[-1] + 2 * entry.alignment + 5)
+    start = torch.randn(ends[-1], generator=torch.Generator().manual_seed(0))
+    whole, *slices = (
+        torch.nn.Parameter(start[first:last].clone()) for first, last in ((0, ends[-1]), *pairwise(ends))
+    )
+    for piece in (whole, *slices):
+        piece.param_info = tensor.param_info  # type: ignore[attr-defined] # as build does
+    optimizers = [entry.load_class()([{"params": params}], **kwargs) for params in ([whole], slices)]
+    for step in range(_STEPS):
+        grad = torch.randn(ends[-1], generator=torch.Generator().manual_seed(1 + step))
+        for index, (first, last) in enumerate(pairwise(ends)):
+            grad[first:last] *= 1e-3 * 1e3 ** (index % 3)
+            slices[index].grad = grad[first:last].clone()
+        whole.grad = grad
+        for inner in optimizers:
+            if callable(train := getattr(inner, "train", None)):
+                train()
+            inner.step()
+        if not same_bits(whole.detach(), torch.cat([piece.detach() for piece in slices])):
+            trial.fail(
+                f"it is declared to work element by element at an alignment of {entry.alignment}, and step {step + 1} "
+                "of slices differs from that of the whole tensor. If it looks at whole tensors, declare "
+                'granularity="tensor"; if at blocks, their length as `alignment`'
+            )

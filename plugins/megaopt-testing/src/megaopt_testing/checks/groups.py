@@ -1,0 +1,124 @@
+"""Groups: each parameter is stepped with the settings of its own group, as they are when the step is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
+from megaopt_core.params import Granularity, ParamGroupOverride, ParamKey
+from megaopt_core.registry import get_registry
+from megaopt_testing.snapshot import params_of
+from megaopt_testing.trial import DEFAULT_SETTINGS, Trial, some
+
+__all__ = ["check_group_settings"]
+
+_STEPS = 3
+_DECAY = 0.5
+_RATES = ("beta", "momentum")
+
+type _Params = dict[str, torch.Tensor]
+
+
+def check_group_settings(optimizer: str, **settings: Any) -> None:
+    """What a group says acts on its parameters and on no others: learning rate, weight decay, decay rates.
+
+    Half of the parameters get another value by an override. They have to move otherwise than without it, and the rest
+    as without it. With another learning rate or weight decay they have to move as they do where all have that value.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration; weight decay is this check's own.
+
+    Raises:
+        ConformanceError: an override has no effect, reaches parameters of other groups, or has another effect than the
+            same value for all.
+    """
+    trial = Trial(optimizer, settings)
+    lr = float(settings.get("lr", DEFAULT_SETTINGS["lr"]))
+    own = trial.own_names(trial.build(trial.model()))
+    target = own[: (len(own) + 1) // 2]
+    is_group = get_registry().optimizer(optimizer).granularity is Granularity.GROUP
+    key = ParamKey(name=tuple(target))
+    # Overrides that are given replace the standard ones, so that every run is given one.
+    same = {key: ParamGroupOverride(wd_mult=1.0)}
+    plain, built = _run(trial, lr=lr, overrides=same)
+    rest = [] if is_group else [name for name in own if name not in target]
+    before = dict(trial.model().named_parameters())
+    for what, override, everywhere in _variations(_part_of(built, own), lr):
+        moved = _decaying(built, target) if what == "weight_decay" else target
+        changed, _ = _run(trial, lr=lr, overrides={key: override})
+        deaf = [name for name in moved if torch.equal(changed[name], plain[name])]
+        # Small tensors may move alike at two decay rates: signs do.
+        if deaf and (everywhere is not None or deaf == moved):
+            trial.fail(
+                f"another {what} for their group changes nothing about {some(deaf)}. Read `group[{what!r}]` in every "
+                "step; what the constructor was given is the first value only, of groups that say nothing else"
+            )
+        reached = _differ(rest, plain, changed, before)
+        if reached:
+            trial.fail(f"another {what} for the group of {some(target)} moves {some(reached)} otherwise")
+        if everywhere is not None:
+            expected, _ = _run(trial, overrides=same, **everywhere)
+            other = _differ(moved, expected, changed, before)
+            if other:
+                trial.fail(
+                    f"{what} set for a group moves {some(other)} otherwise than the same {what} set for all"
+                )
+
+
+def _part_of(built: MegatronOptimizer, own: Iterable[str]) -> OptimizerPart:
+    names = set(own)
+    return next(
+        part for part in built.parts if names & {built.names[p] for g in part.groups for p in g["params"]}
+    )
+
+
+def _variations(
+    part: OptimizerPart, lr: float
+) -> Iterator[tuple[str, ParamGroupOverride, Mapping[str, Any] | None]]:
+    """Yield what is set, for one group, and for all where the configuration can say it."""
+    yield "lr", ParamGroupOverride(max_lr=2 * lr), {"lr": 2 * lr}
+    if "weight_decay" in part.inner.defaults:
+        yield "weight_decay", ParamGroupOverride(wd_mult=2.0), {"lr": lr, "weight_decay": 2 * _DECAY}
+    for key, value in part.inner.defaults.items():
+        if any(word in key for word in _RATES) and (other := _another_rate(value)) is not None:
+            yield key, {key: other}, None  # type: ignore[misc] # a key of this optimizer
+
+
+def _another_rate(value: Any) -> Any:
+    """Return other decay rates in their range; None where the value is none."""
+    if isinstance(value, (tuple, list)):
+        rates = [_another_rate(rate) for rate in value]
+        return None if not rates or None in rates else tuple(rates)
+    if isinstance(value, bool) or not isinstance(value, float) or not 0.0 <= value < 1.0:
+        return None
+    return value / 2 if value else 0.5
+
+
+def _run(trial: Trial, *, weight_decay: float = _DECAY, **needed: Any) -> tuple[_Params, MegatronOptimizer]:
+    torch.manual_seed(0)
+    model = trial.model()
+    built = trial.build(model, weight_decay=weight_decay, **needed)
+    for step in range(_STEPS):
+        trial.step_given(model, built, step)
+    return params_of(built), built
+
+
+def _decaying(built: MegatronOptimizer, names: list[str]) -> list[str]:
+    groups = [group for group in built.param_groups if group["weight_decay"]]
+    decaying = {built.names[param] for group in groups for param in group["params"]}
+    return [name for name in names if name in decaying]
+
+
+def _differ(
+    names: Iterable[str], wanted: _Params, found: _Params, before: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """Return the parameters that went another way, by more than what rounding does to it."""
+    return [
+        name
+        for name in names
+        if (found[name] - wanted[name]).norm() > 1e-3 * (wanted[name] - before[name]).norm()
+    ]

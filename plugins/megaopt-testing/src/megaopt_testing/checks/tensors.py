@@ -1,0 +1,170 @@
+"""What a step does with tensors that are not its own: gradients are read, parameters written where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.registry import get_registry
+from megaopt_testing.snapshot import differences, params_of, same_bits, snapshot
+from megaopt_testing.trial import Trial, some
+
+__all__ = [
+    "check_gradients_untouched",
+    "check_no_gradients",
+    "check_state_dtypes",
+    "check_this_gradient",
+    "check_written_in_place",
+]
+
+_OTHERS = (11, 12, 13)
+
+
+def _built(trial: Trial, **needed: Any) -> tuple[nn.Module, MegatronOptimizer]:
+    torch.manual_seed(0)
+    model = trial.model()
+    return model, trial.build(model, **needed)
+
+
+def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
+    """A step reads gradients: they are the same tensors with the same bits afterwards.
+
+    Whoever logs gradients after the step, or accumulates on top of them, sees what the backward pass left.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a gradient is changed, replaced or removed.
+    """
+    trial = Trial(optimizer, settings)
+    model, built = _built(trial, clip_grad=0.0)
+    for step in range(2):
+        built.zero_grad()
+        trial.backward(model, step)
+        grads = {name: (param.grad, param.grad.clone()) for name, param in model.named_parameters()}  # type: ignore[union-attr] # backward gave one
+        built.step()
+        changed = [
+            name
+            for name, param in model.named_parameters()
+            if param.grad is not grads[name][0] or not same_bits(param.grad, grads[name][1])
+        ]
+        if changed:
+            trial.fail(
+                f"a step changes or removes the gradients of {some(changed)}. Work on a copy (`param.grad.mul(...)`, "
+                "not `mul_`); zero_grad() is the caller's"
+            )
+
+
+def check_written_in_place(optimizer: str, **settings: Any) -> None:
+    """A step writes into the memory of the parameters that it was given.
+
+    Buffers, views of flat memory and captured graphs hold on to that memory; `param.data = ...` would part from them.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a parameter has other memory after a step.
+    """
+    trial = Trial(optimizer, settings)
+    model, built = _built(trial)
+    memory = {name: param.data_ptr() for name, param in model.named_parameters()}
+    for step in range(2):
+        trial.step_given(model, built, step)
+    moved = [name for name, param in model.named_parameters() if param.data_ptr() != memory[name]]
+    if moved:
+        trial.fail(
+            f"a step gives {some(moved)} other memory. Write with `param.add_(...)` or `param.copy_(...)`, never "
+            "`param.data = ...`"
+        )
+
+
+def check_this_gradient(optimizer: str, **settings: Any) -> None:
+    """Every step uses the gradient of that step: with another one each parameter moves otherwise.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a parameter's step does not depend on its gradient.
+    """
+    trial = Trial(optimizer, settings)
+    own = trial.own_names(_built(trial)[1])
+    for earlier in range(3):
+        ends = []
+        for last in (earlier, *_OTHERS):
+            model, built = _built(trial)
+            for step in (*range(earlier), last):
+                trial.step_given(model, built, step)
+            ends.append(params_of(built))
+        deaf = [name for name in own if all(torch.equal(ends[0][name], end[name]) for end in ends[1:])]
+        if deaf:
+            trial.fail(
+                f"step {earlier + 1} moves {some(deaf)} alike whatever their gradient is. Read `param.grad` of the "
+                "step that is made, not one that was kept"
+            )
+
+
+def check_no_gradients(optimizer: str, **settings: Any) -> None:
+    """A step without any gradient changes nothing, before the first real step and after it.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: parameters, state or group settings change.
+    """
+    trial = Trial(optimizer, settings)
+    model, built = _built(trial)
+    for when in ("the first step", "a step"):
+        built.zero_grad(set_to_none=True)
+        before = snapshot(built)
+        built.step()
+        changed = differences(before, snapshot(built))
+        if changed:
+            trial.fail(
+                f"{when} without gradients changes {some(changed)}; count and decay where there is a gradient"
+            )
+        trial.step_given(model, built, 0)
+
+
+def check_state_dtypes(optimizer: str, **settings: Any) -> None:
+    """State of the parameters' size is float32 for float32 parameters, unless the entry declares other dtypes for it.
+
+    Codes of whole numbers are the optimizer's own business.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a state tensor is of a floating-point dtype that nobody declared.
+    """
+    trial = Trial(optimizer, settings)
+    model, built = _built(trial)
+    trial.step_given(model, built, 0)
+    own, declared = set(trial.own_names(built)), get_registry().optimizer(optimizer).state_dtypes
+    wrong = {
+        f"{key!r} ({str(value.dtype).removeprefix('torch.')})"
+        for param, name in built.names.items()
+        if name in own
+        for key, value in built.state[param].items()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype is not torch.float32
+        and value.shape == param.shape
+        and value.dtype not in declared.get(key, ())
+    }
+    if wrong:
+        trial.fail(
+            f"the state {some(sorted(wrong))} of float32 parameters is kept in less than float32, and the entry's "
+            "`state_dtypes` does not say so"
+        )

@@ -2,8 +2,7 @@
 
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
-from megaopt_core.state._model import collect_model, finish_param_sync, require_pair
-from megaopt_core.state._pieces import collect_state
+from megaopt_core.state._pieces import collect_state, sliced
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.load_report import LoadReport
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
@@ -30,13 +29,11 @@ __all__ = [
     "Source",
     "StoredChunk",
     "StoredTensor",
-    "collect_model",
     "collect_state",
     "decode",
     "describe_optimizer",
     "dtype_named",
     "encode",
-    "finish_param_sync",
     "name_of_dtype",
     "names_in",
     "optimizer_names",
@@ -44,8 +41,8 @@ __all__ = [
     "plugins_of",
     "read_values",
     "renamed",
-    "require_pair",
     "shown",
+    "sliced",
     "torch_source",
     "versions",
     "with_named_codes",

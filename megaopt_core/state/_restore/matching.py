@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from attrs import define, field
 
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._document import optimizer_names
-from megaopt_core.state._model import ModelTensors
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.load_report import LoadReport
@@ -68,8 +68,7 @@ class Matching:
 
 def match(
     source: Source,
-    tensors: ModelTensors,
-    with_model: bool,
+    model: Mapping[str, torch.Tensor] | None,
     optimizer: NamedState | None,
     *,
     strict: bool,
@@ -80,8 +79,7 @@ def match(
 
     Args:
         source: the checkpoint.
-        tensors: the model's.
-        with_model: the model is loaded.
+        model: the model's tensors by name; None: it is not loaded.
         optimizer: the optimizer, or None.
         strict: names must be the same on both sides.
         rename: names in the checkpoint to names here.
@@ -98,7 +96,7 @@ def match(
     )
     report = LoadReport(world_size=manifest.world_size, configuration=manifest.configuration)
     found = Matching(source, names, report)
-    for name in tensors.tensors if with_model else ():
+    for name in model or ():
         stored = names.find(name, stored_model)
         if stored is not None:
             found.model[name] = stored
@@ -107,8 +105,8 @@ def match(
         stored = names.find(name, manifest.parameters)
         if stored is not None:
             found.state[name] = stored
-    ranks.agree(lambda: _check_shapes(found, tensors, optimizer))
-    here_model = set().union(*ranks.gather(set(tensors.tensors))) if with_model else set()
+    ranks.agree(lambda: _check_shapes(found, model or {}, optimizer))
+    here_model = set().union(*ranks.gather(set(model))) if model is not None else set()
     here_state = set().union(
         *ranks.gather(set(steps) & set(optimizer.names.values()) if optimizer else set())
     )
@@ -116,7 +114,7 @@ def match(
         raise CheckpointMismatchError(
             f"{source.name} was saved without an optimizer; load it with optimizer=None", path=source.name
         )
-    if with_model and not stored_model:
+    if model is not None and not stored_model:
         raise CheckpointMismatchError(
             f"{source.name} was saved without a model; load it with model=None", path=source.name
         )
@@ -125,7 +123,7 @@ def match(
     )
     used_model = {names.find(name, stored_model) for name in here_model}
     used_state = {names.find(name, manifest.parameters) for name in here_state}
-    if with_model:
+    if model is not None:
         report.unexpected += tuple(sorted(set(stored_model) - used_model))
     if optimizer is not None:
         report.unexpected += tuple(
@@ -165,11 +163,11 @@ def _require_names(source: Source, report: LoadReport, strict: bool) -> None:
     )
 
 
-def _check_shapes(found: Matching, tensors: ModelTensors, optimizer: NamedState | None) -> None:
+def _check_shapes(found: Matching, tensors: Mapping[str, torch.Tensor], optimizer: NamedState | None) -> None:
     wrong = {}
     stored_model = found.source.manifest.model.get("tensors", {})
     for name, stored in found.model.items():
-        there, here = found.source.stored(stored_model[stored]).shape, tuple(tensors.tensors[name].shape)
+        there, here = found.source.stored(stored_model[stored]).shape, tuple(tensors[name].shape)
         if there != here:
             wrong[name] = there, here
     if optimizer is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,6 @@ from attrs import define, field
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
 from megaopt_core.precision._policy import LOW_PRECISION
-from megaopt_core.state._model import ModelTensors
 from megaopt_core.state._pieces import PieceState, piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
@@ -41,7 +41,6 @@ class LoadPlan:
         source: what is loaded.
         report: what the caller is told.
         optimizer: the optimizer, if it is loaded.
-        model: the model's tensors, as far as they are loaded.
         model_requests: `(key, place)` of the model's tensors.
         pieces: the state of this rank's pieces.
         groups: group settings.
@@ -53,7 +52,6 @@ class LoadPlan:
     source: Source
     report: LoadReport
     optimizer: NamedState | None = None
-    model: ModelTensors = field(factory=ModelTensors)
     model_requests: list[Request] = field(factory=list)
     pieces: list[PieceRestore] = field(factory=list)
     groups: GroupMerge = field(factory=GroupMerge)
@@ -120,35 +118,36 @@ class LoadPlan:
 
 def plan_load(
     source: Source,
-    model: ModelTensors | None,
+    model: Mapping[str, torch.Tensor] | None,
     optimizer: NamedState | None,
     scheduler: Any,
     *,
     strict: bool,
     rename: Rename | None,
     ranks: Ranks,
+    extra_state: Mapping[str, torch.nn.Module] = MappingProxyType({}),
 ) -> LoadPlan:
     """Find out what a load will do: a collective; nothing is changed.
 
     Args:
         source: what is loaded.
-        model: the model's tensors; None: it is not loaded.
+        model: the model's tensors by canonical name, or the parts of them that are here; None: it is not loaded.
         optimizer: the optimizer, or None.
         scheduler: the scheduler, or None.
         strict: names must be the same on both sides.
         rename: names in the checkpoint to names here.
         ranks: who loads.
+        extra_state: name of a module's extra state to the module.
 
     Raises:
         CheckpointError: it does not fit.
     """
-    tensors = ModelTensors() if model is None else model
-    found = match(source, tensors, model is not None, optimizer, strict=strict, rename=rename, ranks=ranks)
-    plan = LoadPlan(source, found.report, optimizer, tensors)
+    found = match(source, model, optimizer, strict=strict, rename=rename, ranks=ranks)
+    plan = LoadPlan(source, found.report, optimizer)
 
     def fill() -> list[str]:
         with named_errors(source, "it cannot be planned"):
-            _plan_model(plan, found, tensors)
+            _plan_model(plan, found, model or {}, extra_state)
             require_tensors(source, plan.model_requests)
             if optimizer is not None and source.manifest.optimizer is not None:
                 plan_optimizer(plan, found, optimizer)
@@ -173,9 +172,14 @@ def plan_load(
     return plan
 
 
-def _plan_model(plan: LoadPlan, found: Matching, tensors: ModelTensors) -> None:
+def _plan_model(
+    plan: LoadPlan,
+    found: Matching,
+    tensors: Mapping[str, torch.Tensor],
+    extra_state: Mapping[str, torch.nn.Module],
+) -> None:
     manifest = plan.source.manifest
-    for name, place in tensors.tensors.items():
+    for name, place in tensors.items():
         stored = found.model.get(name)
         if stored is None:
             continue
@@ -192,7 +196,7 @@ def _plan_model(plan: LoadPlan, found: Matching, tensors: ModelTensors) -> None:
                 f"{plan.source.stored(key).dtype} -> {str(place.dtype).removeprefix('torch.')}"
             )
         plan.model_requests.append((key, place))
-    for name, module in tensors.owners.items():
+    for name, module in extra_state.items():
         objects = manifest.model.get("objects", {})
         stored = found.names.find(name, objects)
         if stored is not None:

@@ -116,11 +116,6 @@ class SlicedTensor(torch.Tensor):
 
         return SlicedTensor(self.shape, self.dtype, self.device, self._chunks, fetch)
 
-    def flat_local(self) -> torch.Tensor:
-        """Return this process's elements, flat, box after box."""
-        boxes = [self.local(index).reshape(-1) for index in range(len(self._chunks))]
-        return torch.cat(boxes) if boxes else torch.empty(0, dtype=self.dtype, device=self.device)
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse: one rank's part, in a file of its own, would be taken for the whole."""
         raise UnsupportedOperationError(

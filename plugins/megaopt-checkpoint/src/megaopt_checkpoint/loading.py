@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import asdict
 
+from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_pair
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
 from megaopt_core.errors import CheckpointError
@@ -18,10 +19,7 @@ from megaopt_core.state import (
     LoadReport,
     Ranks,
     Rename,
-    collect_model,
-    finish_param_sync,
     plan_load,
-    require_pair,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +92,16 @@ def load_checkpoint(
         finish_param_sync(model)
         ranks.agree(lambda: require_pair(model, optimizer))
         tensors = None if model is None else ranks.agree(lambda: collect_model(model, optimizer, fqn))
-        plan = plan_load(source, tensors, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks)
+        plan = plan_load(
+            source,
+            None if tensors is None else tensors.tensors,
+            optimizer,
+            scheduler,
+            strict=strict,
+            rename=rename,
+            ranks=ranks,
+            extra_state={} if tensors is None else tensors.owners,
+        )
         if verify:
             ranks.agree(
                 lambda: check_files(source.folder, source.manifest, part=ranks.rank, parts=ranks.size)

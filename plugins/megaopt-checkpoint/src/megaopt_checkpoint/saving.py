@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_checkpoint.background import PendingSave, background_group, in_thread
+from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_pair
 from megaopt_checkpoint.retention import Removal, require_numbered
 from megaopt_checkpoint.staging import Staging, begin, staging_folder
 from megaopt_checkpoint.writer import CheckpointWriter
@@ -23,14 +24,11 @@ from megaopt_checkpoint.writing import failed, planner, write_alone
 from megaopt_core.state import (
     Manifest,
     Ranks,
-    collect_model,
     collect_state,
     describe_optimizer,
     encode,
-    finish_param_sync,
     optimizer_names,
     plugins_of,
-    require_pair,
     versions,
 )
 

@@ -9,18 +9,16 @@ import torch
 from attrs import define, field
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
-from megaopt_core.params._names import join, named_modules
-from megaopt_core.sharding._wrapped import wrapped
-from megaopt_core.state._pieces import sliced
-from megaopt_core.state._shown import shown
-from megaopt_core.state._values.encoding import encode
+from megaopt_core.params import named_modules
+from megaopt_core.sharding import WrappedModel
+from megaopt_core.state import encode, shown, sliced
 
 if TYPE_CHECKING:
-    from megaopt_core.params._specs import Shard
-    from megaopt_core.routing._routing import NameMap
-    from megaopt_core.state._protocol import NamedState
+    from megaopt_core.optimizers import MegatronOptimizer
+    from megaopt_core.params import Shard
+    from megaopt_core.routing import NameMap
 
-__all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key"]
+__all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key", "require_pair"]
 
 
 def model_key(name: str) -> str:
@@ -38,8 +36,8 @@ def finish_param_sync(model: torch.nn.Module | Sequence[torch.nn.Module] | None)
     Args:
         model: the model, its chunks, or None.
     """
-    for chunk in wrapped(_chunks(model)):
-        if chunk is not None:
+    for chunk in _chunks(model):
+        if isinstance(chunk, WrappedModel):
             chunk.finish_param_sync()
 
 
@@ -55,14 +53,12 @@ class ModelTensors:
 
     Args:
         tensors: canonical name to tensor: the model's own, or the part of a logical tensor that it is.
-        live: canonical name to the model's own tensor.
         aliases: other names of tied tensors, to the name under which they are stored.
         objects: name of a module's extra state to its value.
         owners: name of a module's extra state to the module.
     """
 
     tensors: dict[str, torch.Tensor] = field(factory=dict)
-    live: dict[str, torch.Tensor] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
     objects: dict[str, Any] = field(factory=dict)
     owners: dict[str, torch.nn.Module] = field(factory=dict)
@@ -85,7 +81,7 @@ class ModelTensors:
 
 def collect_model(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None,
-    optimizer: NamedState | None,
+    optimizer: MegatronOptimizer | None,
     fqn: NameMap | None = None,
 ) -> ModelTensors:
     """Return the parameters and persistent buffers of a model; nothing is copied.
@@ -108,7 +104,7 @@ def collect_model(
     for index, chunk in enumerate(_chunks(model)):
         for prefix, module in named_modules(chunk):
             for attribute, tensor in _own_tensors(module):
-                local = join(prefix, attribute)
+                local = f"{prefix}.{attribute}" if prefix else attribute
                 local = local if fqn is None else fqn(index, local)
                 name = names.get(tensor, local)
                 stored = seen.setdefault(id(tensor), name)
@@ -120,14 +116,13 @@ def collect_model(
                     )
                 stored_ids.add(id(tensor))
                 if stored not in found.tensors:
-                    found.live[stored] = tensor.detach()
                     found.tensors[stored] = _logical(tensor.detach(), shards.get(stored))
-            _collect_extra(found, join(prefix, "_extra_state"), module, index, fqn)
+            _collect_extra(found, f"{prefix}._extra_state" if prefix else "_extra_state", module, index, fqn)
     return found
 
 
 def require_pair(
-    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: NamedState | None
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None, optimizer: MegatronOptimizer | None
 ) -> None:
     """Require that an optimizer steps parameters of this model and of no other.
 

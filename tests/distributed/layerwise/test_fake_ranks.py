@@ -1,0 +1,52 @@
+"""A model of 512 ranks is planned, wrapped and given an optimizer on one of them: torch's fake process group."""
+
+import subprocess
+import sys
+
+CODE = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megaopt_core import OptimizerConfig, get_megatron_optimizer, route
+from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig, plan_full_param_layout
+
+RANKS = 512
+dist.init_process_group("fake", rank=37, world_size=RANKS, store=FakeStore())
+model = nn.Sequential(nn.Embedding(64, 16), *(nn.TransformerEncoderLayer(16, 2, 64) for _ in range(300)))
+settings = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=100_000)
+config = OptimizerConfig(optimizer="muon", lr=1e-2, sharding="layer_wise")
+
+begun = time.process_time()
+layout = plan_full_param_layout(model, settings, routing=route(config, [model]))
+wrapped = DistributedDataParallel(model, settings, full_param_layout=layout)
+optimizer = get_megatron_optimizer(config, [wrapped])
+seconds = time.process_time() - begun
+
+((key, buffer),) = [each for each in layout.buffers.items() if each[0].is_managed_by_layer_wise]
+assert len(buffer.bucket_ends) > 5
+owner = {}
+for name, (start, stop) in buffer.param_ranges.items():
+    bucket = buffer.bucket_of[name]
+    shares = [buffer.share(bucket, rank, RANKS) for rank in range(RANKS)]
+    (owner[name],) = [rank for rank, (low, high) in enumerate(shares) if low <= start and stop <= high]
+held = [list(owner.values()).count(rank) for rank in range(RANKS)]
+assert len(owner) == 1200, len(owner)
+assert 1 <= min(held) <= max(held) <= 6, (min(held), max(held))
+pieces = [piece for child in optimizer.chained_optimizers for part in child.parts for piece in part.pieces]
+stepped = {shard.name for piece in pieces for _, shard in piece.spec.members if shard.is_whole}
+assert {name for name, rank in owner.items() if rank == 37} == stepped & set(owner)
+print(round(seconds, 1), "seconds")
+assert seconds < 60
+"""
+
+
+def test_an_optimizer_for_512_ranks_is_built_in_seconds():
+    """1200 matrices over 512 ranks, in buckets: each lies in one share, and all ranks have some."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "seconds"

@@ -21,13 +21,15 @@ from megaopt_core.errors import (
 from megaopt_core.execution._exchanged_step import exchanged_step
 from megaopt_core.execution._inner import build_inner, init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
+from megaopt_core.optimizers._between_steps.look import ModelLook
 from megaopt_core.optimizers._chained import ChainedOptimizer
 from megaopt_core.optimizers._gradients.grad_scaler import (
     ConstantGradScaler,
     DynamicGradScaler,
     MegatronGradScaler,
 )
-from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
+from megaopt_core.optimizers._loading.late_params import LateParams
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
@@ -41,7 +43,7 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
-from megaopt_core.routing._routing import Routing, route
+from megaopt_core.routing._routing import Routing, route, route_added
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
     reduced_elsewhere,
@@ -55,7 +57,7 @@ from megaopt_core.sharding._attached import (
     require_attached,
     require_sharded_params,
 )
-from megaopt_core.sharding._layout import Peers
+from megaopt_core.sharding._layout import LayoutOptions, Peers, World
 from megaopt_core.sharding._protocol import LiveModel, ParamLayout, Piece
 from megaopt_core.sharding._wrapped import wrapped
 
@@ -157,7 +159,9 @@ def get_megatron_optimizer(
     for chunk in wrapped(chunks):
         if chunk is not None and chunk.full_param_layout.routing is not None:
             chunk.full_param_layout.routing.require_same(routed)
-    optimizer = optimizer_from_routing(routed, config, chunks, pgs, fqn=fqn)
+    optimizer = optimizer_from_routing(
+        routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
+    )
     if config.config_logger_dir:
         dump_config(config, config.config_logger_dir)
     if dump_param_to_param_group_map is not None:
@@ -174,6 +178,7 @@ def optimizer_from_routing(
     pgs: ProcessGroupCollection,
     *,
     fqn: NameMap | None = None,
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None = None,
 ) -> MegatronOptimizer:
     """Build what a routing says.
 
@@ -183,6 +188,7 @@ def optimizer_from_routing(
         chunks: the model's chunks.
         pgs: the process groups.
         fqn: the same as for :func:`route`.
+        config_overrides: the same as for :func:`route`: they hold for what begins to train later too.
 
     Raises:
         OwnershipError: a trainable parameter is owned by no optimizer, or by more than one, or a layout does not share
@@ -224,9 +230,59 @@ def optimizer_from_routing(
     if chain is None:
         chain = children[0] if len(children) == 1 else ChainedOptimizer(children)
     optimizer = chain
-    optimizer.watched_model = WatchedModel(chunks, fqn)
+    optimizer.watched_model = WatchedModel(chunks, fqn, frozenset(routing.excluded))
     optimizer.unused_settings = unused
+    optimizer.late = _late_params(optimizer, children, config, chunks, config_overrides, pgs, fqn, scaler)
     return optimizer
+
+
+def _late_params(
+    optimizer: MegatronOptimizer,
+    children: list[MegatronOptimizer],
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
+    pgs: ProcessGroupCollection,
+    fqn: NameMap | None,
+    scaler: MegatronGradScaler | None,
+) -> LateParams:
+    """Return what brings parameters that begin to train later to an optimizer."""
+
+    def build(routing: Routing, position: int) -> MegatronOptimizer:
+        child = routing.children[position]
+        params, twins = _live_params(chunks, fqn, routing)
+        specs = [entry.spec for entry in routing.params.values() if entry.spec.group in child.groups]
+        boxes = {name: entry.box for name, entry in routing.params.items()}
+        model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates}, _infos(routing))
+        layout = get_registry().strategy(child.strategy).layout(specs, World(routing.axes), LayoutOptions())
+        return _build_child(child, routing, config, model, twins, pgs, layout, scaler, {})
+
+    def count(routing: Routing, name: str) -> Counting:
+        entry = routing.params[name]
+        return counting_rule(
+            pgs,
+            shared=entry.shared,
+            tensor_parallel=entry.tensor_parallel,
+            is_expert=entry.spec.is_expert,
+            norm_group=entry.grad_norm_group,
+        )
+
+    look = ModelLook(chunks, optimizer.names, optimizer.twins)
+    left = frozenset(() if optimizer.routing is None else optimizer.routing.excluded)
+    for index, chunk in enumerate(chunks):
+        for named in named_params(chunk):
+            if (fqn(index, named.name) if fqn else named.name) in left:
+                look.leave((named.param, *named.twins))
+    return LateParams(
+        look,
+        optimizer,
+        children,
+        fqn,
+        route=lambda routing, names: route_added(routing, names, config, chunks, config_overrides, pgs, fqn),
+        build=build,
+        info=lambda routing, name: _infos(routing)[name],
+        count=count,
+    )
 
 
 def _live_params(

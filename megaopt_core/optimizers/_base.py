@@ -102,6 +102,17 @@ class MegatronOptimizer(StepPipeline):
         """The optimizers that this one consists of: itself, unless it is a chain."""
         return (self,)
 
+    def join(self, other: MegatronOptimizer) -> None:
+        """Step the parameters of another optimizer too, from now on.
+
+        Args:
+            other: built like this one, of other parameters of the same model.
+        """
+        self.parts += other.parts
+        self.param_groups.extend(other.param_groups)
+        self.names = {**self.names, **other.names}
+        self.refresh_state()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear `grad`, and `main_grad` where there is one.
 

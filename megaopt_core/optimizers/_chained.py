@@ -86,6 +86,16 @@ class ChainedOptimizer(MegatronOptimizer):
         """The chained optimizers."""
         return tuple(self.chained_optimizers)
 
+    def join(self, other: MegatronOptimizer) -> None:
+        """Chain another optimizer, from now on.
+
+        Args:
+            other: built like the children, of other parameters of the same model.
+        """
+        super().join(other)
+        other.grad_scaler = self.grad_scaler
+        self.chained_optimizers.append(other)
+
     @torch.no_grad()
     def step_and_start_sync(self) -> None:
         """Step every child; the parameters of one travel while the next steps."""

@@ -25,11 +25,13 @@ class GradStats:
         found_inf: a gradient is not finite on some rank.
         norms: norm group to L2 norm; None is the main one. Empty when norms were not asked for.
         zeros: number of zero elements; None when it was not asked for.
+        refused: a rank that meets this one here cannot step what trains.
     """
 
     found_inf: bool
     norms: Mapping[str | None, float]
     zeros: int | None
+    refused: bool = False
 
 
 @frozen
@@ -113,6 +115,7 @@ def measure(
     *,
     found_inf: torch.Tensor | None = None,
     zeros: _PerGroup | None = None,
+    refused: bool = False,
 ) -> GradStats:
     """Return norms, zeros and the found-inf flag over all parts and ranks.
 
@@ -124,15 +127,16 @@ def measure(
         asked: what is wanted.
         found_inf: a flag that unscaling has already made on this rank.
         zeros: what :func:`zeros_of` returned; None: counted here if asked for.
+        refused: this rank cannot step what trains; the ranks that it meets here are told.
     """
     if not (asked.norms or asked.zeros or asked.finite) and found_inf is None:
-        return GradStats(found_inf=False, norms={}, zeros=None)
+        return GradStats(found_inf=False, norms={}, zeros=None, refused=refused)
     if asked.zeros and zeros is None:
         zeros = zeros_of(parts)
-    stats, overflown = _measure(parts, pgs, asked, found_inf, zeros, exact_range=False)
+    stats, overflown = _measure(parts, pgs, asked, found_inf, zeros, refused, exact_range=False)
     if overflown and (found_inf is None or not stats.found_inf):
         # Squares may overflow where gradients do not; in steps that would be skipped, and in rare others.
-        stats, _ = _measure(parts, pgs, asked, found_inf, zeros, exact_range=True)
+        stats, _ = _measure(parts, pgs, asked, found_inf, zeros, refused, exact_range=True)
     return stats
 
 
@@ -142,46 +146,56 @@ def _measure(
     asked: Asked,
     found_inf: torch.Tensor | None,
     zeros: _PerGroup | None,
+    refused: bool,
     *,
     exact_range: bool,
 ) -> tuple[GradStats, bool]:
     """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
     device = stats_device(parts)
     keys: list[str | None] = [None, *asked.norm_groups]
-    totals = torch.zeros(len(keys) + 1, dtype=wide_dtype(device), device=device)
+    # A sum for each key, then the zeros, then how many ranks refuse.
+    totals = torch.zeros(len(keys) + 2, dtype=wide_dtype(device), device=device)
     everything = totals.new_zeros(())
     if asked.norms or asked.finite or asked.zeros:
         for group, members in _by_stats_group(parts).items():
             sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
             if zeros is not None:
-                sums[-1] = zeros[group]
+                sums[-2] = zeros[group]
+            sums[-1] = float(refused)
             if size_of(group) > 1:
                 all_reduce(sums, group, "the reduction of gradient norms")
             totals += sums
-        everything = totals[:-1].sum()
+        everything = totals[:-2].sum()
     if asked.finite and found_inf is None:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
-    flags = totals.new_zeros(2)
+    flags = totals.new_tensor([0.0, 0.0, float(refused)])
     if asked.finite or found_inf is not None:
         flags[0] = ~torch.isfinite(everything)
         flags[1] = flags[0] if found_inf is None else found_inf.to(flags).squeeze()
         for group in (pgs.mp, pgs.dense_dp):
             if size_of(group) > 1:
                 all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
-    watching = [part.writes for part in parts if part.writes.flag is not None]
-    written = [writes.flag.to(totals).view(1) for writes in watching if writes.flag is not None]
-    host = torch.cat([flags, totals, *written]).tolist()
-    for writes, flag in zip(watching, host[2 + len(totals) :], strict=True):
-        writes.is_told = flag > 0
-    host = host[: 2 + len(totals)]
-    overflown, found = host[0] > 0, host[1] > 0
-    squares = host[2:-1] if asked.norms else []
+    host = _read_with_writes(torch.cat([flags, totals]), parts)
+    *flags_and_totals, zero_count, refusals = host
+    overflown, found, someone_refuses = (flag > 0 for flag in flags_and_totals[:3])
+    squares = flags_and_totals[3:] if asked.norms else []
     stats = GradStats(
         found_inf=found,
         norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
-        zeros=int(host[-1]) if asked.zeros and not found else None,
+        zeros=int(zero_count) if asked.zeros and not found else None,
+        refused=someone_refuses or refusals > 0,
     )
     return stats, overflown
+
+
+def _read_with_writes(values: torch.Tensor, parts: Sequence[OptimizerPart]) -> list[float]:
+    """Return values on the host, and tell the parts what they ask of the device by the same read."""
+    watching = [part.writes for part in parts if part.writes.flag is not None]
+    flags = [writes.flag.to(values).view(1) for writes in watching if writes.flag is not None]
+    host: list[float] = torch.cat([values, *flags]).tolist()
+    for writes, flag in zip(watching, host[len(values) :], strict=True):
+        writes.is_told = flag > 0
+    return host[: len(values)]
 
 
 def _local_sums(
@@ -192,14 +206,14 @@ def _local_sums(
     *,
     exact_range: bool,
 ) -> torch.Tensor:
-    """Return one sum of squares for each key, and a place for the zeros."""
+    """Return one sum of squares for each key, and places for the zeros and for refusals."""
     grads: dict[str | None, list[torch.Tensor]] = {key: [] for key in keys}
     if asked.norms or asked.finite:
         for part in parts:
             for group, grad in part.counted_grads():
                 grads[group].append(grad)
     sums = [sum_of_squares(grads[key], device, exact_range=exact_range) for key in keys]
-    return torch.stack([*sums, sums[0].new_zeros(())])
+    return torch.cat([torch.stack(sums), sums[0].new_zeros(2)])
 
 
 def _uncounted_squares(

@@ -66,6 +66,10 @@ class OptimizerPart:
         self._spans = [self._spans_of(piece) for piece in self.pieces]
         self.writes = ForeignWrites(self.precision, self.sharded)
 
+    def watch_again(self) -> None:
+        """Take pieces that were added or replaced into what is counted and watched."""
+        self.__attrs_post_init__()
+
     def _spans_of(self, piece: Piece) -> list[_Span]:
         """Return the ranges of a piece that one rule holds for; padding between members is in none."""
         members, peers = piece.spec.members, piece.spec.peers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import ConfigurationError, UnsupportedOperationError
+from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
@@ -22,6 +22,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
+    from megaopt_core.optimizers._loading.late_params import LateParams
 
 __all__ = ["StepPipeline"]
 
@@ -61,6 +62,8 @@ class StepPipeline(TorchSurface):
         self.norm_groups = tuple(norm_groups)
         self.twins = twins
         self.grad_norms: dict[str | None, float] = {}
+        self.late: LateParams | None = None
+        self._refused: MegaoptError | None = None
         self._clipped_before = DoubleClippingWatch()
 
     @property
@@ -97,6 +100,7 @@ class StepPipeline(TorchSurface):
         return StepResult(successful, norm, zeros)
 
     def _collect_and_unscale(self) -> torch.Tensor | None:
+        self._refused = self._look()
         self.twins.fold_grads()
         for part in self.parts:
             part.collect_grads()
@@ -105,6 +109,25 @@ class StepPipeline(TorchSurface):
         with stage(self.config, "optimizer-unscale-and-check-inf"):
             grads = [grad for part in self.parts for grad in part.all_grads()]
             return found_inf_in(grads, float(self.grad_scaler.inv_scale), stats_device(self.parts))
+
+    def _look(self) -> MegaoptError | None:
+        """Look at what trains now, and return why some of it cannot be stepped."""
+        if self.late is None:
+            return None
+        try:
+            return self.late.settle()
+        except MegaoptError as error:
+            return error
+
+    def _raise_if_refused(self, *, on_some_rank: bool) -> None:
+        if not on_some_rank:
+            return
+        for part in self.parts:
+            part.discard_grads()
+        raise self._refused or OwnershipError(
+            "another rank cannot step what trains now, or was converted, since the optimizer was built; its error says "
+            "which parameters. No rank has stepped"
+        )
 
     def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
         return Asked(norms=norms, zeros=zeros, finite=finite, norm_groups=self.norm_groups)
@@ -118,7 +141,15 @@ class StepPipeline(TorchSurface):
         with stage(self.config, "optimizer-clip-main-grad"):
             norms = clip_grad > 0.0 or math.isfinite(self.config.grad_norm_skip_threshold)
             asked = self._asked(norms=norms, zeros=zeros is not None, finite=finite)
-            stats = measure(self.parts, self.process_groups, asked, found_inf=found, zeros=zeros)
+            stats = measure(
+                self.parts,
+                self.process_groups,
+                asked,
+                found_inf=found,
+                zeros=zeros,
+                refused=self._refused is not None,
+            )
+            self._raise_if_refused(on_some_rank=stats.refused)
             self.grad_norms = dict(stats.norms)
             if not stats.found_inf and clip_grad > 0.0:
                 self._clip_with(stats.norms, clip_grad)
@@ -169,9 +200,12 @@ class StepPipeline(TorchSurface):
         """
         found = self._collect_and_unscale()
         if not self.is_mixed_precision:
+            self._raise_if_refused(on_some_rank=self._refused is not None)
             return False
-        asked = self._asked(finite=found is None)
-        return self._skip(measure(self.parts, self.process_groups, asked, found_inf=found).found_inf)
+        asked, refused = self._asked(finite=found is None), self._refused is not None
+        stats = measure(self.parts, self.process_groups, asked, found_inf=found, refused=refused)
+        self._raise_if_refused(on_some_rank=stats.refused)
+        return self._skip(stats.found_inf)
 
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:

@@ -97,6 +97,10 @@ class TorchSurface(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         self.__getstate__()
 
+    def refresh_state(self) -> None:
+        """Show the state of parameters that were added or replaced."""
+        self._live_state = LiveState(self.parts, self.names)
+
     def get_parameters(self) -> list[torch.nn.Parameter]:
         """Return every model parameter that this optimizer steps on this rank."""
         return [param for group in self.param_groups for param in group["params"]]

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, cast
 from megaopt_core.errors import OverrideConflictError, OverrideError
 
 __all__ = [
+    "NO_OPTIMIZER",
     "OVERRIDE_FIELDS",
     "ParamGroupOverride",
     "combine_param_group_overrides",
@@ -30,7 +31,7 @@ class ParamGroupOverride(TypedDict, total=False):
         end_wd: weight decay at the end of its increments.
         wd_mult: factor on the weight decay.
         lr_mult: kept with the group as part of its identity; the schedule does not read it.
-        optimizer: name of the optimizer that steps these parameters.
+        optimizer: name of the optimizer that steps these parameters; `"none"` leaves them to somebody else.
         clip_grad: False exempts the gradients from the clip factor; they count in the norm all the same.
 
     Example:
@@ -47,6 +48,9 @@ class ParamGroupOverride(TypedDict, total=False):
     optimizer: str
     clip_grad: bool
 
+
+NO_OPTIMIZER = "none"
+"""The `optimizer` of an override that excludes parameters: something else steps them."""
 
 OVERRIDE_FIELDS = tuple(ParamGroupOverride.__annotations__)
 _SCALARS = (str, bool, int, float, type(None))

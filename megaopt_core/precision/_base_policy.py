@@ -43,6 +43,33 @@ class BasePrecisionPolicy:
         self._stepped = [piece.param for piece in pieces]
         return list(self._stepped)
 
+    def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return the tensors to step for pieces that come after those of :meth:`attach`.
+
+        Args:
+            pieces: pieces that this rank steps from now on.
+        """
+        added = [self._tensor(piece) for piece in pieces]
+        self._pieces, self._stepped = [*self._pieces, *pieces], [*self._stepped, *added]
+        return added
+
+    def replace(self, index: int, old: torch.Tensor) -> torch.Tensor:
+        """Return the tensor to step for a piece whose `param` is another tensor now.
+
+        Args:
+            index: position of the piece.
+            old: what its `param` was, of the same shape and dtype.
+        """
+        if self._stepped[index] is old:
+            stepped = list(self._stepped)
+            stepped[index] = self._pieces[index].param
+            self._stepped = stepped
+        return self._stepped[index]
+
+    def _tensor(self, piece: Piece) -> torch.Tensor:
+        """Return what is stepped for a piece: itself."""
+        return piece.param
+
     def load_grads(self) -> None:
         """Lend each tensor its gradient, in its own dtype, where it is not its own already."""
         self._lending.lend(self._pieces, self._stepped)

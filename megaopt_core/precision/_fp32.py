@@ -34,6 +34,27 @@ class Fp32(BasePrecisionPolicy):
         self._watched = super().watched()
         return stepped
 
+    def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return the pieces' own tensors.
+
+        Args:
+            pieces: pieces that this rank steps from now on.
+        """
+        added = super().extend(pieces)
+        self._watched = super().watched()
+        return added
+
+    def replace(self, index: int, old: torch.Tensor) -> torch.Tensor:
+        """Return the piece's own tensor.
+
+        Args:
+            index: position of the piece.
+            old: what its `param` was.
+        """
+        stepped = super().replace(index, old)
+        self._watched = super().watched()
+        return stepped
+
     def watched(self) -> list[list[torch.Tensor]]:
         """Return the stepped tensors: the same lists in every step."""
         return self._watched

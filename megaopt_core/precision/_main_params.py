@@ -45,6 +45,9 @@ class MainParams(BasePrecisionPolicy):
             return param
         return torch.nn.Parameter(param.detach().to(self.main_dtype, copy=True))
 
+    def _tensor(self, piece: Piece) -> torch.Tensor:
+        return self._main(piece.param)
+
     def write_back(self, indices: Sequence[int]) -> None:
         """Round main copies into the model's parameters.
 

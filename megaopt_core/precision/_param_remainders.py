@@ -76,6 +76,29 @@ class ParamRemainders(BasePrecisionPolicy):
         self._grads = [None] * len(pieces)
         return list(self._stepped)
 
+    def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return one tensor a piece, as :meth:`attach` does.
+
+        Args:
+            pieces: pieces that this rank steps from now on.
+        """
+        self._storages = [*self._storages, *(self._storage(piece.param) for piece in pieces)]
+        self._grads = [*self._grads, *([None] * len(pieces))]
+        return super().extend(pieces)
+
+    def replace(self, index: int, old: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that was stepped before: it has memory during a step only.
+
+        Args:
+            index: position of the piece.
+            old: what its `param` was.
+        """
+        self._storages[index].param = self._pieces[index].param
+        return self._stepped[index]
+
+    def _tensor(self, piece: Piece) -> torch.Tensor:
+        return torch.nn.Parameter(_placeholder(piece.param))
+
     @property
     def _narrow(self) -> list[bool]:
         """For each piece whether it is stepped in fp32; complex and float64 ones are stepped and kept as they are."""

@@ -34,6 +34,21 @@ class PrecisionPolicy(Protocol):
             pieces: this rank's pieces of one inner optimizer.
         """
 
+    def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Return the tensors to step for pieces that come after those of :meth:`attach`.
+
+        Args:
+            pieces: pieces that this rank steps from now on.
+        """
+
+    def replace(self, index: int, old: torch.Tensor) -> torch.Tensor:
+        """Return the tensor to step for a piece whose `param` is another tensor now.
+
+        Args:
+            index: position of the piece.
+            old: what its `param` was, of the same shape and dtype.
+        """
+
     def load_grads(self) -> None:
         """Give every stepped tensor the gradient that its piece collected."""
 

@@ -35,6 +35,9 @@ def take_changed(main: torch.Tensor, model: torch.Tensor) -> None:
 class ParamStorage(Protocol):
     """Keeps one parameter's fp32 value somehow."""
 
+    param: torch.Tensor
+    """The model's parameter."""
+
     def load(self) -> torch.Tensor:
         """Return the fp32 value; writing into it may or may not write the storage."""
 

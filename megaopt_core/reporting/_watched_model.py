@@ -27,10 +27,12 @@ class WatchedModel:
     Args:
         chunks: the model's chunks.
         fqn: maps `(chunk index, local name)` to a globally unique name.
+        excluded: names of parameters that something else steps.
     """
 
     chunks: tuple[weakref.ref[torch.nn.Module], ...] = field(default=(), converter=_references)
     fqn: _Names = None
+    excluded: frozenset[str] = frozenset()
 
     def zero_grad_buffers(self) -> bool:
         """Fill the gradient buffers of wrapped chunks with zeros.
@@ -66,7 +68,8 @@ class WatchedModel:
                 )
                 owned = {twin: names[twin] for twin in (entry.param, *entry.twins) if twin in names}
                 seen.update(owned)
-                found += _problems_of(entry.param, name, aliases, owned, names)
+                if name not in self.excluded:
+                    found += _problems_of(entry.param, name, aliases, owned, names)
         found += [
             f"{name!r} is stepped, but no longer in the model"
             for param, name in names.items()

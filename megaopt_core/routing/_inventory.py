@@ -101,15 +101,24 @@ class InventoryItem:
 
 @define
 class Inventory:
-    """Every parameter of this rank's chunks, in model order, and what plugins that read them did wrong."""
+    """Every parameter of this rank's chunks, in model order, and what plugins that read them did wrong.
+
+    Args:
+        trainable: those that an optimizer is to step.
+        frozen: those that do not train.
+        failed: errors of plugins that could not read the model.
+        excluded: those that train and that an override sends to no optimizer.
+    """
 
     trainable: list[InventoryItem]
     frozen: list[InventoryItem]
     failed: list[PluginHookError] = field(factory=list)
+    excluded: list[InventoryItem] = field(factory=list)
 
     def names(self) -> list[str]:
         """Return every name, aliases included."""
-        return [name for item in (*self.trainable, *self.frozen) for name in (item.name, *item.aliases)]
+        every = (*self.trainable, *self.frozen, *self.excluded)
+        return [name for item in every for name in (item.name, *item.aliases)]
 
 
 def take_inventory(

@@ -13,6 +13,7 @@ from megaopt_core.errors import OverrideError, PluginNotInstalledError, Unmatche
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._overrides import (
+    NO_OPTIMIZER,
     ParamGroupOverride,
     combine_param_group_overrides,
     validate_override,
@@ -111,6 +112,9 @@ class OverrideSet:
                 found.append(entry)
                 what = ", ".join(f"{key}={value!r}" for key, value in entry.override.items())
                 reasons.append(f"{entry.source} {why}: {what}")
+        excluding = [entry for entry in found if entry.override.get("optimizer") == NO_OPTIMIZER]
+        if excluding:  # who leaves a parameter to somebody else has the last word
+            return Match(excluding[0].override, tuple(reasons), {"optimizer": str(excluding[0])})
         override = combine_param_group_overrides(
             [entry.override for entry in found],
             sources=[str(entry) for entry in found],

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
-from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
-from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._assign import Assigner, Assignment
@@ -105,6 +104,7 @@ class Routing:
         groups: all groups of all ranks, in their one order; a group may have no parameter on this rank.
         children: the optimizers, in their one order.
         frozen: names of the parameters that do not train.
+        excluded: names of those that an override sends to no optimizer (`"none"`): others step them.
         grad_norm_groups: names of the separate gradient norms of all ranks, sorted.
         axes: number of ranks along each axis of the world.
         rank: this rank's coordinates on these axes.
@@ -117,6 +117,7 @@ class Routing:
     grad_norm_groups: tuple[str, ...] = ()
     axes: Mapping[str, int] = Factory(dict)
     rank: RankCoordinates = Factory(dict)
+    excluded: tuple[str, ...] = ()
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -292,7 +293,11 @@ def _route_this_rank(
         with failed.reading():
             overrides.require_read(item.name, item.decision)
         match = overrides.match(item.named, item.decision.role)
-        assignments[item.name] = assigner.assign(item, match)
+        if match.override.get("optimizer") == NO_OPTIMIZER:
+            inventory.excluded.append(item)
+        else:
+            assignments[item.name] = assigner.assign(item, match)
+    inventory.trainable = [item for item in inventory.trainable if item.name in assignments]
     for item in inventory.frozen:
         overrides.match(item.named, item.decision.role)
     failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
@@ -303,9 +308,96 @@ def _digest(stored: StoredRouting | None) -> str:
     return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
 
 
-def _spec(item: InventoryItem, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
+def param_route(
+    item: InventoryItem, given: Assignment, group: int, config: OptimizerConfig, strategy: str
+) -> ParamRoute:
+    """Return where one parameter goes, with all that is known of it.
+
+    Args:
+        item: the parameter.
+        given: what it was assigned.
+        group: index of its group.
+        config: the run's configuration.
+        strategy: name of the strategy that shards its optimizer.
+    """
+    optimizer = given.key.optimizer
+    entry = get_registry().optimizer(optimizer).configured(config)
     with get_registry().blaming("optimizer", optimizer):
-        return item.spec(optimizer, group, entry)
+        spec = item.spec(optimizer, group, entry)
+    return ParamRoute(
+        spec=spec,
+        chunk=item.chunk,
+        box=item.part.box,
+        aliases=item.aliases,
+        decision=item.decision,
+        override=given.override,
+        matched=given.matched,
+        reason=given.reason,
+        strategy=strategy,
+        module_type=item.module_type,
+        shared=item.shared,
+        tensor_parallel=item.part.tensor_parallel,
+        partition_dim=item.part.partition_dim,
+        grad_norm_group=item.grad_norm_group,
+    )
+
+
+def route_added(
+    routing: Routing,
+    names: Collection[str],
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
+    pgs: ProcessGroupCollection,
+    fqn: NameMap | None,
+) -> Routing:
+    """Return a routing with parameters that have begun to train since it was made; nothing is communicated.
+
+    Groups and optimizers keep their places; those that the added ones need besides come after them.
+
+    Args:
+        routing: what there is.
+        names: the parameters that are added; those that an override excludes become excluded.
+        config: the run's configuration.
+        chunks: the model chunks as they are now.
+        config_overrides: as for :func:`route`.
+        pgs: the process groups.
+        fqn: as for :func:`route`.
+
+    Raises:
+        MegaoptError: as for :func:`route`.
+    """
+    mine = _route_this_rank(config, chunks, config_overrides, pgs, OverrideSet(), fqn, None, None)
+    items = {item.name: item for item in mine.inventory.trainable if item.name in names}
+    present = [group.key for group in routing.groups]
+    needed = {mine.assignments[name].key for name in items}
+    new = order_children(needed - set(present), config.optimizer)
+    index = {key: position for position, key in enumerate([*present, *new])}
+    strategies = {child.optimizer: child.strategy for child in routing.children}
+    strategies |= {key.optimizer: Assigner.strategy_of(config, key.optimizer) for key in new}
+    children = [
+        evolve(child, groups=tuple(len(present) + at for at in child.groups))
+        for child in children_of(new, strategies)
+    ]
+    added = {
+        name: param_route(
+            item,
+            mine.assignments[name],
+            index[mine.assignments[name].key],
+            config,
+            strategies[mine.assignments[name].key.optimizer],
+        )
+        for name, item in items.items()
+    }
+    excluded = dict.fromkeys([*routing.excluded, *(item.name for item in mine.inventory.excluded)])
+    return evolve(
+        routing,
+        params={**routing.params, **added},
+        groups=(*routing.groups, *(GroupSpec(key, group_values(key, config)) for key in new)),
+        children=(*routing.children, *children),
+        frozen=tuple(name for name in routing.frozen if name not in added),
+        excluded=tuple(excluded),
+    )
 
 
 def _assemble(
@@ -316,7 +408,6 @@ def _assemble(
     pgs: ProcessGroupCollection,
 ) -> Routing:
     used = dict.fromkeys(key.optimizer for key in ordered)
-    entries = {name: get_registry().optimizer(name).configured(config) for name in used}
     strategies = {name: Assigner.strategy_of(config, name) for name in used}
     groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
     index = {key: position for position, key in enumerate(ordered)}
@@ -324,24 +415,10 @@ def _assemble(
     axes, rank = pgs.axes, pgs.coordinates
     for item in mine.inventory.trainable:
         given = mine.assignments[item.name]
-        optimizer = given.key.optimizer
         axes.update((placement.axis, placement.size) for placement in item.part.placements)
         rank.update(item.part.coordinates)
-        params[item.name] = ParamRoute(
-            spec=_spec(item, optimizer, index[given.key], entries[optimizer]),
-            chunk=item.chunk,
-            box=item.part.box,
-            aliases=item.aliases,
-            decision=item.decision,
-            override=given.override,
-            matched=given.matched,
-            reason=given.reason,
-            strategy=strategies[optimizer],
-            module_type=item.module_type,
-            shared=item.shared,
-            tensor_parallel=item.part.tensor_parallel,
-            partition_dim=item.part.partition_dim,
-            grad_norm_group=item.grad_norm_group,
+        params[item.name] = param_route(
+            item, given, index[given.key], config, strategies[given.key.optimizer]
         )
     frozen_names = tuple(item.name for item in mine.inventory.frozen)
     return Routing(
@@ -352,4 +429,5 @@ def _assemble(
         tuple(sorted(norm_groups)),
         axes,
         rank,
+        tuple(item.name for item in mine.inventory.excluded),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from attrs import define, field, frozen
 
+from megaopt_core.errors import ShardingError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._specs import Box, Granularity, ParamInfo, ParamSpec, RankCoordinates, Shard
 from megaopt_core.sharding._elements import elements_of, store_elements
@@ -38,6 +39,8 @@ def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
     Args:
         param: the model parameter.
     """
+    if not param.requires_grad and param.is_leaf:  # frozen again: what is left from before is no gradient
+        return None
     main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
     return param.grad if main_grad is None else main_grad
 
@@ -223,6 +226,22 @@ class ShardedParams(Protocol):
 
     def take_model_values(self) -> None:
         """Bring the model's values into pieces with memory of their own: somebody has changed them (a load, a user)."""
+
+    def refuses_late(self, param: torch.nn.Parameter) -> str | None:
+        """Return why a parameter that begins to train after the build cannot be taken in, None when it can.
+
+        Args:
+            param: the parameter.
+        """
+        return "its layout and memory are fixed when the optimizer is built"
+
+    def take_in(self, piece: Piece) -> None:
+        """Add a piece that this rank steps from now on.
+
+        Args:
+            piece: of a parameter that :meth:`refuses_late` has let pass.
+        """
+        raise ShardingError(f"{type(self).__name__} takes in no parameter after the build")
 
     def start_param_sync(self) -> None:
         """Begin to bring the updated pieces to every rank that needs them."""

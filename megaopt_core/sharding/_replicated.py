@@ -21,7 +21,7 @@ from megaopt_core.sharding._protocol import (
     gradient_of,
     local_gradient,
 )
-from megaopt_core.sharding._wrapped import finish_grad_sync
+from megaopt_core.sharding._wrapped import finish_grad_sync, wrapped
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -70,6 +70,28 @@ class ReplicatedParams(ShardedParams):
 
     def take_model_values(self) -> None:
         """Nothing to bring: the pieces are the model's memory."""
+
+    def refuses_late(self, param: torch.nn.Parameter) -> str | None:
+        """Return why a parameter's gradient would be another on every rank, None when it would not.
+
+        Args:
+            param: the parameter.
+        """
+        if is_dtensor(param):
+            return "it is a DTensor"
+        for chunk, wrapper in zip(self.chunks, wrapped(self.chunks), strict=True):
+            is_torchs = isinstance(chunk, torch.nn.parallel.DistributedDataParallel)
+            if wrapper is not None or (is_torchs and torch.distributed.get_world_size() > 1):
+                return f"{type(chunk).__name__} reduces the gradients of what trained when it was made"
+        return None
+
+    def take_in(self, piece: Piece) -> None:
+        """Add a piece that is a parameter.
+
+        Args:
+            piece: the piece.
+        """
+        self.pieces = [*self.pieces, piece]
 
     def start_param_sync(self) -> None:
         """Nothing to bring: every rank has stepped everything."""

@@ -1,0 +1,298 @@
+"""Parameters that begin to train after the build: unfrozen, added, or replaced by `load_state_dict(assign=True)`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import define, evolve
+
+from megaopt_core.errors import OwnershipError
+from megaopt_core.optimizers._between_steps.look import ModelLook
+from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._tied_params import Twins
+from megaopt_core.params._names import NamedParam, named_params
+from megaopt_core.params._specs import ParamInfo
+from megaopt_core.routing._routing import Routing
+from megaopt_core.sharding._layout import PieceSpec
+from megaopt_core.sharding._protocol import Piece
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.optimizers._part import OptimizerPart
+
+__all__ = ["LateParams"]
+
+type _Named = dict[str, NamedParam]
+
+
+@define(eq=False)
+class LateParams:
+    """Brings parameters that begin to train after the build to their optimizer, where the strategy can.
+
+    Args:
+        look: finds them.
+        optimizer: the optimizer whose step looks.
+        owners: the optimizers of the routing's children, in their order.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+        route: `(routing, names)` to a routing that has these parameters too.
+        build: `(routing, position of the child)` to an optimizer that nothing steps yet.
+        info: `(routing, name)` to what an inner optimizer is told of a parameter.
+        count: `(routing, name)` to how it enters norms.
+    """
+
+    look: ModelLook
+    optimizer: MegatronOptimizer
+    owners: list[MegatronOptimizer]
+    fqn: Callable[[int, str], str] | None
+    route: Callable[[Routing, Sequence[str]], Routing]
+    build: Callable[[Routing, int], MegatronOptimizer]
+    info: Callable[[Routing, str], ParamInfo]
+    count: Callable[[Routing, str], Counting]
+
+    def settle(self) -> OwnershipError | None:
+        """Look at the model, and bring to an optimizer what has begun to train.
+
+        Returns:
+            Why something that trains cannot be stepped, or must not be stepped and will be; None when all is well.
+
+        Raises:
+            MegaoptError: routing what was added is not possible.
+        """
+        converted = self.look.converted()
+        if converted:
+            return _converted(converted)
+        names = [self.optimizer.names[param] for param in self.look.frozen() if self._is_in_buffer(param)]
+        if names:
+            return OwnershipError(
+                f"{_listed(names)} was frozen after the build, and its strategy steps buffers as a whole, with a zero "
+                "gradient where there is none: weight decay and momentum would move it. Build the optimizer anew",
+                names=names,
+            )
+        strangers = self.look.strangers()
+        return self._join(strangers) if strangers else None
+
+    def _is_in_buffer(self, param: torch.nn.Parameter) -> bool:
+        """Return whether a parameter is stepped as part of a gradient buffer, which has a gradient in any case."""
+        if getattr(param, "main_grad", None) is None:
+            return False
+        return any(
+            piece.spec.buffer is not None and any(param is member for member in piece.model_params)
+            for part in self.optimizer.parts
+            for piece in part.pieces
+        )
+
+    def _join(self, strangers: Sequence[torch.nn.Parameter]) -> OwnershipError | None:
+        named = self._named(strangers)
+        by_name = {name: param for param, name in self.optimizer.names.items()}
+        replaced = {name: entry for name, entry in named.items() if name in by_name}
+        added = {name: entry for name, entry in named.items() if name not in by_name}
+        routing = self.optimizer.routing
+        if routing is None:
+            return None
+        if added:
+            routing = self.route(routing, list(added))
+            self.look.leave(entry.param for name, entry in added.items() if name in routing.excluded)
+            added = {name: entry for name, entry in added.items() if name not in routing.excluded}
+        refusal = self._refusal(routing, replaced, by_name, added)
+        if refusal is not None or not (replaced or added):
+            return refusal
+        groups = len(self.optimizer.param_groups)
+        for part in self.optimizer.parts:
+            part.writes.settle()
+        for name, entry in replaced.items():
+            self._replace(by_name[name], entry.param)
+        self._add(routing, added)
+        self._finish(routing, {**replaced, **added})
+        self._warn(list(replaced), list(added), len(self.optimizer.param_groups) - groups)
+        return None
+
+    def _named(self, strangers: Sequence[torch.nn.Parameter]) -> _Named:
+        """Return strangers by the names that the optimizer knows them by; twins of what is stepped are not."""
+        wanted, found = set(map(id, strangers)), {}
+        chunks = [chunk for chunk in (reference() for reference in self.look.chunks) if chunk is not None]
+        for index, chunk in enumerate(chunks):
+            for entry in named_params(chunk):
+                objects = (entry.param, *entry.twins)
+                if any(id(param) in wanted for param in objects):
+                    found[self.fqn(index, entry.name) if self.fqn else entry.name] = entry
+        return found
+
+    def _refusal(
+        self,
+        routing: Routing,
+        replaced: _Named,
+        by_name: Mapping[str, torch.nn.Parameter],
+        added: _Named,
+    ) -> OwnershipError | None:
+        for name, entry in (replaced | added).items():
+            reason = self._reason(routing, name, entry, by_name.get(name))
+            if reason is not None:
+                return OwnershipError(
+                    f"{name!r} trains since the optimizer was built ({_how(name in replaced)}), and cannot be stepped: "
+                    f"{reason}. Build the optimizer anew, or leave it to another one with the override "
+                    '{"optimizer": "none"}',
+                    names=[name],
+                )
+        return None
+
+    def _reason(
+        self, routing: Routing, name: str, entry: NamedParam, before: torch.nn.Parameter | None
+    ) -> str | None:
+        """Return why a parameter cannot be stepped, None when it can."""
+        if entry.param.is_meta:
+            return "it is on the meta device, which holds no values"
+        stepped = [twin for twin in entry.twins if twin in self.optimizer.names]
+        if stepped:
+            return f"it shares the memory of {self.optimizer.names[stepped[0]]!r}, which is stepped already"
+        if before is not None and _kind(before) != _kind(entry.param):
+            return f"it is {_words(entry.param)} now and was {_words(before)}"
+        norm_group = routing.params[name].grad_norm_group
+        if norm_group is not None and norm_group not in self.optimizer.norm_groups:
+            return f"its grad_norm_group {norm_group!r} is one that the ranks have not agreed on"
+        where = routing.params[name]
+        if where.local_shape != where.spec.shape:
+            return "it is a part of a tensor that other ranks have parts of"
+        pairs = zip(routing.children, self.owners, strict=False)
+        shardeds = [owner.parts[0].sharded for child, owner in pairs if child.strategy == where.strategy]
+        reason = (
+            shardeds[0].refuses_late(entry.param) if shardeds else "nothing else in use is sharded that way"
+        )
+        return None if reason is None else f"sharding={where.strategy!r}: {reason}"
+
+    def _replace(self, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
+        """Let a parameter take the place of another of its name; state stays, as it does when values are copied."""
+        for owner in self.owners:
+            if old in owner.names:
+                _replace_in(owner.parts[0], old, new)
+        for optimizer in {id(each): each for each in (*self.owners, self.optimizer)}.values():
+            optimizer.names = {
+                new if param is old else param: name for param, name in optimizer.names.items()
+            }
+            optimizer.twins = Twins(
+                {param: twins for param, twins in optimizer.twins.of.items() if param is not old}
+            )
+
+    def _add(self, routing: Routing, added: _Named) -> None:
+        children = len(self.owners)
+        for at, child in enumerate(routing.children[:children]):
+            for name, entry in added.items():
+                group = routing.params[name].spec.group
+                if group in child.groups:
+                    owner = self.owners[at]
+                    info, counting = self.info(routing, name), self.count(routing, name)
+                    _add_to(owner.parts[0], child.groups.index(group), routing, entry.param, info, counting)
+                    owner.names = {**owner.names, entry.param: name}
+        for at in range(children, len(routing.children)):
+            made = self.build(routing, at)
+            self.owners.append(made)
+            self.optimizer.join(made)
+
+    def _finish(self, routing: Routing, joined: _Named) -> None:
+        twins = {entry.param: entry.twins for entry in joined.values() if entry.twins}
+        every = {id(each): each for each in (*self.owners, self.optimizer)}.values()
+        for optimizer in every:
+            optimizer.routing = routing
+        names = {entry.param: name for name, entry in joined.items()}
+        self.optimizer.names = {**self.optimizer.names, **names}
+        for optimizer in every:
+            mine = {param: others for param, others in twins.items() if param in optimizer.names}
+            optimizer.twins = Twins({**optimizer.twins.of, **mine})
+            optimizer.refresh_state()
+        self.look.steps(self.optimizer.names, self.optimizer.twins)
+
+    def _warn(self, replaced: Sequence[str], added: Sequence[str], new_groups: int) -> None:
+        groups = (
+            f"; for that there are {new_groups} new parameter groups, which a torch scheduler has to be made anew for"
+            if new_groups
+            else ""
+        )
+        for names, how in ((added, _how(replaced=False)), (replaced, _how(replaced=True))):
+            if names:
+                warnings.warn(
+                    f"{_listed(names)} trains since the optimizer was built ({how}) and is stepped from now on, by "
+                    f"{', '.join(sorted({self._optimizer_of(name) for name in names}))}{groups}",
+                    UserWarning,
+                    stacklevel=5,
+                )
+
+    def _optimizer_of(self, name: str) -> str:
+        routing = self.optimizer.routing
+        return "" if routing is None else routing.params[name].spec.optimizer
+
+
+def _how(replaced: bool) -> str:
+    return "replaced, as load_state_dict(assign=True) does" if replaced else "unfrozen or added"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _kind(param: torch.Tensor) -> tuple[object, ...]:
+    return param.shape, param.dtype, param.device, type(param.data)
+
+
+def _words(param: torch.Tensor) -> str:
+    return f"{str(param.dtype).removeprefix('torch.')} {tuple(param.shape)} on {param.device}"
+
+
+def _converted(converted: Sequence[tuple[str, torch.dtype, torch.nn.Parameter]]) -> OwnershipError:
+    names = [name for name, _, _ in converted]
+    name, before, param = converted[0]
+    return OwnershipError(
+        f"{_listed(names)}: {name!r} is {str(param.dtype).removeprefix('torch.')} now and was "
+        f"{str(before).removeprefix('torch.')} when its optimizer was built: convert the model (.to(dtype), .half(), "
+        ".bfloat16()) before building its optimizer",
+        names=names,
+    )
+
+
+def _position(part: OptimizerPart, param: torch.nn.Parameter) -> int | None:
+    for at, piece in enumerate(part.pieces):
+        if len(piece.model_params) == 1 and piece.model_params[0] is param:
+            return at
+    return None
+
+
+def _replace_in(part: OptimizerPart, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
+    for group in part.groups:
+        group["params"][:] = [new if param is old else param for param in group["params"]]
+    at = _position(part, old)
+    if at is None:
+        return
+    piece, before = part.pieces[at], part.stepped[at]
+    piece.param, piece.model_params = new, (new,)
+    after = part.precision.replace(at, old)
+    if after is not before:
+        after.param_info = before.param_info  # type: ignore[attr-defined] # what inner optimizers are told
+        part.stepped = [after if tensor is before else tensor for tensor in part.stepped]
+        for group in part.inner.param_groups:
+            group["params"][:] = [after if tensor is before else tensor for tensor in group["params"]]
+        if before in part.inner.state:
+            part.inner.state[after] = part.inner.state.pop(before)
+    part.watch_again()
+    part.precision.take_over([at])
+
+
+def _add_to(
+    part: OptimizerPart,
+    group: int,
+    routing: Routing,
+    param: torch.nn.Parameter,
+    info: ParamInfo,
+    counting: Counting,
+) -> None:
+    entry = routing.params[info.name]
+    piece = Piece(PieceSpec.of(entry.shard, entry.spec.group), param, (param,))
+    part.sharded.take_in(piece)
+    (tensor,) = part.precision.extend([piece])
+    tensor.param_info = evolve(info, peers=None)  # type: ignore[attr-defined] # what inner optimizers are told
+    part.stepped = [*part.stepped, tensor]
+    part.counting = {**part.counting, info.name: counting}
+    part.groups[group]["params"].append(param)
+    part.inner.param_groups[group]["params"].append(tensor)
+    part.watch_again()

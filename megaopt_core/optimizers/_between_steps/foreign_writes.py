@@ -48,7 +48,7 @@ class ForeignWrites:
         for index, piece in enumerate(self.sharded.pieces):
             local = [_local(param) for param in piece.model_params]
             own = _has_own_memory(piece, local)
-            if own and self.sharded.takes_values_together:
+            if own and getattr(self.sharded, "takes_values_together", False):
                 continue  # one rank alone cannot bring them
             if piece.param.numel() and (own or self.precision.extra_keys(index)):
                 self._own.update([len(self._indices)] if own else [])

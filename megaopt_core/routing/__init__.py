@@ -5,11 +5,9 @@ from megaopt_core.routing._roles.infer import infer_roles
 from megaopt_core.routing._roles.module_types import (
     by_module_type,
     by_shape,
-    inputs_of,
     is_conv1d,
     is_linear,
     is_projection,
-    outputs_of,
     stated,
 )
 from megaopt_core.routing._roles.parametrized import target_of
@@ -35,13 +33,11 @@ __all__ = [
     "get_mup_config_overrides",
     "get_standard_config_overrides",
     "infer_roles",
-    "inputs_of",
     "is_conv1d",
     "is_linear",
     "is_projection",
     "matrix",
     "output",
-    "outputs_of",
     "register_matrix_view",
     "route",
     "scaled_learning_rate",

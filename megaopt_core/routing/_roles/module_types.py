@@ -17,11 +17,9 @@ from megaopt_core.routing._roles.decisions import doubted, elementwise, embeddin
 __all__ = [
     "by_module_type",
     "by_shape",
-    "inputs_of",
     "is_conv1d",
     "is_linear",
     "is_projection",
-    "outputs_of",
     "stated",
 ]
 
@@ -130,33 +128,6 @@ def is_projection(module: nn.Module) -> bool:
         module: any module.
     """
     return is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd)
-
-
-def outputs_of(module: nn.Module) -> int:
-    """Return how many features a projection returns.
-
-    Args:
-        module: a projection.
-    """
-    return _features(module, "out_channels", "out_features", "nf", 0)
-
-
-def inputs_of(module: nn.Module) -> int:
-    """Return how many features a projection takes.
-
-    Args:
-        module: a projection.
-    """
-    return _features(module, "in_channels", "in_features", "nx", 1)
-
-
-def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:
-    for name in (channels, features, short):
-        size = module.__dict__.get(name)
-        if isinstance(size, int):
-            return size
-    weight = module._parameters.get("weight")
-    return 0 if weight is None or weight.dim() < 2 else weight.shape[1 - axis if is_conv1d(module) else axis]
 
 
 def _convolution(module: _ConvNd) -> RoleDecision:

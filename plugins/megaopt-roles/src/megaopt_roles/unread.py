@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from megaopt_core.routing import inputs_of, is_projection, outputs_of
+from megaopt_core.routing import is_projection
+from megaopt_roles.features import inputs_of, outputs_of
 
 __all__ = ["guessed_ends", "is_torchs"]
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 
 from torch import nn
 
-from megaopt_core.routing import inputs_of, is_projection, outputs_of
+from megaopt_core.routing import is_projection
+from megaopt_roles.features import inputs_of, outputs_of
 from megaopt_roles.forward.values import ARGUMENT, Use
 from megaopt_roles.reading import ModelReading
 

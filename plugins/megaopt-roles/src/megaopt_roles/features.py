@@ -1,0 +1,36 @@
+"""How many features a projection takes and returns."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from megaopt_core.routing import is_conv1d
+
+__all__ = ["inputs_of", "outputs_of"]
+
+
+def outputs_of(module: nn.Module) -> int:
+    """Return how many features a projection returns.
+
+    Args:
+        module: a projection.
+    """
+    return _features(module, "out_channels", "out_features", "nf", 0)
+
+
+def inputs_of(module: nn.Module) -> int:
+    """Return how many features a projection takes.
+
+    Args:
+        module: a projection.
+    """
+    return _features(module, "in_channels", "in_features", "nx", 1)
+
+
+def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:
+    for name in (channels, features, short):
+        size = module.__dict__.get(name)
+        if isinstance(size, int):
+            return size
+    weight = module._parameters.get("weight")
+    return 0 if weight is None or weight.dim() < 2 else weight.shape[1 - axis if is_conv1d(module) else axis]

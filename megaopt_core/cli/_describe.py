@@ -9,7 +9,7 @@ import torch
 
 from megaopt_core.cli._optimizers import settings_of_optimizer
 from megaopt_core.cli._output import print_json, print_table
-from megaopt_core.config._field_kinds import dtype_name
+from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import core_field_info
 from megaopt_core.registry._registry import get_registry
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from megaopt_core.config._field_kinds import dtype_name
+from megaopt_core.config._dtypes import dtype_name
 
 __all__ = ["print_json", "print_table", "terminal_width", "wrapped_table"]
 

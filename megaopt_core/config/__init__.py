@@ -1,6 +1,6 @@
 """The configuration of a run: the core's fields, plugins' settings, the run file, validators."""
 
-from megaopt_core.config._field_kinds import STATE_DTYPES, dtype_name, parse_dtype
+from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import OverridesFromFile, RunFile

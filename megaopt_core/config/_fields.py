@@ -11,21 +11,21 @@ import torch
 from attrs import define, fields, frozen
 from attrs.validators import and_, optional
 
-from megaopt_core.config._field_kinds import (
-    FLOAT_DTYPES,
-    STATE_DTYPES,
+from megaopt_core.config._dtypes import FLOAT_DTYPES, STATE_DTYPES, dtype_name
+from megaopt_core.config._validators import (
     at_least_one,
     default_only,
-    dtype_name,
     dtype_setting,
     is_function,
     is_name,
     is_text,
     limit_setting,
+    not_negative,
+    positive,
     setting,
     switch,
+    whole_number,
 )
-from megaopt_core.config._validators import not_negative, positive, whole_number
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from megaopt_core.config._field_kinds import dtype_name
+from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFields, core_field_info
 from megaopt_core.config._plugin_settings import check_settings, read_setting, settings_of
 from megaopt_core.config._toml_file import read_config_file

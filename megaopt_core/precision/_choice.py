@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megaopt_core.config._field_kinds import STATE_DTYPES, dtype_name, parse_dtype
+from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
 from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.params._specs import Granularity
 from megaopt_core.precision._fp32 import Fp32

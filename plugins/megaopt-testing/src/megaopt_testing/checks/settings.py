@@ -94,8 +94,7 @@ def _require_refused(
         except Exception as error:  # noqa: BLE001 - the class of the error is what is checked
             trial.fail(
                 f"{name}={value!r} raises {type(error).__name__} ({error}), not a {wanted.__name__}; use the "
-                "validators of "
-                "megaopt_core.config._validators"
+                "validators of megaopt_core.config"
             )
     shown = " and ".join(repr(value) for value in values)
     trial.fail(

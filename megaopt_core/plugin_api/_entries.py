@@ -61,9 +61,7 @@ def _alignment(instance: object, attribute: object, value: int) -> None:
 
 def _dotted_class(instance: object, attribute: object, value: str | None) -> None:
     if value is not None and not (isinstance(value, str) and all(value.partition(":")[::2])):
-        raise PluginError(
-            f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer, such as "torch.optim:AdamW"'
-        )
+        raise PluginError(f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer')
 
 
 def _names(value: Collection[str]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from typing import Any
 
 import torch
@@ -11,12 +11,13 @@ from megaopt_core.cli._optimizers import settings_of_optimizer
 from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import core_field_info
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["add_command", "run"]
 
 
-def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt describe`.
 
     Args:

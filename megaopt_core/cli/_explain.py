@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +16,7 @@ from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
 from megaopt_core.errors import PluginNotInstalledError
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._catalogue import EXPLAIN_PAGE
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
@@ -29,7 +30,7 @@ MANY = 60
 """With more parameters than this, those that are alike share a row."""
 
 
-def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt explain`.
 
     Args:

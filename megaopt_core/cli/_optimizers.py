@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from typing import Any
 
 from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["add_command", "run", "settings_of_optimizer"]
 
 
-def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt optimizers`.
 
     Args:

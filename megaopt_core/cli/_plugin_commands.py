@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from attrs import define, field
 
 from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginError, PluginHookError
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._loading import LoadedPlugin, PluginInfo
 from megaopt_core.registry._registry import PluginRegistry
@@ -19,14 +20,12 @@ __all__ = ["CORE_COMMANDS", "PluginCommands"]
 CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain")
 """Commands that the core brings."""
 
-type _Commands = _SubParsersAction[ArgumentParser]
-
 
 @define
 class _OwnCommands:
     """What one plugin gets for `commands`: it can add its own, and change nobody else's."""
 
-    _commands: _Commands
+    _commands: Commands
     _owner: PluginInfo
     _all: PluginCommands
 
@@ -83,7 +82,7 @@ class PluginCommands:
             owners=(source, second.source),
         )
 
-    def add_all(self, registry: PluginRegistry, commands: _Commands) -> None:
+    def add_all(self, registry: PluginRegistry, commands: Commands) -> None:
         """Ask every plugin for its commands; one that fails is noted and harms no other.
 
         Args:
@@ -94,7 +93,7 @@ class PluginCommands:
         for plugin in registry.loaded_plugins():
             self.add(plugin, commands)
 
-    def add(self, plugin: LoadedPlugin, commands: _Commands) -> None:
+    def add(self, plugin: LoadedPlugin, commands: Commands) -> None:
         """Ask one plugin for its commands.
 
         Args:

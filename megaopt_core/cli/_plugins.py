@@ -12,13 +12,14 @@ import attrs
 from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["add_command", "run"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt plugins`.
 
     Args:

@@ -18,6 +18,7 @@ from megaopt_core.cli import _optimizers as optimizers
 from megaopt_core.cli import _plugins as plugins
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError, PluginError
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._catalogue import COMMANDS
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
@@ -102,7 +103,7 @@ def _absent(parser: ArgumentParser, command: str) -> PluginError | None:
     return absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
 
 
-def _add_plugin_commands(commands: _SubParsersAction[ArgumentParser], theirs: PluginCommands) -> None:
+def _add_plugin_commands(commands: Commands, theirs: PluginCommands) -> None:
     registry = get_registry()
     theirs.add_all(registry, commands)
     for failure in (*registry.conflicts(), *theirs.failed, *theirs.conflicts.values()):

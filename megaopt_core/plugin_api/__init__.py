@@ -1,5 +1,6 @@
 """What plugins are written against: hooks, and the records that hooks return."""
 
+from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.plugin_api._entries import (
     ConfigToKwargs,
     InitState,
@@ -14,6 +15,7 @@ from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 
 __all__ = [
     "AfterDecay",
+    "Commands",
     "ConfigToKwargs",
     "InitState",
     "LearningRatePoint",

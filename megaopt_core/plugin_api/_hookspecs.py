@@ -13,13 +13,12 @@ import pluggy
 import torch
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, _SubParsersAction
-
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.params._keys import ParamKey
     from megaopt_core.params._overrides import ParamGroupOverride
     from megaopt_core.params._roles import Role, RoleDecision
     from megaopt_core.params._views import MatrixView
+    from megaopt_core.plugin_api._commands import Commands
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.plugin_api._schedule_style import ScheduleStyle
     from megaopt_core.plugin_api._stored_routing import StoredRouting
@@ -145,12 +144,12 @@ def megaopt_stored_routing(path: str) -> StoredRouting | None:
 
 
 @hookspec
-def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+def megaopt_commands(commands: Commands) -> None:
     """Add commands to `megaopt`.
 
     A command sets `parser.set_defaults(run=function)`; the function takes the parsed arguments and returns an exit
     status. Import what is heavy inside the function.
 
     Args:
-        commands: what `ArgumentParser.add_subparsers` returned.
+        commands: takes commands as what `ArgumentParser.add_subparsers` returns does.
     """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from megaopt_core.plugin_api import Commands
+
 __all__ = ["add_command", "run"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt convert`.
 
     Args:

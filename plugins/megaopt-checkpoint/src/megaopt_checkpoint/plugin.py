@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _SubParsersAction
-
-from megaopt_core.plugin_api import StoredRouting, hookimpl
+from megaopt_core.plugin_api import Commands, StoredRouting, hookimpl
 
 __all__ = ["megaopt_api", "megaopt_commands", "megaopt_stored_routing"]
 
@@ -12,7 +10,7 @@ megaopt_api = "1"
 
 
 @hookimpl
-def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+def megaopt_commands(commands: Commands) -> None:
     """Add `verify-checkpoint` and `convert`."""
     from megaopt_checkpoint import convert_command, verify_command
 

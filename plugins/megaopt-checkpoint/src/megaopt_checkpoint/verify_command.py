@@ -7,12 +7,13 @@ from collections import Counter
 from typing import Any
 
 from megaopt_core.cli import print_json, print_table
+from megaopt_core.plugin_api import Commands
 from megaopt_core.registry import get_registry
 
 __all__ = ["add_command", "run"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt verify-checkpoint`.
 
     Args:

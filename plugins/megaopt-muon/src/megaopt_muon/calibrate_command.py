@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from pathlib import Path
+
+from megaopt_core.plugin_api import Commands
 
 __all__ = ["add_calibrate_command"]
 
 
-def add_calibrate_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_calibrate_command(commands: Commands) -> None:
     """Add `megaopt calibrate`.
 
     Args:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
-from megaopt_core.plugin_api import OptimizerEntry, hookimpl
+from megaopt_core.plugin_api import Commands, OptimizerEntry, hookimpl
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
 
 
 @hookimpl
-def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+def megaopt_commands(commands: Commands) -> None:
     """Add `calibrate`."""
     from megaopt_muon.calibrate_command import add_calibrate_command
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 import attrs
 
 from megaopt_core.cli import add_set_option, parse_assignments, print_json
 from megaopt_core.errors import PluginError
+from megaopt_core.plugin_api import Commands
 from megaopt_core.registry import get_registry
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add_command", "run"]
 
 
-def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt check-plugin`.
 
     Args:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _SubParsersAction
-
-from megaopt_core.plugin_api import hookimpl
+from megaopt_core.plugin_api import Commands, hookimpl
 
 __all__ = ["megaopt_api", "megaopt_commands"]
 
@@ -12,7 +10,7 @@ megaopt_api = "1"
 
 
 @hookimpl
-def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+def megaopt_commands(commands: Commands) -> None:
     """Add `check-plugin`."""
     from megaopt_testing import check_plugin_command
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from megaopt_core import get_registry
+from megaopt_core.plugin_api import Commands
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import CommandError, StoppedError
 from megaopt_tools.options import add_run_options, recipe_of, use_threads
@@ -28,7 +29,7 @@ __all__ = ["add_compare_command", "run_compare"]
 _ABOUT = "train the same small GPT on the same batches with several optimizers"
 
 
-def add_compare_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_compare_command(commands: Commands) -> None:
     """Add `megaopt compare`.
 
     Args:

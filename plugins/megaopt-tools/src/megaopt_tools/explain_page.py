@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.plugin_api import Commands
 
 __all__ = ["offer_page", "write_page"]
 
@@ -35,7 +35,7 @@ def write_page(path: str, explained: Mapping[str, Any]) -> None:
         ) from error
 
 
-def offer_page(commands: _SubParsersAction[ArgumentParser]) -> None:
+def offer_page(commands: Commands) -> None:
     """Give the core's command `explain` the function that writes its page.
 
     Args:

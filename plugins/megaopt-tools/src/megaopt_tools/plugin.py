@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _SubParsersAction
-
 from megaopt_core import hookimpl
+from megaopt_core.plugin_api import Commands
 
 __all__ = ["megaopt_api", "megaopt_commands"]
 
@@ -12,7 +11,7 @@ megaopt_api = "1"
 
 
 @hookimpl
-def megaopt_commands(commands: _SubParsersAction[ArgumentParser]) -> None:
+def megaopt_commands(commands: Commands) -> None:
     """Add `train`, `compare` and `schedule`, and a page to the core's `explain`."""
     from megaopt_tools.compare_command import add_compare_command
     from megaopt_tools.explain_page import offer_page

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _SubParsersAction
-
+from megaopt_core.plugin_api import Commands
 from megaopt_tools.schedule_chart import add_schedule_arguments, run_schedule
 
 __all__ = ["add_command"]
 
 
-def add_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_command(commands: Commands) -> None:
     """Add `megaopt schedule`.
 
     Args:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _SubParsersAction
-
+from megaopt_core.plugin_api import Commands
 from megaopt_tools.schedule_chart import ScheduleSamples
 
 __all__ = ["draw_schedule_png", "offer_schedule_png"]
@@ -49,7 +48,7 @@ def draw_schedule_png(samples: ScheduleSamples, path: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def offer_schedule_png(commands: _SubParsersAction[ArgumentParser]) -> None:
+def offer_schedule_png(commands: Commands) -> None:
     """Give the core's command `schedule` the function that draws its picture.
 
     Args:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from megaopt_core.cli import add_set_option, parse_assignments
+from megaopt_core.plugin_api import Commands
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
 from megaopt_tools.options import add_run_options, recipe_of, use_threads
@@ -24,7 +25,7 @@ __all__ = ["add_train_command", "run_train"]
 _ABOUT = "train a small GPT on a text with one optimizer"
 
 
-def add_train_command(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_train_command(commands: Commands) -> None:
     """Add `megaopt train`.
 
     Args:

@@ -99,7 +99,7 @@ def _require_refused(
     shown = " and ".join(repr(value) for value in values)
     trial.fail(
         f"OptimizerConfig accepts {name}={shown}; give the settings field a validator, such as those in "
-        "megaopt_core.config._validators"
+        "megaopt_core.config"
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import evolve
+from attrs import define, evolve
 
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -31,7 +32,9 @@ from megaopt_core.optimizers._gradients.grad_scaler import (
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
 from megaopt_core.optimizers._loading.late_params import LateParams
 from megaopt_core.optimizers._tied_params import Twins
+from megaopt_core.parallel._agreement import Comparison, agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import named_params
 from megaopt_core.params._overrides import ParamGroupOverride
@@ -40,9 +43,11 @@ from megaopt_core.params._specs import ParamInfo, PeerGroup, RankCoordinates
 from megaopt_core.precision._choice import precision_policy, require_possible
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
+from megaopt_core.reporting._replicas import Replicas
 from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.reporting._watched_model import WatchedModel
-from megaopt_core.routing._groups import ChildSpec, agree_over_ranks
+from megaopt_core.routing._agreement import ADVICE
+from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._routing import Routing, route, route_added
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
@@ -51,6 +56,7 @@ from megaopt_core.routing._wrapped_model import (
     strategy_layouts,
     wrapped_buffers,
 )
+from megaopt_core.sharding._agreement import buffers_alike
 from megaopt_core.sharding._attached import (
     duplicated,
     make_peer_groups,
@@ -156,9 +162,6 @@ def get_megatron_optimizer(
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
     routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
-    for chunk in wrapped(chunks):
-        if chunk is not None and chunk.full_param_layout.routing is not None:
-            chunk.full_param_layout.routing.require_same(routed)
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )
@@ -195,33 +198,33 @@ def optimizer_from_routing(
             its elements out over the data-parallel ranks.
         ParallelGroupError: the model is wrapped with other process groups.
     """
-    params, twins = _live_params(chunks, fqn, routing)
-    boxes = {name: entry.box for name, entry in routing.params.items()}
-    _require_supported(config, routing)
-    require_same_overlap(chunks, config)
-    scaler = _grad_scaler(config)
     pgs = groups_of_wrapped(chunks, pgs)
-    model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates}, _infos(routing))
-    buffers = wrapped_buffers(chunks, fqn)
-    layouts: dict[str, ParamLayout] = {}
-    error: MegaoptError | None = None
-    try:
+    # What is wrong on one rank alone is raised on all: none waits in a collective for one that has given up.
+    with _raised_on_all(pgs, "examining the model") as phase:
+        for chunk in wrapped(chunks):
+            if chunk is not None and chunk.full_param_layout.routing is not None:
+                chunk.full_param_layout.routing.require_same(routing)
+        params, twins = _live_params(chunks, fqn, routing)
+        _require_supported(config, routing)
+        require_same_overlap(chunks, config)
+        scaler = _grad_scaler(config)
+        buffers = wrapped_buffers(chunks, fqn)
+        phase.alike = buffers_alike(buffers, pgs)
+    with _raised_on_all(pgs, "laying out the optimizer"):
         layouts = strategy_layouts(routing, pgs, buffers)
         error = _refusal(routing, params) or reduced_elsewhere(layouts, routing, buffers)
-    except MegaoptError as raised:
-        error = raised
-    agree_over_ranks(None, error)
+        if error is not None:
+            raise error
+    boxes = {name: entry.box for name, entry in routing.params.items()}
+    model = LiveModel(chunks, params, boxes, {**routing.rank, **pgs.coordinates}, _infos(routing))
     peer_groups = make_peer_groups(layouts.values(), model.rank, pgs)
-    children: list[MegatronOptimizer] = []
-    try:
-        for child in routing.children:
-            layout = layouts[child.strategy]
-            made = _build_child(child, routing, config, model, twins, pgs, layout, scaler, peer_groups)
-            children.append(made)
-    except MegaoptError as raised:
-        error = raised
-    # An error on one rank alone would leave the others waiting for it in their first step.
-    agree_over_ranks(None, error)
+    with _raised_on_all(pgs, "building the optimizer"):
+        children = [
+            _build_child(
+                child, routing, config, model, twins, pgs, layouts[child.strategy], scaler, peer_groups
+            )
+            for child in routing.children
+        ]
     _require_ownership(children, params)
     unused = _unused(config, routing, model, pgs, scaler)
     named = config.sharding or "replicated"
@@ -232,8 +235,32 @@ def optimizer_from_routing(
     optimizer = chain
     optimizer.watched_model = WatchedModel(chunks, fqn, frozenset(routing.excluded))
     optimizer.unused_settings = unused
+    if takes_part(pgs):
+        optimizer.replicas = Replicas(pgs)
+        optimizer.before_first_step = optimizer.require_equal_replicas
     optimizer.late = _late_params(optimizer, children, config, chunks, config_overrides, pgs, fqn, scaler)
     return optimizer
+
+
+@define
+class _Phase:
+    """A phase of building, of which ranks tell each other how it went.
+
+    Args:
+        alike: what ranks must have alike afterwards.
+    """
+
+    alike: Sequence[Comparison] = ()
+
+
+@contextmanager
+def _raised_on_all(pgs: ProcessGroupCollection, what: str) -> Iterator[_Phase]:
+    phase, error = _Phase(), None
+    try:
+        yield phase
+    except MegaoptError as raised:
+        error = raised
+    agree_over_ranks(None, pgs, what, error=error, alike=phase.alike, advice=ADVICE)
 
 
 def _late_params(

@@ -25,6 +25,7 @@ __all__ = [
     "DuplicateNameError",
     "GradientError",
     "MegaoptError",
+    "MissingRanksError",
     "MovedNameError",
     "OverrideConflictError",
     "OverrideError",
@@ -33,6 +34,7 @@ __all__ = [
     "PluginError",
     "PluginHookError",
     "PluginNotInstalledError",
+    "RankMismatchError",
     "RoutingChangedError",
     "RoutingError",
     "ScheduleError",
@@ -281,6 +283,32 @@ class ParallelGroupError(MegaoptError, ValueError):
 
 class CommunicationError(MegaoptError, RuntimeError):
     """A collective did not finish: another rank stopped, or the process group's timeout is over."""
+
+
+class MissingRanksError(CommunicationError):
+    """Not all ranks of a process group have come to where they tell each other something.
+
+    Attributes:
+        came: those that have come, as ranks of the default group.
+        missing: those that have not.
+    """
+
+    def __init__(self, message: str, *, came: Iterable[int] = (), missing: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.came = tuple(came)
+        self.missing = tuple(missing)
+
+
+class RankMismatchError(MegaoptError, ValueError):
+    """Ranks that must have something alike differ in it; raised on all of them, with the same message.
+
+    Attributes:
+        differences: what differs and on which ranks, one line each.
+    """
+
+    def __init__(self, message: str, *, differences: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
 
 
 class ScheduleError(ConfigurationError):

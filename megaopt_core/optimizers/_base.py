@@ -19,6 +19,7 @@ from megaopt_core.params._parts import local_tensor
 from megaopt_core.plugin_api._entries import SCALAR_STATES
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._optimizer_report import OptimizerReport, build_report
+from megaopt_core.reporting._replicas import Replicas
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._protocol import ShardedParams
 from megaopt_core.state._stateful import OptimizerCheckpointState
@@ -96,6 +97,7 @@ class MegatronOptimizer(StepPipeline):
         self.routing = routing
         self.watched_model = WatchedModel()
         self.unused_settings: tuple[str, ...] = ()
+        self.replicas: Replicas | None = None
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:
@@ -170,15 +172,33 @@ class MegatronOptimizer(StepPipeline):
         self.switch_mode("eval")
 
     def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
-        """Return what no longer fits between this optimizer and its model, in words; empty when all is well.
+        """Return what no longer fits between this optimizer, its model and other ranks; empty when all is well.
 
-        Found are parameters that were tied, replaced, added, frozen or unfrozen after the build. Reports list the same.
+        Found are parameters that were tied, replaced, added, frozen or unfrozen after the build; reports list the same.
+        Then parameters whose values are not the same on all ranks that hold replicas of them: where the optimizer was
+        built with process groups of several ranks, this is a collective that all of them call.
 
         Args:
             model: the model, or its chunks, as it is now; None: the one that the optimizer was built for.
+
+        Raises:
+            MissingRanksError: a rank has not called it before the process group's timeout was over.
         """
         chunks = [model] if isinstance(model, torch.nn.Module) else model
-        return self.watched_model.problems(self.names, chunks)
+        found = self.watched_model.problems(self.names, chunks)
+        if self.replicas is None:
+            return found
+        self.watched_model.finish_param_sync()
+        return (*found, *self.replicas.differences(self.names, self.routing))
+
+    def require_equal_replicas(self) -> None:
+        """Raise on all ranks unless replicas have the same values; the first step does it, a collective.
+
+        Raises:
+            RankMismatchError: it names parameters and ranks.
+        """
+        if self.replicas is not None:
+            self.replicas.require_equal(self.names, self.routing)
 
     def record_changes(self, *, exact: bool = True) -> None:
         """Choose how `report(after_step=True)` finds out what a step changed, from the next step on.

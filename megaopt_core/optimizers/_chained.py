@@ -80,6 +80,7 @@ class ChainedOptimizer(MegatronOptimizer):
         self.routing = children[0].routing
         self.watched_model = children[0].watched_model
         self.unused_settings = tuple(sorted({each for child in children for each in child.unused_settings}))
+        self.replicas = None
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:

@@ -64,6 +64,7 @@ class StepPipeline(TorchSurface):
         self.grad_norms: dict[str | None, float] = {}
         self.late: LateParams | None = None
         self._refused: MegaoptError | None = None
+        self.before_first_step: Callable[[], None] | None = None
         self._clipped_before = DoubleClippingWatch()
 
     @property
@@ -100,6 +101,9 @@ class StepPipeline(TorchSurface):
         return StepResult(successful, norm, zeros)
 
     def _collect_and_unscale(self) -> torch.Tensor | None:
+        if self.before_first_step is not None:
+            self.before_first_step()
+            self.before_first_step = None
         self._refused = self._look()
         self.twins.fold_grads()
         for part in self.parts:

@@ -13,13 +13,13 @@ from megaopt_core.execution._inner import init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._gradients.grad_scaler import ConstantGradScaler
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_of
+from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.params._parts import is_dtensor
 from megaopt_core.params._specs import Granularity, Shard, whole
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.precision._choice import STORABLE, precision_policy, require_possible, require_state
 from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
-from megaopt_core.routing._groups import agree_over_ranks
 from megaopt_core.sharding._layout import PieceSpec
 from megaopt_core.sharding._protocol import Piece
 from megaopt_core.sharding._replicated import ReplicatedParams
@@ -150,7 +150,9 @@ def _holds_experts(params: Iterable[torch.nn.Parameter]) -> bool:
 def _norm_groups(counting: Iterable[Counting], pgs: ProcessGroupCollection) -> list[str]:
     """Return the names of the separate norms of every rank, sorted: all ranks reduce the same ones."""
     mine = {rule.norm_group for rule in counting if rule.norm_group is not None}
-    everyone = [mine] if size_of(pgs.mp) == 1 else agree_over_ranks(mine, None)
+    everyone = [mine]
+    if size_of(pgs.mp) > 1:
+        everyone = agree_over_ranks(mine, pgs, "finding the separate gradient norms")
     return sorted({name for names in everyone for name in names})
 
 

@@ -1,5 +1,6 @@
 """Process groups, and reductions over them."""
 
+from megaopt_core.parallel._agreement import Comparison, agree_over_ranks, fingerprint
 from megaopt_core.parallel._groups import (
     ProcessGroupCollection,
     communicates,
@@ -7,13 +8,18 @@ from megaopt_core.parallel._groups import (
     rank_in,
     size_of,
 )
+from megaopt_core.parallel._meeting import DATA_PARALLEL
 from megaopt_core.parallel._reduction import all_reduce, stopped
 from megaopt_core.parallel._timeouts import timeout_of
 
 __all__ = [
+    "DATA_PARALLEL",
+    "Comparison",
     "ProcessGroupCollection",
+    "agree_over_ranks",
     "all_reduce",
     "communicates",
+    "fingerprint",
     "is_distributed",
     "rank_in",
     "size_of",

@@ -223,7 +223,9 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
         )
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
     readers = () if optimizer.routing is None else optimizer.routing.readers
-    return OptimizerReport(ordered, parts, optimizer.unused_settings, optimizer.check(), readers)
+    # A report is often made on one rank alone: nothing that needs the others is asked.
+    problems = optimizer.watched_model.problems(optimizer.names)
+    return OptimizerReport(ordered, parts, optimizer.unused_settings, problems, readers)
 
 
 def _same_as(registered: str | None) -> str:

@@ -46,6 +46,12 @@ class WatchedModel:
                 chunk.zero_grad_buffer()
         return bool(chunks) and None not in chunks
 
+    def finish_param_sync(self) -> None:
+        """Wait until parameters that are still being gathered after a step have arrived."""
+        for chunk in wrapped(reference() for reference in self.chunks):
+            if chunk is not None:
+                chunk.finish_param_sync()
+
     def problems(
         self, names: Mapping[torch.nn.Parameter, str], chunks: Sequence[torch.nn.Module] | None = None
     ) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class Assigner:
     pgs: ProcessGroupCollection
     followed: StoredRouting | None = None
     _defaults: dict[str, tuple[frozenset[str], frozenset[str]]] = field(factory=dict)
+    _keys: dict[tuple[Any, ...], GroupKey] = field(factory=dict)
 
     def assign(self, item: InventoryItem, match: Match) -> Assignment:
         """Return where a parameter goes.
@@ -79,12 +80,14 @@ class Assigner:
             name, reason = self._as_followed(self.followed, item, match), f"as in {self.followed.name}"
         entry = get_registry().optimizer(name)
         group, settings = self._split(name, entry, match, item.name)
-        key = GroupKey(
-            optimizer=name,
-            is_expert=item.is_expert,
-            settings=tuple(sorted(settings.items())),
-            override=param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
+        said = (
+            name,
+            item.is_expert,
+            tuple(sorted(settings.items())),
+            param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
         )
+        # A model has many parameters and few keys.
+        key = self._keys.setdefault(said, GroupKey(*said))
         return Assignment(key, match.override, match.reasons, reason)
 
     def _as_followed(self, followed: StoredRouting, item: InventoryItem, match: Match) -> str:

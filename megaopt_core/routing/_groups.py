@@ -7,20 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import torch.distributed as dist
 from attrs import frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, MegaoptError, RoutingError
-from megaopt_core.parallel._groups import communicates, is_distributed
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.params._overrides import OVERRIDE_FIELDS
 
-__all__ = ["ChildSpec", "GroupKey", "GroupSpec", "agree_over_ranks", "group_values", "order_children"]
+__all__ = ["ChildSpec", "GroupKey", "GroupSpec", "group_values", "order_children"]
 
 _LEARNING_RATE_KEYS = ("max_lr", "min_lr", "lr_mult")
 
 
-@frozen
+@frozen(cache_hash=True)
 class GroupKey:
     """What makes two parameters share a group.
 
@@ -151,34 +149,6 @@ def split_override(
     group = {key: value for key, value in override.items() if key in known}
     settings = {key: value for key, value in override.items() if key not in known}
     return group, settings
-
-
-def agree_over_ranks[T](mine: T, error: MegaoptError | None) -> list[T]:
-    """Gather one value of every rank of the default group; an error on one rank is raised on all.
-
-    Args:
-        mine: this rank's value; picklable.
-        error: what went wrong on this rank, None when nothing did.
-
-    Returns:
-        The values in rank order; `[mine]` in a single process.
-
-    Raises:
-        MegaoptError: this rank's error, or a :class:`RoutingError` that tells of another rank's.
-    """
-    if not is_distributed() or not communicates(dist.group.WORLD):
-        if error is not None:
-            raise error
-        return [mine]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    told = None if error is None else f"{type(error).__name__}: {error}"
-    dist.all_gather_object(gathered, (mine, told))
-    if error is not None:
-        raise error
-    for rank, (_, message) in enumerate(gathered):
-        if message is not None:
-            raise RoutingError(f"rank {rank} cannot route its parameters: {message}")
-    return [value for value, _ in gathered]
 
 
 def children_of(keys: Sequence[GroupKey], strategies: Mapping[str, str]) -> tuple[ChildSpec, ...]:

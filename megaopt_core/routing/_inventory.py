@@ -32,6 +32,11 @@ class InventoryItem:
         aliases: other global names of the same tensor.
         decision: its role with reason and view.
         part: this rank's part of the logical tensor over all tensor-parallel ranks.
+        dtype: of the parameter.
+        is_expert: the attribute `allreduce` is False.
+        shared: it is counted elsewhere.
+        grad_norm_group: name of the norm that it counts in.
+        shared_embedding: an embedding that pipeline stages share.
     """
 
     name: str
@@ -40,26 +45,36 @@ class InventoryItem:
     aliases: tuple[str, ...]
     decision: RoleDecision
     part: LogicalPart
+    dtype: torch.dtype = field(init=False)
+    is_expert: bool = field(init=False)
+    shared: bool = field(init=False)
+    grad_norm_group: str | None = field(init=False)
+    shared_embedding: bool = field(init=False)
+
+    @dtype.default
+    def _dtype(self) -> torch.dtype:
+        return self.param.dtype
+
+    @is_expert.default
+    def _is_expert(self) -> bool:
+        return not getattr(self.param, "allreduce", True)
+
+    @shared.default
+    def _shared(self) -> bool:
+        return bool(getattr(self.param, "shared", False))
+
+    @grad_norm_group.default
+    def _grad_norm_group(self) -> str | None:
+        return getattr(self.param, "grad_norm_group", None)
+
+    @shared_embedding.default
+    def _shared_embedding(self) -> bool:
+        return bool(getattr(self.param, "shared_embedding", False))
 
     @property
     def param(self) -> torch.nn.Parameter:
         """The live parameter, possibly on the meta device."""
         return self.named.param
-
-    @property
-    def is_expert(self) -> bool:
-        """True when the attribute `allreduce` is False."""
-        return not getattr(self.param, "allreduce", True)
-
-    @property
-    def shared(self) -> bool:
-        """True when it is counted elsewhere."""
-        return bool(getattr(self.param, "shared", False))
-
-    @property
-    def grad_norm_group(self) -> str | None:
-        """Name of the norm that it counts in."""
-        return getattr(self.param, "grad_norm_group", None)
 
     @property
     def module_type(self) -> str:
@@ -77,8 +92,8 @@ class InventoryItem:
         spec = ParamSpec(
             name=self.name,
             shape=self.part.shape,
-            dtype=self.param.dtype,
-            grad_dtype=self.param.dtype,
+            dtype=self.dtype,
+            grad_dtype=self.dtype,
             optimizer=optimizer,
             group=group,
             granularity=entry.granularity,
@@ -87,7 +102,7 @@ class InventoryItem:
             view=self.decision.view,
             placements=self.part.placements,
             is_expert=self.is_expert,
-            shared_embedding=bool(getattr(self.param, "shared_embedding", False)),
+            shared_embedding=self.shared_embedding,
             splits=entry.split_step is not None,
             takes_peers=entry.supports_peers,
         )

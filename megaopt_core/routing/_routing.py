@@ -11,6 +11,7 @@ from attrs import Factory, evolve, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
+from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
@@ -18,12 +19,12 @@ from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._agreement import ADVICE, Holding, params_alike, settings_alike
 from megaopt_core.routing._assign import Assigner, Assignment
 from megaopt_core.routing._groups import (
     ChildSpec,
     GroupKey,
     GroupSpec,
-    agree_over_ranks,
     children_of,
     group_values,
     order_children,
@@ -97,7 +98,7 @@ class ParamRoute:
 
 @frozen
 class Routing:
-    """The whole decision, before anything is built: pure data, equal on every rank but for `params`.
+    """The whole decision, before anything is built: pure data, equal on every rank but for what follows from `params`.
 
     Args:
         params: canonical name to route, every trainable parameter of this rank, in model order.
@@ -108,6 +109,7 @@ class Routing:
         grad_norm_groups: names of the separate gradient norms of all ranks, sorted.
         axes: number of ranks along each axis of the world.
         rank: this rank's coordinates on these axes.
+        digest: equal on two ranks that hold the same parameters and send them to the same groups; empty: not known.
     """
 
     params: Mapping[str, ParamRoute]
@@ -118,6 +120,7 @@ class Routing:
     axes: Mapping[str, int] = Factory(dict)
     rank: RankCoordinates = Factory(dict)
     excluded: tuple[str, ...] = ()
+    digest: bytes = b""
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -186,6 +189,7 @@ class _Rank:
 
     inventory: Inventory
     assignments: dict[str, Assignment]
+    held: Holding
     followed: str = ""
 
     def tell(self, overrides: OverrideSet) -> _Told:
@@ -207,9 +211,9 @@ def route(
     """Decide for every parameter which optimizer, group and sharding strategy it gets, and why.
 
     Nothing is built and no parameter is read: a model on the meta device is enough. No code of the model is run, but
-    for one forward on the meta device where there is an `example`, which settles what is doubtful. With
-    torch.distributed initialised it is a collective over the default group, after which every rank holds the same
-    optimizers and groups.
+    for one forward on the meta device where there is an `example`, which settles what is doubtful. It is a collective
+    over the process groups, the default group where none are given: afterwards every rank holds the same optimizers and
+    groups, and what ranks must have alike has been compared. Groups of one rank communicate nothing.
 
     Args:
         config: the run's configuration.
@@ -229,6 +233,8 @@ def route(
             rank failed.
         OverrideError: an override is invalid, conflicting, or its pattern matches nothing.
         PluginError: the optimizer or strategy that was asked for is not there.
+        RankMismatchError: ranks differ in the configuration, or replicas in their parameters or overrides.
+        MissingRanksError: a rank of a process group has not come before the group's timeout was over.
 
     Example:
         >>> import torch
@@ -245,7 +251,17 @@ def route(
         mine = _route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn, example, routing)
     except MegaoptError as raised:
         error = raised
-    gathered = agree_over_ranks(_Told() if mine is None else mine.tell(overrides), error)
+    alike = [settings_alike(config)]
+    if mine is not None:
+        alike += params_alike(mine.held, pgs)
+    gathered = agree_over_ranks(
+        _Told() if mine is None else mine.tell(overrides),
+        pgs,
+        "routing the parameters",
+        error=error,
+        alike=alike,
+        advice=ADVICE,
+    )
     if mine is None:  # unreachable: agree_over_ranks raises this rank's error
         raise RoutingError("this rank could not route its parameters")
     everyone = _Told(
@@ -301,7 +317,8 @@ def _route_this_rank(
     for item in inventory.frozen:
         overrides.match(item.named, item.decision.role)
     failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
-    return _Rank(inventory, assignments, _digest(stored))
+    held = Holding.of(inventory.trainable, assignments)
+    return _Rank(inventory, assignments, held, _digest(stored))
 
 
 def _digest(stored: StoredRouting | None) -> str:
@@ -397,6 +414,7 @@ def route_added(
         children=(*routing.children, *children),
         frozen=tuple(name for name in routing.frozen if name not in added),
         excluded=tuple(excluded),
+        digest=b"",
     )
 
 
@@ -430,4 +448,5 @@ def _assemble(
         axes,
         rank,
         tuple(item.name for item in mine.inventory.excluded),
+        mine.held.digest,
     )

@@ -12,7 +12,7 @@ from attrs import evolve
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
-from megaopt_core.params._specs import Shard, intersect
+from megaopt_core.params._specs import ParamSpec, Shard, intersect
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import Routing
 from megaopt_core.sharding._elements import extent_of
@@ -178,9 +178,10 @@ def strategy_layouts(
     options = LayoutOptions(buffers=buffers, chunk_of=chunk_of)
     mine = [entry.spec for entry in routing.params.values()]
     # The buffers are those of this rank, and of the ranks that have the same parameters.
-    stage = (
-        mine if buffers is not None else specs_of_stage(mine, pgs, {**routing.rank, **pgs.coordinates}, world)
-    )
+    stage: Sequence[ParamSpec] = mine
+    if buffers is None:
+        rank = {**routing.rank, **pgs.coordinates}
+        stage = specs_of_stage(mine, pgs, rank, world, routing.digest)
     strategy_of = {child_group: child.strategy for child in routing.children for child_group in child.groups}
     layouts = {}
     for strategy in dict.fromkeys(child.strategy for child in routing.children):

@@ -1,5 +1,6 @@
 """The protocol of sharding strategies, layouts as pure data, and the strategy that replicates; provisional."""
 
+from megaopt_core.sharding._agreement import buffers_alike
 from megaopt_core.sharding._layout import (
     BufferKey,
     FullParamLayout,
@@ -44,6 +45,7 @@ __all__ = [
     "Travel",
     "World",
     "WrappedModel",
+    "buffers_alike",
     "finish_grad_sync",
     "gradient_of",
     "require_partition",

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
+from megaopt_core.parallel._timeouts import timeout_of
 from megaopt_core.params._specs import RankCoordinates
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams
 
@@ -126,7 +127,8 @@ def make_peer_groups(
             )
         first = rank.get(axis, 0) // size * size
         members = dist.get_process_group_ranks(group)[first : first + size]
-        made[axis, size] = cast("ProcessGroup", dist.new_group(members, use_local_synchronization=True))
+        peers = dist.new_group(members, timeout=timeout_of(group), use_local_synchronization=True)
+        made[axis, size] = cast("ProcessGroup", peers)
     return made
 
 

@@ -21,14 +21,19 @@ _STAGE_AXES = ("tp", "expert_tp", "ep", "dp", "expert_dp", "dp_replicate", "expe
 
 @frozen
 class _Held:
-    """What some ranks have: where they stand, and their parameters in order."""
+    """What some ranks have: where they stand, their parameters in order, and a digest of these."""
 
     ranks: tuple[tuple[tuple[str, int], ...], ...]
     specs: tuple[ParamSpec, ...]
+    digest: bytes = b""
 
 
 def specs_of_stage(
-    mine: Sequence[ParamSpec], pgs: ProcessGroupCollection, rank: RankCoordinates, world: World
+    mine: Sequence[ParamSpec],
+    pgs: ProcessGroupCollection,
+    rank: RankCoordinates,
+    world: World,
+    digest: bytes = b"",
 ) -> tuple[ParamSpec, ...]:
     """Return the parameters of all ranks of this pipeline stage: a collective over each of its axes.
 
@@ -40,12 +45,13 @@ def specs_of_stage(
         pgs: the process groups.
         rank: this rank's coordinates.
         world: number of ranks along each axis.
+        digest: of what this rank has; empty: computed here.
 
     Raises:
         RoutingError: two ranks have different parameters of one name.
     """
     here = tuple((axis, rank.get(axis, 0)) for axis in _STAGE_AXES)
-    held = [_Held((here,), tuple(mine))]
+    held = [_Held((here,), tuple(mine), digest or _digest(mine))]
     for axis in _STAGE_AXES:
         held = _joined(held, pgs.of_axis(axis))
     if len(held) == 1:
@@ -59,7 +65,7 @@ def _joined(held: list[_Held], group: Any) -> list[_Held]:
         return held
     told: list[Any] = [None] * size_of(group)
     ranks = [entry.ranks for entry in held]
-    digests = [_digest(entry.specs) for entry in held]
+    digests = [entry.digest for entry in held]
     dist.all_gather_object(told, (ranks, digests), group=group)
     known = dict(zip(digests, held, strict=True))
     if any(digest not in known for _, theirs in told for digest in theirs):
@@ -67,19 +73,19 @@ def _joined(held: list[_Held], group: Any) -> list[_Held]:
         dist.all_gather_object(everything, [entry.specs for entry in held], group=group)
         for (_, theirs), specs in zip(told, everything, strict=True):
             for digest, some in zip(theirs, specs, strict=True):
-                known.setdefault(digest, _Held((), some))
-    joined: dict[str, set[Any]] = {}
+                known.setdefault(digest, _Held((), some, digest))
+    joined: dict[bytes, set[Any]] = {}
     for their_ranks, theirs in told:
         for some_ranks, digest in zip(their_ranks, theirs, strict=True):
             joined.setdefault(digest, set()).update(some_ranks)
-    return [_Held(tuple(sorted(ranks)), known[digest].specs) for digest, ranks in joined.items()]
+    return [_Held(tuple(sorted(ranks)), known[digest].specs, digest) for digest, ranks in joined.items()]
 
 
-def _digest(specs: Iterable[ParamSpec]) -> str:
+def _digest(specs: Iterable[ParamSpec]) -> bytes:
     digest = hashlib.sha256()
     for spec in specs:
         digest.update(repr(spec).encode())
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _merged(held: Sequence[_Held], world: World) -> tuple[ParamSpec, ...]:

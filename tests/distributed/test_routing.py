@@ -2,9 +2,19 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import OptimizerConfig, OptimizerEntry, ParamKey, Role, build_optimizer, hookimpl, route
+from megaopt_core import (
+    OptimizerConfig,
+    OptimizerEntry,
+    ParamKey,
+    ProcessGroupCollection,
+    Role,
+    build_optimizer,
+    hookimpl,
+    route,
+)
 from megaopt_core.errors import MegaoptError
 from megaopt_core.params import MATRIX
 from megaopt_core.plugin_api import StoredParam, StoredRouting
@@ -53,11 +63,19 @@ OVERRIDES = {
 }
 
 
+def stages():
+    """Return the process groups of a pipeline of all ranks."""
+    return ProcessGroupCollection(pp=dist.group.WORLD)
+
+
 def routed(rank, size):
     """Return what every rank must agree on, and what differs."""
+    pgs = stages()
     with temporary_plugin(TwoKinds(), name="two-kinds"):
-        routing = route(OptimizerConfig(optimizer="whole", lr=0.1), stage(rank, size), OVERRIDES)
-        optimizer = build_optimizer(stage(rank, size), "whole", lr=0.1, overrides=OVERRIDES)
+        routing = route(OptimizerConfig(optimizer="whole", lr=0.1), stage(rank, size), OVERRIDES, pgs)
+        optimizer = build_optimizer(
+            stage(rank, size), "whole", lr=0.1, overrides=OVERRIDES, pg_collection=pgs
+        )
         for param in optimizer.get_parameters():
             param.grad = torch.ones_like(param)
         outcome = optimizer.step()
@@ -92,7 +110,7 @@ def fails(rank, size, kind):
     }[kind]
     with temporary_plugin(TwoKinds(), name="two-kinds"):
         try:
-            route(OptimizerConfig(optimizer="whole", lr=0.1), stage(rank, size), overrides)
+            route(OptimizerConfig(optimizer="whole", lr=0.1), stage(rank, size), overrides, stages())
         except MegaoptError as error:
             return type(error).__name__, str(error)
     return None
@@ -132,7 +150,7 @@ class PickyPlugin(TwoKinds):
 def refused(rank, size):
     """Build with a strategy that refuses what rank 1 alone holds, and return the message."""
     with temporary_plugin(PickyPlugin(), name="picky"), pytest.raises(MegaoptError) as raised:
-        build_optimizer(stage(rank, size), "plain", lr=0.1, sharding="picky")
+        build_optimizer(stage(rank, size), "plain", lr=0.1, sharding="picky", pg_collection=stages())
     return str(raised.value)
 
 
@@ -150,10 +168,10 @@ def followed(rank, size):
     }
     config = OptimizerConfig(optimizer="whole", lr=0.1)
     with temporary_plugin(TwoKinds(), name="two-kinds"):
-        routing = route(config, stage(rank, size), routing=StoredRouting("run", params))
+        routing = route(config, stage(rank, size), None, stages(), routing=StoredRouting("run", params))
         changed = {**params, "layer0.bias": StoredParam("whole" if rank else "plain", Role.MATRIX, MATRIX)}
         try:
-            route(config, stage(rank, size), routing=StoredRouting("run", changed))
+            route(config, stage(rank, size), None, stages(), routing=StoredRouting("run", changed))
         except MegaoptError as error:
             told = str(error)
     return {name: entry.spec.optimizer for name, entry in routing.params.items()}, told

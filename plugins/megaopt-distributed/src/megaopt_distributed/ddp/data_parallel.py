@@ -19,6 +19,7 @@ from megaopt_distributed.buffers.bucket import Bucket
 from megaopt_distributed.buffers.buffer import ParamAndGradBuffer
 from megaopt_distributed.buffers.reduction import buckets_by_group, reduction_of, require_wide_gradients
 from megaopt_distributed.ddp.accumulation import GradAccumulation
+from megaopt_distributed.ddp.agreement import require_alike
 from megaopt_distributed.ddp.finite import FiniteCheck
 from megaopt_distributed.ddp.fitting import require_fitting
 from megaopt_distributed.ddp.forward_hooks import ForwardWaits
@@ -48,6 +49,8 @@ class DistributedDataParallel(nn.Module):
     Raises:
         ShardingError: the layout does not fit the module.
         ParallelGroupError: a process group is missing.
+        RankMismatchError: data-parallel ranks wrap other parameters, or with another configuration or layout.
+        MissingRanksError: a data-parallel rank has not come before the process group's timeout was over.
 
     Example:
         >>> import torch
@@ -70,10 +73,10 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self.ddp_config = ddp_config or DistributedDataParallelConfig()
-        self.process_groups = with_instances(
-            ProcessGroupCollection.of(pg_collection), self.ddp_config.num_distributed_optimizer_instances
-        )
         entries = [entry for entry in named_params(module) if entry.param.requires_grad]
+        pgs = ProcessGroupCollection.of(pg_collection)
+        require_alike(entries, self.ddp_config, pgs, full_param_layout)
+        self.process_groups = with_instances(pgs, self.ddp_config.num_distributed_optimizer_instances)
         self._params = {entry.name: entry.param for entry in entries}
         self.full_param_layout = full_param_layout or plan_full_param_layout(
             module, self.ddp_config, self.process_groups

@@ -1,0 +1,216 @@
+"""What ranks must have alike when they route: the configuration, and what they hold replicas of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+from attrs import field, frozen
+
+from megaopt_core.config._fields import CORE_FIELD_NAMES
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import PluginError
+from megaopt_core.parallel._agreement import Comparison, Rows, fingerprint
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._assign import Assignment
+from megaopt_core.routing._groups import GroupKey
+from megaopt_core.routing._inventory import InventoryItem
+
+__all__ = ["ADVICE", "Holding", "params_alike", "settings_alike"]
+
+ADVICE = (
+    "Give the same model, configuration and overrides on all of these ranks. Ranks that hold models, stages or shards "
+    "of their own say so with pg_collection; ProcessGroupCollection() is that of a model on one rank alone"
+)
+
+_OF_THE_RANK = ("timers", "config_logger_dir")
+"""Settings that a rank may have for itself."""
+
+
+def settings_alike(config: OptimizerConfig) -> Comparison:
+    """Return what all ranks must have alike of a configuration: every setting that changes a step.
+
+    Args:
+        config: the run's configuration.
+    """
+    defaults = OptimizerConfig()
+    changed = [
+        (name, _words(value))
+        for name, value in sorted(_settings(config).items())
+        if not _is_default(name, value, defaults)
+    ]
+    return Comparison("the configuration", fingerprint(changed), lambda: _setting_rows(config))
+
+
+def _settings(config: OptimizerConfig) -> dict[str, Any]:
+    core = {name: getattr(config, name) for name in CORE_FIELD_NAMES if name not in _OF_THE_RANK}
+    return {**core, **config.plugin_settings}
+
+
+def _is_default(name: str, value: Any, defaults: OptimizerConfig) -> bool:
+    """Return whether a setting says what no setting says; one of a plugin that is not there says something."""
+    try:
+        return _words(getattr(defaults, name)) == _words(value)
+    except PluginError:
+        return False
+
+
+def _setting_rows(config: OptimizerConfig) -> Rows:
+    """Return every setting, those too that nobody has given: another rank may have."""
+    defaults, rows = OptimizerConfig(), []
+    of_plugins = {name: getattr(config, name) for name in get_registry().setting_owners()}
+    for name, value in {**_settings(config), **of_plugins}.items():
+        shown = f"{_words(value)} (the default)" if _is_default(name, value, defaults) else _words(value)
+        rows.append((name, {"": shown}))
+    return rows
+
+
+def _words(value: Any) -> str:
+    """Return a value in words that are the same on every rank: no addresses."""
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_words(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_words, value)) + ")"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def params_alike(held: Holding, pgs: ProcessGroupCollection) -> list[Comparison]:
+    """Return what the ranks that hold the same trainable parameters must have alike of them, in order.
+
+    Dense parameters are compared over their data-parallel group, those of experts over theirs.
+
+    Args:
+        held: the trainable parameters of this rank.
+        pgs: the process groups.
+    """
+    kinds = (
+        ("the trainable parameters", pgs.dense_dp, held.dense),
+        ("the trainable parameters of experts", pgs.expt_dp, held.experts),
+    )
+    return [
+        Comparison(what, some.digest, some.rows, group) for what, group, some in kinds if communicates(group)
+    ]
+
+
+@frozen(eq=False)
+class Holding:
+    """The trainable parameters that a rank holds.
+
+    Args:
+        dense: those that all data-parallel ranks hold.
+        experts: those of experts.
+        digest: equal on two ranks that hold the same parameters and send them to the same groups.
+    """
+
+    dense: _Params
+    experts: _Params
+    digest: bytes
+
+    @classmethod
+    def of(cls, items: Sequence[InventoryItem], assignments: Mapping[str, Assignment]) -> Holding:
+        """Return what a rank holds.
+
+        Args:
+            items: the trainable parameters of this rank.
+            assignments: name to where it goes, in the same order.
+        """
+        assigned = list(assignments.values())
+        are_experts = list(map(attrgetter("is_expert"), items))
+        if not any(are_experts):
+            everything = _Params(items, assigned)
+            return cls(everything, _Params((), ()), everything.digest)
+        dense, experts = (
+            _Params(
+                [item for item in items if item.is_expert is is_expert],
+                [to for item, to in zip(items, assigned, strict=True) if item.is_expert is is_expert],
+            )
+            for is_expert in (False, True)
+        )
+        return cls(dense, experts, fingerprint((dense.digest, experts.digest, are_experts)))
+
+
+@frozen(eq=False)
+class _Params:
+    """Parameters and where they go.
+
+    Args:
+        items: the parameters, in order.
+        assigned: where each goes.
+        digest: of all that ranks must have alike of them.
+    """
+
+    items: Sequence[InventoryItem]
+    assigned: Sequence[Assignment]
+    digest: bytes = field(init=False)
+
+    @digest.default
+    def _digest(self) -> bytes:
+        """Return the digest of columns: of what many parameters share, a few words and a number for each."""
+        items = self.items
+        parts = list(map(attrgetter("part"), items))
+        keys = list(map(attrgetter("key"), self.assigned))
+        views = list(map(attrgetter("decision.view"), items))
+        columns = [
+            _column(list(map(attrgetter("dtype"), items)), str),
+            _column_of_objects(keys, _key_words),
+            _column_of_objects(views, repr),
+            _column(list(map(attrgetter("placements"), parts)), repr),
+            _column(list(map(attrgetter("tensor_parallel"), parts)), repr),
+            _column(list(map(attrgetter("grad_norm_group"), items)), repr),
+            _column(list(map(attrgetter("shared"), items)), repr),
+            _column(list(map(attrgetter("shared_embedding"), items)), repr),
+        ]
+        names, shapes = "\0".join(map(attrgetter("name"), items)), list(map(attrgetter("shape"), parts))
+        return fingerprint((names, shapes, columns))
+
+    def rows(self) -> Rows:
+        """Return what there is to say about each parameter."""
+        return [_row(item, to.key) for item, to in zip(self.items, self.assigned, strict=True)]
+
+
+def _column(values: Sequence[Hashable], say: Callable[[Any], str]) -> tuple[list[str], list[int]]:
+    """Return the distinct values in words, and the number of each value among them; no numbers where there is one."""
+    if values and values.count(values[0]) == len(values):
+        return [say(values[0])], []
+    words: dict[str, int] = {}
+    numbers = {value: words.setdefault(say(value), len(words)) for value in dict.fromkeys(values)}
+    return list(words), list(map(numbers.__getitem__, values)) if len(words) > 1 else []
+
+
+def _column_of_objects(values: Sequence[Any], say: Callable[[Any], str]) -> tuple[list[str], list[int]]:
+    """Return the same of objects that many parameters share, whose hashes would take longer than their words."""
+    if values and all(map(is_, values, repeat(values[0]))):
+        return [say(values[0])], []
+    ids = list(map(id, values))
+    by_id = dict(zip(ids, values, strict=True))
+    return _column(ids, lambda identity: say(by_id[identity]))
+
+
+def _key_words(key: GroupKey) -> str:
+    return f"{key.optimizer!r} {_override_words(key)} {key.is_expert}"
+
+
+def _override_words(key: GroupKey) -> str:
+    return _words(dict((*(key.override or ()), *key.settings)))
+
+
+def _row(item: InventoryItem, key: GroupKey) -> tuple[str, dict[str, str]]:
+    cuts = [f"{cut.axis} of {cut.size} cuts {cut.dim}" for cut in item.part.placements]
+    said = {
+        "shape": str(item.part.shape),
+        "dtype": str(item.dtype).removeprefix("torch."),
+        "optimizer": repr(key.optimizer),
+        "override": _override_words(key),
+        "matrix view": repr(item.decision.view),
+        "parallel": ", ".join(cuts) or ("cut" if item.part.tensor_parallel else "whole"),
+        "grad_norm_group": repr(item.grad_norm_group),
+        "shared": repr(item.shared),
+        "shared_embedding": repr(item.shared_embedding),
+    }
+    return f"parameter {item.name!r}", said

@@ -15,6 +15,9 @@ from megaopt_layerwise.units import cutting, unit_box
 
 __all__ = ["LayerWiseLayout", "Owner"]
 
+type _Placed = tuple[BufferKey, str, int, int]
+"""A matrix in memory: its buffer, its name, and where it begins and ends there."""
+
 
 @frozen
 class Owner:
@@ -55,6 +58,7 @@ class LayerWiseLayout:
     _buffers: dict[tuple[int, ...], Mapping[BufferKey, PerBufferParamLayout]] = field(
         factory=dict, init=False
     )
+    _owned: dict[tuple[int, ...], dict[tuple[str, int], list[_Placed]]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         dividing = [placement for spec in self.specs.values() for placement in spec.dividing]
@@ -147,18 +151,30 @@ class LayerWiseLayout:
         """
         owners = self.owners(rank)
         whole, cut = [], []
-        for key, buffer in self.buffers(rank).items():
-            for name, (begin, end) in sorted(buffer.param_ranges.items(), key=lambda entry: entry[1]):
-                spec = self.specs.get(name)
-                if spec is None or owners[name].data != rank.get(spec.data_axis, 0):
-                    continue
-                axis = cutting(spec)
-                if axis is None:
-                    shard = spec.shard(rank)
-                    whole.append(PieceSpec(spec.group, shard.box[1], ((0, shard),), (key, begin, end)))
-                elif owners[name].cut == rank.get(axis.axis, 0):
-                    cut.append(PieceSpec.of(spec.part(unit_box(spec, rank)), spec.group))
+        for key, name, begin, end in self._owned_at(rank):
+            spec = self.specs[name]
+            axis = cutting(spec)
+            if axis is None:
+                shard = spec.shard(rank)
+                whole.append(PieceSpec(spec.group, shard.box[1], ((0, shard),), (key, begin, end)))
+            elif owners[name].cut == rank.get(axis.axis, 0):
+                cut.append(PieceSpec.of(spec.part(unit_box(spec, rank)), spec.group))
         return whole + cut
+
+    def _owned_at(self, rank: RankCoordinates) -> list[_Placed]:
+        """Return what the owners at a rank's place along the data axes own, in the order of memory."""
+        place = tuple(rank.get(axis, 0) for axis in self._axes)
+        if place not in self._owned:
+            owners = self.owners(rank)
+            found: dict[tuple[str, int], list[_Placed]] = {}
+            for key, buffer in self.buffers(rank).items():
+                for name, (begin, end) in sorted(buffer.param_ranges.items(), key=lambda entry: entry[1]):
+                    if name in self.specs:
+                        at = self.specs[name].data_axis, owners[name].data
+                        found.setdefault(at, []).append((key, name, begin, end))
+            self._owned[place] = found
+        owned = self._owned[place]
+        return [each for axis in ("dp", "expert_dp") for each in owned.get((axis, rank.get(axis, 0)), ())]
 
     def _require_in_buffers(self, buffers: Mapping[BufferKey, PerBufferParamLayout]) -> None:
         present = {name for buffer in buffers.values() for name in buffer.param_ranges}

@@ -1,0 +1,106 @@
+"""State of owned matrices goes to any world; a rank that dies stops the others in time."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/tests"))
+
+pytest.importorskip("megaopt_layerwise")
+pytest.importorskip("megaopt_muon")
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from tensor_parallel import build, cut, step_with
+from training import logical_state, same
+
+from megaopt_core.errors import CommunicationError
+
+pytestmark = pytest.mark.distributed
+
+BF16 = torch.bfloat16
+
+
+def gathered(optimizer):
+    """Return the whole logical state, on every rank."""
+    if not dist.is_initialized():
+        return logical_state(optimizer)
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, logical_state(optimizer))
+    whole = {}
+    for part in parts:
+        for key, value in part.items():
+            whole[key] = torch.where(whole[key].isnan(), value, whole[key]) if key in whole else value
+    return whole
+
+
+def hop(rank, size, tp, optimizer, sharding, source, target, steps):
+    """Load, return the state and the parameters; step, save."""
+    model, stepper, place = build(optimizer, sharding, tp, size, BF16, bf16=True)
+    if source:
+        with torch.no_grad():
+            for param in model.parameters():
+                param.zero_()
+        load_checkpoint(source, model, stepper)
+    loaded = gathered(stepper), {name: param.detach().clone() for name, param in model.named_parameters()}
+    for step in steps:
+        step_with(model, stepper, place, tp, step, BF16)
+    if target:
+        save_checkpoint(target, model, stepper)
+    values = {name: param.detach().clone() for name, param in model.named_parameters()}
+    return loaded, gathered(stepper), values, place
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "soap"])
+def test_state_saved_at_two_ranks_loads_at_any_other(launch, tmp_path, optimizer):
+    """One replicated, three and four layer-wise, two and four with tensor parallelism: state and next step, in bits."""
+    pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")
+    source = str(tmp_path / "two")
+    (_, saved, _, _), _ = launch(hop, 2, 1, optimizer, "layer_wise", None, source, range(2))
+    further = hop(0, 1, 1, optimizer, "replicated", source, None, range(2, 3))
+    assert same(further[0][0], saved)
+    for size, tp, sharding in (
+        (3, 1, "layer_wise"),
+        (4, 1, "layer_wise"),
+        (2, 2, "layer_wise"),
+        (4, 2, "layer_wise"),
+    ):
+        for (state, _), _, values, place in launch(
+            hop, size, tp, optimizer, sharding, source, None, range(2, 3)
+        ):
+            assert same(state, saved), (size, tp)
+            for name, value in values.items():
+                assert torch.equal(value, cut(name, further[2][name], tp, place)), (size, tp, name)
+
+
+def test_state_saved_under_tensor_parallelism_loads_in_one_process(launch, tmp_path):
+    """Owners of joined matrices save them whole."""
+    source = str(tmp_path / "cut")
+    saved = launch(hop, 4, 2, "muon", "layer_wise", None, source, range(2))[0][1]
+    (state, _), _, _, _ = hop(0, 1, 1, "muon", "replicated", source, None, range(0))
+    assert same(state, saved)
+
+
+def dies(rank, size, tp):
+    """Rank 1 is killed before the second step; the others report their error."""
+    model, stepper, place = build("muon", "layer_wise", tp, size)
+    step_with(model, stepper, place, tp, 0, torch.float32)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        step_with(model, stepper, place, tp, 1, torch.float32)
+    except CommunicationError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_rank_that_dies_in_mid_step_stops_the_others_in_time(launch, tp):
+    """In the exchange of values, and in that of parts."""
+    told, _ = launch(dies, 2, tp, group_timeout=10.0, may_die=True)
+    assert "another rank has stopped" in told
+    assert "Restart all ranks from the last checkpoint" in told

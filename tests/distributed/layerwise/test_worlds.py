@@ -1,0 +1,172 @@
+"""Owners in every kind of world: few matrices, many ranks, experts, accumulation, clipping."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+pytest.importorskip("megaopt_layerwise")
+pytest.importorskip("megaopt_muon")
+from layerwise_runs import PLAIN, differing, given_gradients, several, train
+
+from megaopt_core import MatrixView, build_optimizer
+
+pytestmark = pytest.mark.distributed
+
+BUFFERS = {"overlap_grad_reduce": True, "bucket_size": 1500}
+
+
+def test_two_ranks_with_tied_frozen_and_accumulated(launch):
+    """Under torch's DDP and in buffers; several batches a step; one matrix alone, so that a rank owns nothing."""
+    kinds = {
+        "tied": {"model": {"tied": True}},
+        "frozen": {"model": {"frozen": True}},
+        "accumulated": {"micro": 3},
+        "one matrix": {"model": {"count": 0}},
+    }
+    runs = {}
+    for kind, options in kinds.items():
+        runs[kind, "expected"] = ("muon", "replicated", "torch"), options
+        runs[kind, "torch"] = ("muon", "layer_wise", "torch"), options
+        runs[kind, "buffers"] = ("muon", "layer_wise", "buffers"), {**options, "ddp": BUFFERS}
+    results = launch(several, 2, runs, timeout=100)
+    wrong = {
+        (*run, rank): differing(result[run[0], "expected"][0], result[run][0])
+        for rank, result in enumerate(results)
+        for run in runs
+    }
+    assert {run: names for run, names in wrong.items() if names} == {}
+
+
+def test_clipping_comes_within_rounding(launch):
+    """Norms add up in another order where matrices have owners."""
+    settings = {"clip_grad": 0.1, "log_num_zeros_in_grad": True}
+    runs = {
+        sharding: (("muon", sharding, "torch"), {"settings": settings})
+        for sharding in ("replicated", "layer_wise")
+    }
+    for result in launch(several, 2, runs):
+        (expected, said), (found, told) = result["replicated"], result["layer_wise"]
+        assert told[1] == pytest.approx(said[1], rel=1e-6)
+        assert told[2] == said[2]
+        for name, value in expected.items():
+            assert (found[name] - value).norm() <= 2e-6 * value.norm(), name
+
+
+def many(rank, size, runs):
+    """Step on given gradients, run after run."""
+    return {
+        name: given_gradients(rank, size, *arguments, **options)
+        for name, (arguments, options) in runs.items()
+    }
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_at_more_ranks_given_gradients_make_the_same_bits(launch, size):
+    """More ranks than matrices too; some gradients are missing in the first step."""
+    missing = ("last.weight", "blocks.1.1.weight", "blocks.1.0.bias")
+    runs = {
+        "fp32": (("muon", "layer_wise"), {}),
+        "bf16": (("muon", "layer_wise"), {"model": {"dtype": torch.bfloat16}, "settings": {"bf16": True}}),
+        "adaptive": (("adaptive_muon", "layer_wise"), {}),
+        "one matrix": (("muon", "layer_wise"), {"model": {"count": 0}}),
+        "missing": (("muon", "layer_wise"), {"missing": missing}),
+    }
+    alone = many(
+        0, 1, {name: ((optimizer, "replicated"), options) for name, ((optimizer, _), options) in runs.items()}
+    )
+    for result in launch(many, size, runs):
+        assert {name: differing(alone[name], result[name]) for name in runs} == {name: [] for name in runs}
+
+
+def mixture(rank, size, sharding, place, experts_of):
+    """Step a model with experts on given gradients; return what this rank has of it."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Module()
+    shapes = {"dense": (24, 16), "narrow": (16, 8), "router": (8, 16)}
+    for name, shape in shapes.items():
+        model.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+    whole = torch.randn(4, 12, 16, generator=generator)
+    model.register_parameter("experts", nn.Parameter(whole.chunk(experts_of)[place].clone()))
+    model.experts.allreduce = False
+    for name in shapes:
+        model.get_parameter(name).matrix_view = MatrixView()
+    model.experts.matrix_view = MatrixView(batch_dims=1, label="experts")
+    names = {"experts": f"experts{place}"}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep")) if size > 1 else None
+    stepper = build_optimizer(
+        model,
+        "muon",
+        sharding=sharding,
+        pg_collection=mesh,
+        fqn=lambda _, name: names.get(name, name),
+        **PLAIN,
+    )
+    for _ in range(3):
+        for name, param in model.named_parameters():
+            shape = whole.shape if name == "experts" else param.shape
+            grad = torch.randn(shape, generator=generator)
+            param.grad = grad.chunk(experts_of)[place].clone() if name == "experts" else grad
+        stepper.step()
+    states = sum(
+        value.numel()
+        for part in stepper.parts
+        for state in part.inner.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
+    return {name: param.detach().clone() for name, param in model.named_parameters()}, states
+
+
+def on_mesh(rank, size):
+    """Step with experts on two expert-parallel ranks, each with two copies."""
+    return mixture(rank, size, "layer_wise", rank % 2, 2)
+
+
+def test_experts_have_owners_in_their_own_group(launch):
+    """Dense matrices are shared out over four ranks, the experts of each place over two."""
+    alone, all_states = mixture(0, 1, "replicated", 0, 1)
+    results = launch(on_mesh, 4)
+    for rank, (values, _) in enumerate(results):
+        expected = {**alone, "experts": alone["experts"].chunk(2)[rank % 2]}
+        assert differing(expected, values) == []
+    assert sum(states for _, states in results) == all_states
+
+
+def unequal(rank, size):
+    """Return how far parameters are from a replicated run at four ranks, through gloo's own reductions."""
+    settings = {"muon_fp32_matmul_prec": "highest"}
+    expected, _ = train(rank, size, "muon", "replicated", "torch", settings=settings)
+    found, _ = train(rank, size, "muon", "layer_wise", "buffers", ddp=BUFFERS, settings=settings)
+    params = [name for name in expected if "/" not in name]
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in params)
+
+
+def test_four_ranks_reduce_in_buckets_to_owners(launch):
+    """Gloo adds four ranks up in an order that depends on the position in the bucket."""
+    assert max(launch(unequal, 4)) <= 1e-5
+
+
+def told_twice(rank, size):
+    """Build twice, and return what the report says of owners, and which matrices live here."""
+    from layerwise_runs import blocks, owned
+
+    stepper = build_optimizer(blocks(), "muon", sharding="layer_wise", **PLAIN)
+    rows = {row.name: row.owner for row in stepper.report().params if row.owner}
+    gathered = [None] * size
+    dist.all_gather_object(gathered, owned(stepper))
+    return rows, gathered, "owner" in str(stepper.report())
+
+
+def test_the_report_names_owners(launch):
+    """Every matrix has one, the same on every rank."""
+    results = launch(told_twice, 2)
+    for rows, owned, shown in results:
+        assert rows == {name: f"dp {rank}" for rank, names in enumerate(owned) for name in names}
+        assert shown

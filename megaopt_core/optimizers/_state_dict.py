@@ -99,9 +99,10 @@ def _require_state(optimizer: MegatronOptimizer, records: Mapping[str, Mapping[s
     """Raise where a state dict from before the first step would leave the state of an optimizer that has stepped."""
     stepped = any(part.changes.has_step for part in optimizer.parts)
     for param, name in optimizer.names.items() if stepped else ():
-        record, present = records[name], optimizer.state[param]
-        kept = {key for key, value in present.items() if isinstance(value, torch.Tensor)} - {MAIN_PARAM}
-        if kept and not record["state"] and "fresh" not in record:
+        if records[name]["state"] or "fresh" in records[name]:
+            continue
+        kept = {key for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
+        if kept - {MAIN_PARAM}:
             raise StateDictError(
                 f"the state dict has no state of {name!r}, which has been stepped here; strict=False leaves what this "
                 "optimizer has",

@@ -35,6 +35,7 @@ from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._agreement import Comparison, agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.parallel._meeting import takes_part
+from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import named_params
 from megaopt_core.params._overrides import ParamGroupOverride
@@ -119,8 +120,9 @@ def build_optimizer(
         >>> optimizer.step().update_successful
         True
     """
+    _require_name(optimizer)
+    chunks = chunks_of(model)
     config = OptimizerConfig(optimizer=optimizer, **with_prefixes(optimizer, settings))
-    chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     return get_megatron_optimizer(
         config, chunks, overrides, pg_collection=pg_collection, fqn=fqn, example=example, routing=routing
     )
@@ -158,10 +160,12 @@ def get_megatron_optimizer(
     Raises:
         MegaoptError: a setting, an override or the routing is not possible; nothing has been built.
     """
-    chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
+    _require_config(config)
+    chunks = chunks_of(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     pgs = groups_of_wrapped(chunks, given)
     routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
+    _require_trainable(routed)
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )
@@ -172,6 +176,53 @@ def get_megatron_optimizer(
 
         dump_group_map(routed, dump_param_to_param_group_map)
     return optimizer
+
+
+def _require_name(optimizer: object) -> None:
+    if isinstance(optimizer, str):
+        return
+    if isinstance(optimizer, (OptimizerConfig, Mapping)):
+        advice = "a configuration goes to get_megatron_optimizer(config, model), its settings here as keywords: lr=..."
+    elif isinstance(optimizer, torch.optim.Optimizer):
+        advice = "an optimizer that is built already is wrapped: FP32Optimizer(optimizer, config)"
+    else:
+        advice = "`megaopt optimizers` lists the names; a class of another package gets one from a plugin"
+    shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+    raise ConfigurationError(
+        f"optimizer: got {shown}; give a registered name, such as 'adam': {advice}",
+        setting="optimizer",
+        value=optimizer,
+    )
+
+
+def _require_config(config: object) -> None:
+    if isinstance(config, OptimizerConfig):
+        return
+    if isinstance(config, Mapping):
+        advice = "OptimizerConfig.from_dict(settings) makes one of a mapping"
+    elif isinstance(config, type):
+        advice = f"give an instance: {config.__name__}(lr=...)"
+    else:
+        advice = "the configuration comes first, then the model: get_megatron_optimizer(config, model)"
+    shown = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
+    raise ConfigurationError(
+        f"config: got {shown}, not an OptimizerConfig; {advice}", setting="config", value=config
+    )
+
+
+def _require_trainable(routing: Routing) -> None:
+    """Raise if no rank has a parameter to step."""
+    if routing.groups:
+        return
+    if routing.frozen or routing.excluded:
+        left = f"{len(routing.frozen)} are frozen (requires_grad=False)"
+        left += f", {len(routing.excluded)} left to somebody else" if routing.excluded else ""
+        raise ConfigurationError(
+            f"there is nothing to train: of the model's {len(routing.frozen) + len(routing.excluded)} parameters "
+            f"{left}; unfreeze those that are to train before you build",
+            setting="model",
+        )
+    raise ConfigurationError("there is nothing to train: the model has no parameters", setting="model")
 
 
 def optimizer_from_routing(

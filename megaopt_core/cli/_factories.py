@@ -43,7 +43,7 @@ def _import(source: str, target: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return _import_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"{target!r}: {source} cannot be imported ({type(error).__name__}: {error})",
             setting="factory",
@@ -81,7 +81,7 @@ def build_model(target: str, device: str = "meta") -> list[torch.nn.Module]:
         try:
             with torch.device(device):
                 made = factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             hint = "; with --device cpu it may work" if device == "meta" else ""
             raise ConfigurationError(
                 f"{target!r} failed on device {device} ({type(error).__name__}: {error}){hint}",

@@ -249,6 +249,8 @@ class OptimizerPart:
 
     def _copy_settings_inward(self) -> None:
         for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
+            if "momentum" in outer and "momentum" not in inner:
+                _cycle_first_beta(outer)
             for key, value in outer.items():
                 if key not in _NOT_COPIED:
                     inner[key] = value
@@ -258,3 +260,10 @@ class OptimizerPart:
             for key, value in inner.items():
                 if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
                     outer[key] = value
+
+
+def _cycle_first_beta(group: dict[str, Any]) -> None:
+    """Let what torch's schedulers set as `momentum` on every group of a mixed chain mean this group's first beta."""
+    momentum = group.pop("momentum")
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])

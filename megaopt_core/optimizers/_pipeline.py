@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
@@ -72,6 +73,7 @@ class StepPipeline(TorchSurface):
         """True when non-finite gradients skip the step."""
         return any(part.precision.is_mixed for part in self.parts)
 
+    @_disable_dynamo  # compiled, a step falls back to what it is: its kernels are compiled already
     def step(self, closure: Callable[[], Any] | None = None) -> StepResult:  # type: ignore[override]
         """Step every parameter once.
 

@@ -111,8 +111,17 @@ class TorchSurface(torch.optim.Optimizer):
 
 
 def _common_defaults(parts: Sequence[OptimizerPart]) -> dict[str, Any]:
-    """Return the first optimizer's defaults that all have: what torch's schedulers may count on in every group."""
+    """Return the first optimizer's defaults that all have: what torch's schedulers may count on in every group.
+
+    `momentum` is among them where one optimizer has it and the others have it or betas: set on a group with betas, it
+    means the first of them.
+    """
     if not parts:
         return {}
-    first, *others = [part.inner.defaults for part in parts]
-    return {key: value for key, value in first.items() if all(key in other for other in others)}
+    every = [part.inner.defaults for part in parts]
+    first, *others = every
+    common = {key: value for key, value in first.items() if all(key in other for other in others)}
+    momenta = [defaults["momentum"] for defaults in every if "momentum" in defaults]
+    if momenta and "betas" not in common:
+        common.setdefault("momentum", momenta[0])
+    return common

@@ -13,6 +13,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, RoutingChangedError, RoutingError
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
@@ -243,7 +244,7 @@ def route(
         >>> [(name, entry.spec.group) for name, entry in routing.params.items()]
         [('weight', 0), ('bias', 1)]
     """
-    chunks = [model_chunks] if isinstance(model_chunks, torch.nn.Module) else list(model_chunks)
+    chunks = chunks_of(model_chunks)
     pgs = ProcessGroupCollection.of(pg_collection)
     overrides = OverrideSet()
     mine, error = None, None

@@ -48,6 +48,10 @@ def no_model():
 def needs_values():
     return torch.nn.Linear(2, int(torch.ones(()).item()))
 
+def quit():
+    raise SystemExit('no data')
+
+
 number = 5
 """
 
@@ -123,6 +127,10 @@ def test_chunks(capsys) -> None:
             "(ModuleNotFoundError: No module named 'no_such_module')",
         ),
         ("explained_models:number", "'explained_models:number' is not callable: 5"),
+        (
+            "explained_models:quit",
+            "'explained_models:quit' failed on device meta (SystemExit: no data); with --device cpu it may work",
+        ),
         (
             "explained_models:no_model",
             "'explained_models:no_model' returned int; it must return a torch.nn.Module or a list of them",

@@ -120,3 +120,10 @@ def test_version(capsys) -> None:
         main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("megaopt-core ")
+
+
+def test_without_numpy_no_command_warns(plugins) -> None:
+    """Torch tells of a missing numpy when it is imported; that is no news to a user of ours."""
+    code = "import sys; sys.modules['numpy'] = None; from megaopt_core.cli import main; sys.exit(main(['optimizers']))"
+    done = plugins.python(code)
+    assert (done.returncode, done.stderr) == (0, "")

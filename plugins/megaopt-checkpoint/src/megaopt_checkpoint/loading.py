@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import asdict
 
-from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_pair
+from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_megaopt, require_pair
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
 from megaopt_core.errors import CheckpointError
@@ -87,6 +87,7 @@ def load_checkpoint(
         loaded the state of 1 parameters
         renamed: old.weight -> new.weight
     """
+    require_megaopt(optimizer)
     ranks = Ranks(process_group)
     with _open(path, ranks, verify) as source:
         finish_param_sync(model)

@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import CheckpointError, CheckpointMismatchError
+from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import named_modules
 from megaopt_core.sharding import WrappedModel
 from megaopt_core.state import encode, shown, sliced
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers import MegatronOptimizer
     from megaopt_core.params import Shard
     from megaopt_core.routing import NameMap
 
-__all__ = ["ModelTensors", "collect_model", "finish_param_sync", "model_key", "require_pair"]
+__all__ = [
+    "ModelTensors",
+    "collect_model",
+    "finish_param_sync",
+    "model_key",
+    "require_megaopt",
+    "require_pair",
+]
 
 
 def model_key(name: str) -> str:
@@ -171,3 +178,25 @@ def _logical(tensor: torch.Tensor, shard: Shard | None) -> torch.Tensor:
     if shard is None or shard.is_whole or tuple(tensor.shape) != shard.box[1]:
         return tensor
     return sliced(shard, tensor.dtype, tensor.device, lambda: tensor.view(-1))
+
+
+def require_megaopt(optimizer: object) -> None:
+    """Raise unless an optimizer is one of megaopt's: files hold state by parameter name, which others do not know.
+
+    Args:
+        optimizer: what a user gave; None is none.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if optimizer is None or isinstance(optimizer, MegatronOptimizer):
+        return
+    is_torchs = isinstance(optimizer, torch.optim.Optimizer)
+    shown = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+    advice = (
+        "build it with build_optimizer, wrap it in FP32Optimizer(optimizer, config), or save its own state_dict() as "
+        "extra={...}"
+        if is_torchs
+        else "give what build_optimizer returned, or None"
+    )
+    raise ConfigurationError(f"optimizer: got {shown}; {advice}", setting="optimizer", value=optimizer)

@@ -1,0 +1,72 @@
+"""A model, as users give it: a module or its chunks, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from megaopt_core.errors import ConfigurationError
+
+__all__ = ["chunks_of"]
+
+
+def chunks_of(model: Any) -> list[torch.nn.Module]:
+    """Return the chunks of a model that a user gives.
+
+    Args:
+        model: a module, or a sequence of modules.
+
+    Raises:
+        ConfigurationError: it is something else; the message says what to give.
+
+    Example:
+        >>> chunks_of(torch.nn.Linear(1, 1))
+        [Linear(in_features=1, out_features=1, bias=True)]
+        >>> chunks_of(None)
+        Traceback (most recent call last):
+        megaopt_core.errors.ConfigurationError: model: got None; give a torch.nn.Module, or a sequence of them
+    """
+    if isinstance(model, torch.nn.Module):
+        return [model]
+    what = _words(model)
+    if what is None and isinstance(model, Iterable):
+        given = list(model)
+        if given and all(isinstance(chunk, torch.nn.Module) for chunk in given):
+            return given
+        what = "an empty sequence" if not given else _words_of_items(given)
+    what = what or type(model).__name__
+    raise ConfigurationError(f"model: got {what}; {_advice(what)}", setting="model", value=model)
+
+
+def _words(model: Any) -> str | None:
+    if isinstance(model, type):
+        return f"the class {model.__name__}, not an instance of it"
+    if isinstance(model, torch.Tensor):
+        return "a tensor"
+    if isinstance(model, torch.optim.Optimizer):
+        return f"the optimizer {type(model).__name__}"
+    if isinstance(model, (str, Mapping)) or model is None:
+        return "None" if model is None else f"{type(model).__name__} {str(model)[:60]!r}"
+    return None
+
+
+def _words_of_items(given: list[Any]) -> str:
+    wrong = next(item for item in given if not isinstance(item, torch.nn.Module))
+    if isinstance(wrong, torch.Tensor):
+        return "parameters"
+    if isinstance(wrong, Mapping) and "params" in wrong:
+        return "parameter groups"
+    if isinstance(wrong, tuple) and len(wrong) == 2 and isinstance(wrong[1], torch.Tensor):
+        return "named parameters"
+    return f"a sequence with {type(wrong).__name__} among its items"
+
+
+def _advice(what: str) -> str:
+    if what in ("parameters", "parameter groups", "named parameters", "a tensor"):
+        return (
+            "give the model itself: which optimizer and group each parameter gets depends on the modules that own "
+            'them, and overrides={ParamKey(name="..."): {...}} changes it'
+        )
+    return "give a torch.nn.Module, or a sequence of them"

@@ -71,7 +71,7 @@ def _flat(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield _together(waiting)
             waiting, size = [], 0
         if bytes_ >= _SMALL:
-            yield data.reshape(-1)
+            yield data.reshape(-1).contiguous()
         else:
             waiting.append(data)
             size += bytes_

@@ -1,0 +1,48 @@
+"""The digest of values: equal bits give equal digests, wherever they lie; other bits or another order do not."""
+
+import pytest
+import torch
+
+from megaopt_core.parallel._digest import digest_of_tensors
+
+SIZES = [2, 7, 2000, 70_000, 600_003]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
+
+
+def values(size, dtype):
+    """Return random values."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_digest_does_not_depend_on_the_memory(size, dtype):
+    """A view at an odd offset, and one that is not contiguous, have the digest of a copy."""
+    given = values(size, dtype)
+    shifted = torch.empty(size + 1, dtype=dtype)[1:].copy_(given)
+    strided = torch.empty(size, 2, dtype=dtype)[:, 0].copy_(given)
+    assert digest_of_tensors([given]) == digest_of_tensors([shifted]) == digest_of_tensors([strided])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_values_have_another_digest(size, dtype):
+    """Of one element, of all signs, of two signs, or in another order."""
+    given = values(size, dtype)
+    changed = {"negated": -given, "sign of the last": given.clone(), "zero": given.clone()}
+    changed["sign of the last"][-1] *= -1
+    changed["zero"][size // 2] = 0
+    if size > 2:
+        changed["two signs"] = given.clone()
+        changed["two signs"][[0, -1]] *= -1
+        changed["reversed"], changed["rolled"] = given.flip(0), given.roll(1)
+    digests = [digest_of_tensors([tensor]) for tensor in (given, *changed.values())]
+    assert len(set(digests)) == len(digests), list(changed)
+
+
+def test_order_of_small_tensors_and_swapped_rows_count() -> None:
+    """Tensors that are put together keep their places, and so do the experts of a stack."""
+    one, other = values(5, torch.float32), values(6, torch.float32)
+    assert digest_of_tensors([one, other]) != digest_of_tensors([other, one])
+    stack = values(4 * 64 * 512, torch.float32).view(4, 64, 512)
+    assert digest_of_tensors([stack]) != digest_of_tensors([stack[[1, 0, 2, 3]]])

@@ -6,6 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -79,13 +80,18 @@ def arguments_of(cls: type[torch.optim.Optimizer]) -> dict[str, Argument]:
     return {
         parameter.name: Argument(
             parameter.name,
-            parameter.default,
+            _plain(parameter.default),
             annotations.get(parameter.name),
             texts.get(parameter.name) or f"Argument `{parameter.name}` of {cls.__name__}.",
         )
         for parameter in parameters
         if parameter.kind in named
     }
+
+
+def _plain(default: Any) -> Any:
+    """A member of an enumeration of numbers is a number, which files can hold."""
+    return int(default) if isinstance(default, IntEnum) else default
 
 
 def _annotations(cls: type[torch.optim.Optimizer]) -> dict[str, Any]:

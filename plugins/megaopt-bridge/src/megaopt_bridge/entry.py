@@ -143,7 +143,9 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
     except Exception as error:
         raise _refusal(name, f"it fails on small tensors: {type(error).__name__}: {error}") from error
     if found.takes_nothing:
-        raise _refusal(name, f"it steps no dense tensor: {next(iter(found.refused.values()))}")
+        raise _refusal(
+            name, f"it steps no dense tensor: {found.refused.get(2, next(iter(found.refused.values())))}"
+        )
     return OptimizerEntry(
         prepared(cls, found.presets, recipe.groups),
         config_to_kwargs=bridged.kwargs,
@@ -155,10 +157,18 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
         accepts=partial(_accepts, name, found, recipe) if found.refused or recipe.matrices_only else None,
         fallback=recipe.fallback,
         scalar_states=found.scalars | {"step"},
-        same_as=_same_as(made, kwargs, found),
+        same_as=recipe.same_as or _same_as(made, kwargs, found),
+        param_notes=partial(_notes, recipe) if "bit_exact_resume" in recipe.fails else None,
         description=_description(name, cls),
         example=f'build_optimizer(model, "{name}", lr=1e-3)',
     )
+
+
+def _notes(recipe: Recipe, inner: torch.optim.Optimizer) -> dict[str, str]:
+    """Return for every parameter that a run that is resumed goes on otherwise, and why."""
+    note = f"does not resume exactly: {recipe.fails['bit_exact_resume']}"
+    params = [param for group in inner.param_groups for param in group["params"]]
+    return {param.param_info.name: note for param in params}
 
 
 def _same_as(cls: type[torch.optim.Optimizer], kwargs: Mapping[str, Any], found: Probe) -> str | None:

@@ -23,6 +23,7 @@ class Recipe:
         granularity: it is at least as coarse as this, whatever the probe saw: state that only later steps touch.
         groups: what every group is given before the class sees it.
         always: constructor arguments that are always given; they are no settings.
+        same_as: an optimizer whose first steps it shares for some tensors, which the trial does not see.
         hidden: constructor arguments that are no settings and keep their defaults.
         fails: check of the conformance kit to why the class does not hold it, in words.
     """
@@ -33,5 +34,6 @@ class Recipe:
     granularity: Granularity | None = None
     groups: Mapping[str, Any] = Factory(dict)
     always: Mapping[str, Any] = Factory(dict)
+    same_as: str | None = None
     hidden: frozenset[str] = frozenset()
     fails: Mapping[str, str] = Factory(dict)

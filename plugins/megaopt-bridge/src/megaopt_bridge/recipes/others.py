@@ -13,7 +13,22 @@ _CLOSURE = "its step needs a closure: it evaluates the model several times a ste
 _WRAPPER = "it wraps another optimizer instance: it is no optimizer class of its own"
 _MATRICES = Recipe(matrices_only=True)
 
+_AVERAGE = "its parameters are an average that moves on while the learning rate is 0"
+
 SCHEDULEFREE: Mapping[str, Recipe] = {
+    **dict.fromkeys(
+        (
+            "AdamWScheduleFree",
+            "AdamWScheduleFreePaper",
+            "AdamWScheduleFreeReference",
+            "SGDScheduleFree",
+            "SGDScheduleFreeReference",
+        ),
+        Recipe(fails={"one_schedule": _AVERAGE}),
+    ),
+    "RAdamScheduleFree": Recipe(
+        fails={"one_schedule": _AVERAGE, "report": "it moves nothing in its first four steps"}
+    ),
     **dict.fromkeys(
         ("AdamWScheduleFreeClosure", "RAdamScheduleFreeClosure", "SGDScheduleFreeClosure"),
         Recipe(refused=_CLOSURE),
@@ -23,26 +38,29 @@ SCHEDULEFREE: Mapping[str, Recipe] = {
 
 PRODIGYOPT: Mapping[str, Recipe] = {
     # One estimate for everything; where it begins to grow depends on the gradients.
-    "Prodigy": Recipe(granularity=Granularity.GROUP, hidden=frozenset({"fsdp_in_use"})),
+    "Prodigy": Recipe(
+        granularity=Granularity.GROUP,
+        hidden=frozenset({"fsdp_in_use"}),
+        fails={"one_schedule": "its estimate is of distances in steps, and moves at learning rate 0"},
+    ),
 }
 
-EMERGING: Mapping[str, Recipe] = dict.fromkeys(
-    (
-        "AdaptiveMuon",
-        "MOP",
-        "Muon",
-        "MuonHyperball",
-        "OrthogonalizedOptimizer",
-        "PSGDPro",
-        "PolarGrad",
-        "REKLS",
-        "SOAP",
-        "Scion",
-        "SinkhornMuon",
-        "Spel",
+_NOT_FINITE = "its decompositions do not exist for an infinite gradient"
+_NORMED = "it brings weights back to their norm, whatever the learning rate"
+
+EMERGING: Mapping[str, Recipe] = {
+    **dict.fromkeys(("Muon", "PolarGrad", "SOAP", "Scion", "SinkhornMuon", "Spel"), _MATRICES),
+    **dict.fromkeys(
+        ("AdaptiveMuon", "OrthogonalizedOptimizer"),
+        Recipe(refused="its constructor has no defaults; megaopt-muon brings adaptive_muon and muon"),
     ),
-    _MATRICES,
-)
+    "MOP": Recipe(matrices_only=True, fails={"non_finite_gradients": _NOT_FINITE}),
+    "REKLS": Recipe(matrices_only=True, fails={"non_finite_gradients": _NOT_FINITE}),
+    "MuonHyperball": Recipe(matrices_only=True, fails={"one_schedule": _NORMED}),
+    "ObliqueAdam": Recipe(fails={"one_schedule": _NORMED}),
+    "ObliqueSGD": Recipe(fails={"one_schedule": _NORMED}),
+    "PSGDPro": Recipe(matrices_only=True, fails={"tied_parameters": "it draws random numbers in every step"}),
+}
 
 HEAVYBALL: Mapping[str, Recipe] = {
     **dict.fromkeys(("SAMWrapper",), Recipe(refused=_WRAPPER)),

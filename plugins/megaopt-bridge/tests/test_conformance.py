@@ -1,7 +1,7 @@
 """Classes of torch through the bridge pass the conformance kit, but for what their recipes say."""
 
 import pytest
-from conformance import make
+from conformance import TABLED, make
 from megaopt_testing import parametrize_with_checks
 
 pytest.importorskip("megaopt_adam")
@@ -23,7 +23,7 @@ CLASSES = (
 )
 
 
-@parametrize_with_checks([f"torch:{name}" for name in CLASSES], lr=0.01)
+@parametrize_with_checks([f"torch:{name}" for name in CLASSES], checks=TABLED, lr=0.01)
 def test_conformance(check) -> None:
-    """Every check, of every class of torch that steps dense gradients without a closure."""
+    """Every check of the table, of every class of torch that steps dense gradients without a closure."""
     make(check)

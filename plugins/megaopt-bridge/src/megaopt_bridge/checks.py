@@ -15,7 +15,8 @@ from megaopt_core.errors import ConfigurationError
 
 __all__ = ["Check", "check_of", "is_setting"]
 
-type Check = Callable[[Any, Attribute[Any], Any], None]
+# In quotes: whoever reads the alias when the program runs cannot index the class.
+type Check = Callable[[Any, "Attribute[Any]", Any], None]
 type _Test = Callable[[Any], bool]
 
 _DECAY_RATES = re.compile(r"(.*_)?betas?\d*|momentum")

@@ -312,15 +312,18 @@ def test_under_buffers_it_raises_before_anything_changes(build, settings) -> Non
 
 
 def test_the_look_is_quick() -> None:
-    """150 tensors in 75 modules take less than a tenth of a millisecond."""
+    """It takes less time than listing the model's parameters once, however busy the machine is."""
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(75)))
     optimizer = build_optimizer(model, "t_adam", lr=0.1)
-    times = []
+    looks, lists = [], []
     for _ in range(300):
         start = time.perf_counter()
         assert optimizer.late.settle() is None
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1e-4
+        middle = time.perf_counter()
+        assert len(list(model.named_parameters())) == 150
+        looks.append(middle - start)
+        lists.append(time.perf_counter() - middle)
+    assert min(looks) < min(lists)
 
 
 def test_schedulers_go_on_where_groups_stay_the_same(build) -> None:

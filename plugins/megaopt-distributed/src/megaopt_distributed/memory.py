@@ -146,7 +146,7 @@ class OwnMemory:
         for name, address in self._address.items():
             if self.model.params[name].data_ptr() != address:
                 raise UnsupportedOperationError(
-                    f"{name!r} is no longer in the memory that sharding='distributed' gave it: convert or move the "
+                    f"{name!r} is no longer in the memory that its sharding strategy gave it: convert or move the "
                     "model (.to(), .half(), .cuda(), load_state_dict(assign=True)) before its optimizer is built"
                 )
         finish_grad_sync(self.model.chunks)

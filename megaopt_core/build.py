@@ -10,6 +10,7 @@ import torch
 from attrs import define, evolve
 
 from megaopt_core.config._dump import dump_config
+from megaopt_core.config._group_values import group_checks
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._plugin_settings import with_prefixes
 from megaopt_core.errors import (
@@ -459,6 +460,7 @@ def _build_child(
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
         split=split,
+        checks=group_checks(entry, inner.defaults),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.config._group_values import GroupChecks, group_checks
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._loading.main_values import require_model_values, start_main_values
@@ -59,6 +60,7 @@ class MegatronOptimizer(StepPipeline):
         twins: other parameter objects that share a parameter's memory.
         routing: the routing that this was built for; None for an optimizer that was wrapped by hand.
         split: drives the step in three parts of pieces that have an exchange; None: the inner optimizer steps them.
+        checks: key of a group to what may stand there; None: what the inner optimizer's defaults say.
     """
 
     def __init__(
@@ -79,10 +81,20 @@ class MegatronOptimizer(StepPipeline):
         twins: Twins | None = None,
         routing: Routing | None = None,
         split: ExchangedStep | None = None,
+        checks: GroupChecks | None = None,
     ) -> None:
         groups = list(param_groups)
         part = OptimizerPart(
-            inner, precision, sharded_params, stepped, groups, config, counting or {}, scalar_states, split
+            inner,
+            precision,
+            sharded_params,
+            stepped,
+            groups,
+            config,
+            counting or {},
+            scalar_states,
+            split,
+            group_checks(None, inner.defaults) if checks is None else checks,
         )
         super().__init__(
             [part],

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, evolve, field
 
+from megaopt_core.config._group_values import GroupChecks
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._stages import stage
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OptimizerPart"]
 
+_ABSENT = object()
 _NOT_COPIED = ("params", "param_names")
 
 type _Span = tuple[Counting, slice | None]
@@ -46,6 +49,7 @@ class OptimizerPart:
         counting: parameter name to how it is counted; absent names are counted in the main norm.
         scalar_states: state keys with one number for a parameter.
         split: drives the step in three parts, where the pieces have an exchange; None: the inner optimizer steps.
+        checks: key of a group to what may stand there.
     """
 
     inner: torch.optim.Optimizer
@@ -57,10 +61,12 @@ class OptimizerPart:
     counting: Mapping[str, Counting] = field(factory=dict)
     scalar_states: frozenset[str] = SCALAR_STATES
     split: ExchangedStep | None = None
+    checks: GroupChecks = field(factory=dict)
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     writes: ForeignWrites = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float] = field(factory=dict, init=False)
+    _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._spans = [self._spans_of(piece) for piece in self.pieces]
@@ -88,6 +94,25 @@ class OptimizerPart:
     def pieces(self) -> Sequence[Piece]:
         """This rank's pieces."""
         return self.sharded.pieces
+
+    def check_settings(self) -> None:
+        """Raise for values that somebody wrote into the groups and that no setting could have; before anything changes.
+
+        Raises:
+            ConfigurationError: a value cannot be; the message names group, key, value and what is allowed.
+        """
+        for index, group in enumerate(self.groups):
+            seen = self._seen.setdefault(index, {})
+            for key, check in self.checks.items():
+                value = group.get(key, _ABSENT)
+                if value is not seen.get(key, _ABSENT):
+                    wrong = None if value is _ABSENT else check(value)
+                    if wrong is not None:
+                        where = f"param group {index} of {type(self.inner).__name__}"
+                        raise ConfigurationError(
+                            f"{where}: {key}={value!r}: {wrong}", setting=key, value=value
+                        )
+                    seen[key] = value
 
     def collect_grads(self) -> None:
         """Bring this step's gradients to the stepped tensors."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._compile import _disable_dynamo
 
+from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
@@ -103,6 +104,7 @@ class StepPipeline(TorchSurface):
         return StepResult(successful, norm, zeros)
 
     def _collect_and_unscale(self) -> torch.Tensor | None:
+        self._check_settings()
         if self.before_first_step is not None:
             self.before_first_step()
             self.before_first_step = None
@@ -134,6 +136,16 @@ class StepPipeline(TorchSurface):
             "another rank cannot step what trains now, or was converted, since the optimizer was built; its error says "
             "which parameters. No rank has stepped"
         )
+
+    def _check_settings(self) -> None:
+        """Look at what was written into any group before the first is stepped."""
+        for part in self.parts:
+            part.check_settings()
+
+    @property
+    def group_checks(self) -> list[GroupChecks]:
+        """For every public group, what its values may be."""
+        return [part.checks for part in self.parts for _ in part.groups]
 
     def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
         return Asked(norms=norms, zeros=zeros, finite=finite, norm_groups=self.norm_groups)
@@ -219,7 +231,11 @@ class StepPipeline(TorchSurface):
 
         Returns:
             True.
+
+        Raises:
+            ConfigurationError: a group holds a value that no setting could have; nothing has changed.
         """
+        self._check_settings()
         self.step_and_start_sync()
         self.finish_param_sync()
         for part in self.parts:

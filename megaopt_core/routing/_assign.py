@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 
+from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_settings
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, OverrideError, RoutingError
+from megaopt_core.errors import ConfigurationError, MegaoptError, OverrideError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import OVERRIDE_FIELDS, ParamGroupOverride, param_group_override_to_tuple
 from megaopt_core.params._roles import Doubt
@@ -43,6 +44,21 @@ class Assignment:
     reason: str
 
 
+@frozen
+class _Known:
+    """What is known of an optimizer's constructor and groups, looked up once."""
+
+    kwargs: Mapping[str, Any]
+    parameters: frozenset[str]
+    defaults: Mapping[str, Any]
+    checks: GroupChecks
+    passed: list[dict[str, Any]] = field(factory=list)
+
+    def has_passed(self, given: Mapping[str, Any]) -> bool:
+        """Return whether values were found to be right before, for another parameter."""
+        return any(given is each or given == each for each in self.passed)
+
+
 @define
 class Assigner:
     """Assigns parameters to optimizers; looks entries and defaults up once.
@@ -58,7 +74,7 @@ class Assigner:
     chunks: Sequence[torch.nn.Module]
     pgs: ProcessGroupCollection
     followed: StoredRouting | None = None
-    _defaults: dict[str, tuple[frozenset[str], frozenset[str]]] = field(factory=dict)
+    _known: dict[str, _Known] = field(factory=dict)
     _keys: dict[tuple[Any, ...], GroupKey] = field(factory=dict)
 
     def assign(self, item: InventoryItem, match: Match) -> Assignment:
@@ -163,22 +179,49 @@ class Assigner:
         extra = [key for key in asked if key not in OVERRIDE_FIELDS]
         if not extra:
             return asked, {}
-        if name not in self._defaults:
-            with get_registry().blaming("optimizer", name):
-                kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
-                parameters = constructor_parameters(entry.load_class())
-                self._defaults[name] = frozenset(constructor_defaults(entry, kwargs)), frozenset(parameters)
-        defaults, parameters_of = self._defaults[name]
+        known = self._known_of(name, entry)
         for key in extra:
-            if key not in defaults and key not in parameters_of:
-                allowed = sorted({*OVERRIDE_FIELDS, "lr", *defaults, *parameters_of})
+            if key not in known.defaults and key not in known.parameters:
+                allowed = sorted({*OVERRIDE_FIELDS, "lr", *known.defaults, *known.parameters})
                 raise OverrideError(
                     f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}; "
                     f"allowed are {', '.join(allowed)}",
                     key=key,
                     value=asked[key],
                 )
-        return split_override(asked, defaults)
+        self._require_right_values(entry, known, {key: asked[key] for key in extra}, match)
+        return split_override(asked, known.defaults)
+
+    def _known_of(self, name: str, entry: OptimizerEntry) -> _Known:
+        if name not in self._known:
+            with get_registry().blaming("optimizer", name):
+                kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
+                defaults = constructor_defaults(entry, kwargs)
+                parameters = frozenset(constructor_parameters(entry.load_class()))
+            self._known[name] = _Known(kwargs, parameters, defaults, group_checks(entry, defaults))
+        return self._known[name]
+
+    def _require_right_values(
+        self, entry: OptimizerEntry, known: _Known, given: Mapping[str, Any], match: Match
+    ) -> None:
+        """Raise for values that the optimizer's settings class, its own defaults or its constructor refuse."""
+        if known.has_passed(given):
+            return
+        for key, value in given.items():
+            wrong = known.checks[key](value) if key in known.checks else None
+            if wrong is not None:
+                raise OverrideError(f"{match.origin[key]}: {key}={value!r}: {wrong}", key=key, value=value)
+        first = next(iter(given))
+        wrong = wrong_settings(entry, self.config, given)
+        if wrong is None:
+            arguments = {key: value for key, value in given.items() if key in known.parameters}
+            try:
+                constructor_defaults(entry, {**known.kwargs, **arguments})
+            except (MegaoptError, ValueError, TypeError, AssertionError) as error:
+                wrong = f"{entry.load_class().__name__} refuses {arguments}: {error}"
+        if wrong is not None:
+            raise OverrideError(f"{match.origin[first]}: {wrong}", key=first, value=given[first])
+        known.passed.append(dict(given))
 
     @staticmethod
     def strategy_of(config: OptimizerConfig, optimizer: str) -> str:

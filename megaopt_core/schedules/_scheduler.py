@@ -19,6 +19,8 @@ __all__ = ["OptimizerParamScheduler"]
 
 logger = logging.getLogger(__name__)
 
+_OWN_SETTINGS = ("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult")
+
 
 class HasParamGroups(Protocol):
     """All that a scheduler uses of an optimizer."""
@@ -115,6 +117,7 @@ class OptimizerParamScheduler:
         self.override_opt_param_scheduler = override_opt_param_scheduler
         self.num_steps = 0
         self._styles = dict(styles or {})
+        self._said: list[tuple[Any, ...]] = []
         self._check()
         self.step(increment=0)
 
@@ -149,8 +152,8 @@ class OptimizerParamScheduler:
                 again.
 
         Raises:
-            ScheduleError: the increment is no number of at least 0, or a plugin's style gave no finite
-                number; nothing has changed then.
+            ScheduleError: the increment is no number of at least 0, a group holds a value that cannot be, or a
+                plugin's style gave no finite number; nothing has changed then.
         """
         check_number("increment", increment)
         before = self.num_steps
@@ -255,7 +258,15 @@ class OptimizerParamScheduler:
         if wrong_wd:
             raise ScheduleError(where + wrong_wd, setting="wd_incr_style", value=self.wd_incr_style)
 
+    def _check_written(self) -> None:
+        """Check again what groups say for themselves, where somebody has written into them."""
+        said = [tuple(group.get(name) for name in _OWN_SETTINGS) for group in self.optimizer.param_groups]
+        if said != self._said:
+            self._check()
+            self._said = said
+
     def _apply(self) -> None:
+        self._check_written()
         groups = self.optimizer.param_groups
         # All values first: a style that fails leaves every group as it was.
         values = [(self.get_lr(group), self.get_wd(group) * _own(group, "wd_mult", 1.0)) for group in groups]

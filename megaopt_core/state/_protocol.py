@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from megaopt_core.config._group_values import GroupChecks
     from megaopt_core.execution._exchanged_step import ExchangedStep
     from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.routing._routing import Routing
@@ -77,6 +78,10 @@ class NamedState(Protocol):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The public groups of all parts."""
+
+    @property
+    def group_checks(self) -> Sequence[GroupChecks]:
+        """For every public group, what its values may be."""
 
     @property
     def routing(self) -> Routing | None:

@@ -151,7 +151,7 @@ def _fits_each(present: Any, value: Any) -> bool:
 
 
 def require_settings(source: Source, optimizer: NamedState, merge: GroupMerge) -> None:
-    """Require that settings of groups are of the kind that they are here.
+    """Require that settings of groups can be, and are of the kind that they are here.
 
     Args:
         source: the checkpoint.
@@ -161,8 +161,15 @@ def require_settings(source: Source, optimizer: NamedState, merge: GroupMerge) -
     Raises:
         CheckpointMismatchError: one is not.
     """
-    for index, (group, changes) in enumerate(zip(optimizer.param_groups, merge.changes, strict=True)):
+    groups = zip(optimizer.param_groups, optimizer.group_checks, merge.changes, strict=True)
+    for index, (group, checks, changes) in enumerate(groups):
         for key, value in changes.items():
+            wrong = checks[key](value) if key in checks else None
+            if wrong is not None:
+                raise CheckpointMismatchError(
+                    f"{source.name} cannot be: the setting {key!r} of group {index} is {value!r} there: {wrong}",
+                    path=source.name,
+                )
             present = group.get(key)
             if key == "params" or not _fits_each(present, value):
                 raise CheckpointMismatchError(

@@ -101,7 +101,7 @@ def test_a_wrapped_optimizers_groups_are_checked_by_their_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "allowed"), [case for case in WRONG if case[0] not in ("clip_grad", "fused")]
+    ("key", "value", "allowed"), [case for case in WRONG if case[0] not in ("clip_grad", "fused", "wd_mult")]
 )
 def test_a_loaded_group_is_checked_before_anything_changes(
     mlp, build, give, snapshot, key, value, allowed
@@ -230,7 +230,10 @@ def test_what_an_override_may_hold_a_group_may_hold(key, value) -> None:
     state["param_groups"][0][key] = value
     optimizer.param_groups[0][key] = value
     assert _takes(optimizer.step, ConfigurationError) is right
-    assert _takes(lambda: optimizer.load_state_dict(state), StateDictError) is right
+    if (
+        key != "weight_decay" and value is not None
+    ):  # a load leaves what the configuration says, and None is missing
+        assert _takes(lambda: optimizer.load_state_dict(state), StateDictError) is right
 
 
 def _takes(action, refusal) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
-from megaopt_core.errors import PluginError, PluginHookError, RoutingError
+from megaopt_core.errors import PluginError, PluginHookError, RoutingError, ViewError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._parts import LogicalPart, logical_part
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.routing._roles.explicit import cut_by_attributes
 from megaopt_core.routing._roles.infer import infer_roles
 
 __all__ = ["Inventory", "InventoryItem", "take_inventory"]
@@ -136,6 +137,17 @@ class Inventory:
         return [name for item in every for name in (item.name, *item.aliases)]
 
 
+def _require_view_fits(
+    param: torch.nn.Parameter, name: str, decision: RoleDecision, part: LogicalPart
+) -> None:
+    """Raise unless the view of what attributes have cut fits the whole; what is not cut was looked at before."""
+    if decision.view is not None and cut_by_attributes(param):
+        try:
+            decision.view.matrix_shapes(part.shape)
+        except ViewError as error:
+            raise ViewError(f"{name}: {decision.reason}: {error}") from None
+
+
 def take_inventory(
     chunks: Sequence[torch.nn.Module],
     pgs: ProcessGroupCollection,
@@ -152,6 +164,7 @@ def take_inventory(
 
     Raises:
         RoutingError: two parameters have one name, or tensor parallelism has cut one in a way that cannot be stepped.
+        ViewError: a view does not fit the whole of a parameter that is cut.
     """
     if example is not None and len(chunks) != 1:
         raise RoutingError(f"example: a batch is for a model of one chunk, this one has {len(chunks)}")
@@ -169,6 +182,7 @@ def take_inventory(
                 )
             seen[name] = index
             part = logical_part(named.param, name, pgs)
+            _require_view_fits(named.param, name, decisions[named.name], part)
             item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
             (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
     return inventory

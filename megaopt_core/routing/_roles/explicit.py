@@ -14,7 +14,7 @@ from megaopt_core.params._views import MATRIX, Fused, MatrixView
 from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.registered_views import registered_view
 
-__all__ = ["apply_explicit"]
+__all__ = ["apply_explicit", "cut_by_attributes"]
 
 type Description = tuple[Role | MatrixView, str]
 
@@ -115,9 +115,19 @@ def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, wh
     return _as_matrix(entry, said, who)
 
 
+def cut_by_attributes(param: nn.Parameter) -> bool:
+    """Return whether attributes say that a parameter is a rank's part: a view describes the whole of it.
+
+    Args:
+        param: the parameter.
+    """
+    return bool(getattr(param, "tensor_model_parallel", False)) and getattr(param, "partition_dim", -1) >= 0
+
+
 def _as_matrix(entry: NamedParam, view: MatrixView, who: str) -> RoleDecision:
     try:
-        view.matrix_shapes(tuple(entry.param.shape))
+        if not cut_by_attributes(entry.param):
+            view.matrix_shapes(tuple(entry.param.shape))
     except ViewError as error:
         raise ViewError(f"{entry.name}: {who}: {error}") from None
     return matrix(who, view)

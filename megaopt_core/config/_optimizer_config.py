@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from megaopt_core.config._as_dataclass import DataclassFields, DataclassParams
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFields, core_field_info
 from megaopt_core.config._plugin_settings import check_settings, read_setting, settings_of
@@ -57,6 +58,9 @@ class OptimizerConfig(CoreFields):
     """
 
     _plugin_settings: dict[str, Any]
+
+    __dataclass_fields__ = DataclassFields()
+    __dataclass_params__ = DataclassParams()
 
     def __init__(self, /, **settings: Any) -> None:
         settings = _with_one_strategy(settings)

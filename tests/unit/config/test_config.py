@@ -1,10 +1,12 @@
 """A configuration checks every value, keeps what it cannot check, and survives every way of copying it."""
 
 import copy
+import dataclasses
 import inspect
 import json
 import math
 import pickle
+import pprint
 
 import pytest
 import torch
@@ -300,3 +302,22 @@ def test_a_written_configuration_is_strict_json() -> None:
     written = json.loads(json.dumps(config.to_dict(), allow_nan=False))
     assert written["grad_norm_skip_threshold"] == "inf"
     assert OptimizerConfig.from_dict(written) == config
+
+
+def test_the_standard_library_takes_it_for_a_dataclass() -> None:
+    """Trainers call `dataclasses.fields`, `replace` and `asdict` on configurations."""
+    config = OptimizerConfig(lr=0.1, bf16=True)
+    assert [each.name for each in dataclasses.fields(OptimizerConfig)] == list(CORE_FIELD_NAMES)
+    assert {each.name: each.default for each in dataclasses.fields(config)} == DEFAULTS
+    assert dataclasses.replace(config, lr=0.2) == config.replace(lr=0.2)
+    assert dataclasses.asdict(config) == {**DEFAULTS, "lr": 0.1, "bf16": True}
+    assert pprint.pformat(config) == repr(config)
+    with pytest.raises(ConfigurationError, match="lr=-1"):
+        dataclasses.replace(config, lr=-1)
+
+
+def test_a_dataclass_of_plugin_settings_has_those_that_were_given() -> None:
+    """They survive `replace`, and stand in `asdict`."""
+    config = OptimizerConfig(lr=0.1, muon_momentum=0.5)  # kept as given where its plugin is missing
+    assert dataclasses.replace(config, lr=0.2) == config.replace(lr=0.2)
+    assert dataclasses.asdict(config)["muon_momentum"] == 0.5

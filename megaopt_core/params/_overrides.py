@@ -102,7 +102,11 @@ def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
         if not isinstance(given, str):
             raise OverrideError(f"an override's keys are strings, got {given!r}", value=given)
         if given == "params":
-            raise OverrideError("an override cannot set 'params'", key="params", value=raw)
+            raise OverrideError(
+                f"an override cannot set 'params' (to {raw!r}): its key says which parameters it means",
+                key="params",
+                value=raw,
+            )
         value = tuple(raw) if isinstance(raw, list) else raw
         key = "max_lr" if given == "lr" else given
         if key in checked and checked[key] != value:

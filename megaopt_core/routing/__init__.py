@@ -1,5 +1,11 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
+from megaopt_core.routing._mup import (
+    get_mup_config_overrides,
+    matrix_like_overrides,
+    scaled_learning_rate,
+    vector_like_overrides,
+)
 from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.infer import infer_roles
 from megaopt_core.routing._roles.module_types import (
@@ -14,11 +20,7 @@ from megaopt_core.routing._roles.parametrized import target_of
 from megaopt_core.routing._roles.registered_views import ViewHandle, register_matrix_view
 from megaopt_core.routing._roles.tied import tied_role
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing, route
-from megaopt_core.routing._standard import (
-    get_mup_config_overrides,
-    get_standard_config_overrides,
-    scaled_learning_rate,
-)
+from megaopt_core.routing._standard import get_standard_config_overrides
 
 __all__ = [
     "NameMap",
@@ -37,6 +39,7 @@ __all__ = [
     "is_linear",
     "is_projection",
     "matrix",
+    "matrix_like_overrides",
     "output",
     "register_matrix_view",
     "route",
@@ -44,4 +47,5 @@ __all__ = [
     "stated",
     "target_of",
     "tied_role",
+    "vector_like_overrides",
 ]

@@ -100,7 +100,7 @@ class Assigner:
             name,
             item.is_expert,
             tuple(sorted(settings.items())),
-            param_group_override_to_tuple(group) if group else None,  # type: ignore[arg-type]
+            _override_tuple(group, match.override.get("optimizer")),
         )
         # A model has many parameters and few keys.
         key = self._keys.setdefault(said, GroupKey(*said))
@@ -258,6 +258,12 @@ class Assigner:
 
 
 _UNITS = {Granularity.TENSOR: "whole tensors", Granularity.GROUP: "all of a group together"}
+
+
+def _override_tuple(group: Mapping[str, Any], asked: str | None) -> tuple[tuple[str, Any], ...] | None:
+    """Return the override in a group's key: who is sent to an optimizer shares no group with who is there anyway."""
+    override = {**group, **({} if asked is None else {"optimizer": asked})}
+    return param_group_override_to_tuple(override) if override else None  # type: ignore[arg-type]
 
 
 def _no_cost(spec: ParamSpec, view: MatrixView | None) -> float:

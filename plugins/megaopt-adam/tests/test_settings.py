@@ -4,7 +4,12 @@ import pytest
 import torch
 from megaopt_testing import TinyGPT
 
-from megaopt_core import OptimizerConfig, build_optimizer, get_mup_config_overrides
+from megaopt_core import (
+    OptimizerConfig,
+    build_optimizer,
+    get_mup_config_overrides,
+    get_standard_config_overrides,
+)
 from megaopt_core.errors import ConfigurationError
 
 
@@ -29,28 +34,43 @@ def test_building_without_a_learning_rate_uses_torchs_default() -> None:
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
 
 
-def test_mup_of_adam_divides_hidden_matrices_and_nothing_else() -> None:
-    """With width multiplier 4 a hidden matrix gets lr/4 and eps/4; embeddings, head and vectors stay."""
+@pytest.mark.parametrize("decoupled", [{}, {"decoupled_lr": 0.3}])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_mup_scales_as_the_table_says(name: str, decoupled: dict[str, float]) -> None:
+    """Adam divides what is a matrix, heads included; SGD multiplies vectors and embeddings."""
     pytest.importorskip("megaopt_roles")
-    config = OptimizerConfig(optimizer="adam", lr=0.4, min_lr=0.04)
-    model = TinyGPT()
-    optimizer = build_optimizer(
-        model, "adam", lr=0.4, min_lr=0.04, overrides=get_mup_config_overrides(config, 4.0)
-    )
-    lr = {row.name: row.lr for row in optimizer.report().params}
-    hidden = {name for name in lr if name.startswith("blocks.") and lr[name] == pytest.approx(0.1)}
-    assert hidden == {
-        name for name, param in model.named_parameters() if "blocks" in name and param.ndim == 2
+    m, model = 4.0, TinyGPT()
+    config = OptimizerConfig(optimizer=name, lr=0.4, min_lr=0.04, **decoupled)
+    standard = get_standard_config_overrides(config)
+    overrides = {**standard, **get_mup_config_overrides(config, m)}
+    optimizer = build_optimizer(model, name, lr=0.4, min_lr=0.04, overrides=overrides, **decoupled)
+    group_of = {
+        optimizer.names[param]: group for group in optimizer.param_groups for param in group["params"]
     }
-    assert {lr[name] for name in lr if name not in hidden} == {0.4}
-    eps = {group["eps"] for group in optimizer.param_groups}
-    assert eps == {1e-8, 2.5e-9}
-
-
-def test_mup_of_sgd_multiplies_vectors() -> None:
-    """With width multiplier 4 a vector gets 4 lr; matrices stay."""
-    config = OptimizerConfig(optimizer="sgd", lr=0.1)
-    model = TinyGPT()
-    optimizer = build_optimizer(model, "sgd", lr=0.1, overrides=get_mup_config_overrides(config, 4.0))
     for row in optimizer.report().params:
-        assert row.lr == pytest.approx(0.4 if len(row.shape) < 2 else 0.1), row.name
+        is_vector = len(row.shape) < 2 or row.role == "embedding"
+        scale = {"adam": 1.0 if is_vector else 1 / m, "sgd": m if is_vector else 1.0}[name]
+        lr = 0.3 if decoupled and row.role in ("embedding", "output") else 0.4 * scale
+        assert row.lr == pytest.approx(lr), row.name
+        if name == "adam":
+            assert group_of[row.name]["eps"] == pytest.approx(1e-8 * scale), row.name
+    assert {row.role for row in optimizer.report().params} >= {"embedding", "matrix"}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_the_width_that_was_tuned_needs_no_override(name: str) -> None:
+    """A multiplier of 1 gives an empty dictionary."""
+    assert get_mup_config_overrides(OptimizerConfig(optimizer=name, lr=0.1), 1.0) == {}
+
+
+def test_a_shared_embedding_is_vector_like_by_its_attribute_alone() -> None:
+    """On the last pipeline stage it looks like a head's matrix."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4))
+    model[0].weight.shared_embedding = True
+    for name, lr in (("adam", 0.1), ("sgd", 0.4)):
+        config = OptimizerConfig(optimizer=name, lr=0.1)
+        overrides = get_mup_config_overrides(config, 4.0)
+        optimizer = build_optimizer(model, name, lr=0.1, overrides=overrides)
+        found = {row.name: row.lr for row in optimizer.report().params}
+        assert found["0.weight"] == pytest.approx(lr)
+        assert found["1.weight"] == pytest.approx(0.025 if name == "adam" else 0.1)

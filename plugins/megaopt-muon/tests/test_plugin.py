@@ -112,8 +112,3 @@ def test_every_setting_has_help():
     """`megaopt describe` has a text for every field."""
     for settings in (MuonSettings, AdaptiveMuonSettings):
         assert all(field.metadata["help"] for field in attrs.fields(settings))
-
-
-def test_mup_leaves_matrices_alone():
-    """An orthogonalized update has the right size at every width."""
-    assert ENTRIES["muon"].mup(config(), 4.0) == {}

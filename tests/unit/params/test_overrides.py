@@ -80,7 +80,10 @@ def test_lr_means_max_lr():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"params": []}, "an override cannot set 'params'"),
+        (
+            {"params": []},
+            "an override cannot set 'params' (to []): its key says which parameters it means",
+        ),
         ({"max_lr": -1.0}, "override max_lr=-1.0: must be finite and not negative"),
         ({"wd_mult": float("nan")}, "override wd_mult=nan: must be finite and not negative"),
         ({"max_lr": True}, "override max_lr=True: must be a number"),

@@ -130,6 +130,9 @@ def test_mup_scales_hidden_matrices_and_leaves_a_decoupled_rate_alone():
     routing = route(config, Model(), overrides)
     assert routing.params["hidden.weight"].override == {"max_lr": 0.1, "min_lr": 0.01}
     assert routing.params["head.weight"].override == {"max_lr": 0.3}
+    plain = OptimizerConfig(optimizer="plain", lr=0.4)
+    head = route(plain, Model(), get_mup_config_overrides(plain, 4.0)).params["head.weight"]
+    assert head.override == {"max_lr": 0.1}
     with pytest.raises(ConfigurationError, match=r"^mup_width_mult=0: must be positive$"):
         get_mup_config_overrides(config, 0)
 
@@ -423,3 +426,12 @@ def test_the_order_of_parameters_does_not_matter(random):
     assert one.groups == other.groups
     assert one.children == other.children
     assert dict(one.params) == dict(other.params)
+
+
+def test_an_empty_override_makes_no_group_and_one_that_names_the_optimizer_does():
+    """A group's key is the sorted override, and None where there is none."""
+    config = OptimizerConfig(optimizer="plain", lr=0.1)
+    for override, groups in (({}, 1), ({"optimizer": "plain"}, 2)):
+        routing = route(config, Model(), {ParamKey(name="hidden.weight"): override})
+        assert len(routing.groups) == groups
+        assert {child.optimizer for child in routing.children} == {"plain"}

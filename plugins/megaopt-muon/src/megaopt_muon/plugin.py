@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
+from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec, Role
 from megaopt_core.plugin_api import Commands, OptimizerEntry, hookimpl
+from megaopt_core.routing import matrix_like_overrides, scaled_learning_rate
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
 if TYPE_CHECKING:
@@ -115,9 +117,16 @@ def _param_notes(optimizer: torch.optim.Optimizer) -> Mapping[str, str]:
 def _leave_matrices_alone(
     config: OptimizerConfig, mup_width_mult: float
 ) -> Mapping[ParamKey, ParamGroupOverride]:
-    """Return no override: an orthogonalized update has the right size at every width."""
-    del config, mup_width_mult
-    return {}
+    """Return `lr/m` for matrix-like parameters that Muon does not step; its own updates have the right size."""
+    if config.muon_scale_mode == "spectral":
+        warnings.warn(
+            "muP with muon_scale_mode='spectral': updates grow with the width; only 'unit_rms_norm' does not "
+            "depend on it",
+            stacklevel=4,
+        )
+    return matrix_like_overrides(
+        config, scaled_learning_rate(config, 1.0 / mup_width_mult), but=(Role.MATRIX,)
+    )
 
 
 @hookimpl

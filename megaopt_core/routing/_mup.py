@@ -1,0 +1,163 @@
+"""muP: learning rates for a model that is wider than the one that was tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import field, frozen
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._roles import Role
+from megaopt_core.registry._registry import get_registry
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+
+__all__ = [
+    "get_mup_config_overrides",
+    "matrix_like_overrides",
+    "scaled_learning_rate",
+    "vector_like_overrides",
+]
+
+
+def is_vector_like(param: torch.nn.Parameter, role: Role) -> bool:
+    """Return whether at most one side of a parameter grows with the width: embeddings, and fewer dimensions than 2.
+
+    Args:
+        param: the parameter; an attribute `shared_embedding` alone makes it one.
+        role: what it was found to be.
+    """
+    return param.dim() < 2 or role is Role.EMBEDDING or bool(getattr(param, "shared_embedding", False))
+
+
+def is_matrix_like(param: torch.nn.Parameter, role: Role) -> bool:
+    """Return whether a parameter is none of those, output heads included.
+
+    Args:
+        param: the parameter.
+        role: what it was found to be.
+    """
+    return not is_vector_like(param, role)
+
+
+@frozen
+class _WidthKey(ParamKey):
+    """Matches parameters of these roles whose shape grows with the width in one way."""
+
+    grows: Callable[[torch.nn.Parameter, Role], bool] = field(default=is_matrix_like, kw_only=True)
+
+    def matched_by(self, param: torch.nn.Parameter, param_name: str, role: Role | None = None) -> str | None:
+        roles = self.role if isinstance(self.role, tuple) else (self.role,)
+        if role not in roles or not self.grows(param, role):
+            return None
+        return f"{self.grows.__name__.removeprefix('is_').replace('_', '-')} {role.value}"
+
+    def __str__(self) -> str:
+        return f"{self.grows.__name__} {super().__str__()}"
+
+
+def scaled_learning_rate(config: OptimizerConfig, factor: float) -> ParamGroupOverride:
+    """Return an override that multiplies the configuration's `lr` and `min_lr`, as far as they are set.
+
+    Args:
+        config: the run's configuration.
+        factor: what both are multiplied by.
+    """
+    override = ParamGroupOverride()
+    if config.lr is not None:
+        override["max_lr"] = config.lr * factor
+    if config.min_lr is not None:
+        override["min_lr"] = config.min_lr * factor
+    return override
+
+
+def matrix_like_overrides(
+    config: OptimizerConfig, override: ParamGroupOverride, *, but: tuple[Role, ...] = ()
+) -> dict[ParamKey, ParamGroupOverride]:
+    """Return an override of all matrix-like parameters: what is neither an embedding nor of fewer dimensions than 2.
+
+    Where `decoupled_lr` is set, its learning rate wins for output heads; the override's other keys hold for them too.
+
+    Args:
+        config: the run's configuration.
+        override: what they get.
+        but: roles that are left alone.
+    """
+    return _of_roles(config, override, is_matrix_like, but)
+
+
+def vector_like_overrides(
+    config: OptimizerConfig, override: ParamGroupOverride
+) -> dict[ParamKey, ParamGroupOverride]:
+    """Return an override of all vector-like parameters: embeddings, and what has fewer than 2 dimensions.
+
+    Where `decoupled_lr` is set, its learning rate wins for embeddings and output heads.
+
+    Args:
+        config: the run's configuration.
+        override: what they get.
+    """
+    return _of_roles(config, override, is_vector_like, ())
+
+
+def _of_roles(
+    config: OptimizerConfig,
+    override: ParamGroupOverride,
+    grows: Callable[[torch.nn.Parameter, Role], bool],
+    but: tuple[Role, ...],
+) -> dict[ParamKey, ParamGroupOverride]:
+    roles = [role for role in Role if role not in but]
+    decoupled = tuple(
+        role for role in roles if role.is_embedding_or_output and config.decoupled_lr is not None
+    )
+    rest = {key: value for key, value in override.items() if key not in ("max_lr", "min_lr")}
+    found: dict[ParamKey, ParamGroupOverride] = {}
+    if override:
+        plain = tuple(role for role in roles if role not in decoupled)
+        found[_WidthKey(role=plain, grows=grows)] = override
+    if rest and decoupled:
+        found[_WidthKey(role=decoupled, grows=grows)] = rest  # type: ignore[assignment]
+    return found
+
+
+def get_mup_config_overrides(
+    config: OptimizerConfig, mup_width_mult: float, optimizer_type: str | None = None
+) -> dict[ParamKey, ParamGroupOverride]:
+    """Return muP's overrides for a model that is `mup_width_mult` times wider than the one that was tuned.
+
+    The optimizer's entry brings the rule (`OptimizerEntry.mup`). Where it brings none, matrix-like parameters, output
+    heads included, get `lr / mup_width_mult` and everything else is left alone. A model that divides its logits by the
+    width instead gives its head an override of its own. Combine the result with :func:`get_standard_config_overrides`:
+    the learning rate of `decoupled_lr` wins for embeddings and output heads.
+
+    Args:
+        config: the run's configuration.
+        mup_width_mult: width divided by the width that was tuned; positive. 1 gives no overrides.
+        optimizer_type: name of the optimizer; None: `config.optimizer`.
+
+    Returns:
+        A new dictionary.
+
+    Raises:
+        ConfigurationError: `mup_width_mult` is no positive number.
+
+    Source: Yang et al., Tensor Programs V, arXiv:2203.03466, table 3.
+    """
+    number = isinstance(mup_width_mult, (int, float)) and not isinstance(mup_width_mult, bool)
+    if not (number and 0 < mup_width_mult < float("inf")):
+        raise ConfigurationError(
+            f"mup_width_mult={mup_width_mult!r}: must be positive",
+            setting="mup_width_mult",
+            value=mup_width_mult,
+        )
+    rule = get_registry().optimizer(config.optimizer if optimizer_type is None else optimizer_type).mup
+    if mup_width_mult == 1:
+        return {}
+    if rule is not None:
+        return dict(rule(config, mup_width_mult))
+    return matrix_like_overrides(config, scaled_learning_rate(config, 1.0 / mup_width_mult))

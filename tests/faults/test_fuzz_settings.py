@@ -1,0 +1,26 @@
+"""Fifty wrong settings, overrides, group values and arguments; the script takes hundreds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("fuzz_settings.py")
+
+
+def test_fifty_wrong_inputs_give_fifty_clear_errors():
+    """Each error is ours, names what was given, and says what is allowed."""
+    pytest.importorskip("megaopt_adam")
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), "--inputs", "50", "--seed", "11"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.startswith("seed 11")
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert (sum(result["clear"].values()), result["wrong"]) == (50, 0)

@@ -44,7 +44,7 @@ def group_checks(entry: OptimizerEntry | None, defaults: Mapping[str, Any]) -> G
     checks: dict[str, Check] = {key: _by_default(key, value) for key, value in defaults.items()}
     owned = {} if entry is None else _owned_by(entry)
     checks |= {key: _by_validator(info) for key, info in owned.items() if key in defaults}
-    betas = defaults.get("betas")
+    betas: Any = defaults.get("betas")
     if _is_pair_of_rates(betas):
         each = [
             _by_validator(owned[key]) if (key := f"beta{number}") in owned else _rate

@@ -6,26 +6,59 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import torch
+from attrs import frozen
 
 if TYPE_CHECKING:
     from megaopt_muon.workspace import Workspace
 
-__all__ = ["MomentumStep", "subtract"]
+__all__ = ["Decay", "MomentumStep", "squared_norm", "subtract"]
 
 _IN_CACHE: Final = 1 << 17
 """Elements of a piece."""
 
 
+@frozen
+class Decay:
+    """Decoupled weight decay, made where the parameter is read for its update anyway.
+
+    Args:
+        keep: factor on the parameter.
+        is_cautious: only on what agrees with its update in sign.
+    """
+
+    keep: float | torch.Tensor
+    is_cautious: bool = False
+
+    def apply(self, part: torch.Tensor, update: torch.Tensor) -> None:
+        """Shrink a part of a parameter in place.
+
+        Args:
+            part: the part.
+            update: what will be subtracted, but for a positive factor.
+        """
+        if self.is_cautious:  # the sign, so that no product becomes 0 because it is small
+            part.copy_(torch.where(torch.sign(update) * part >= 0, part * self.keep, part))
+        else:
+            part.mul_(self.keep)
+
+
+def squared_norm(x: torch.Tensor) -> float:
+    """Return the squared Frobenius norm, added up in pieces: the same number that :class:`MomentumStep` finds.
+
+    Args:
+        x: float32, contiguous.
+    """
+    return sum(float(torch.dot(piece, piece)) for piece in x.view(-1).split(_IN_CACHE))
+
+
 class MomentumStep:
-    """Weight decay and momentum of one parameter in one sweep, whose update is written in the dtype it is needed in.
+    """The momentum of one parameter in one sweep, whose update is written in the dtype it is needed in.
 
     The numbers are those of the same operations on whole tensors, bit for bit.
 
     Args:
-        lr: learning rate.
         momentum: decay rate of the momentum.
-        weight_decay: weight decay coefficient.
-        decoupled: shrink the parameter; else its multiple is added to the gradient.
+        added_decay: the multiple of the parameter that is added to the gradient.
         nesterov: look one step of momentum ahead.
         workspace: where pieces live.
     """
@@ -33,23 +66,20 @@ class MomentumStep:
     def __init__(
         self,
         *,
-        lr: float | torch.Tensor,
         momentum: float,
-        weight_decay: float,
-        decoupled: bool,
+        added_decay: float,
         nesterov: bool,
         workspace: Workspace,
     ) -> None:
-        self._keep = 1.0 - lr * weight_decay if decoupled and weight_decay else None
-        self._add = 0.0 if decoupled else weight_decay
+        self._add = added_decay
         self._momentum = momentum
         self._nesterov = nesterov
         self._workspace = workspace
 
     def __call__(
         self, param: torch.Tensor, grad: torch.Tensor, buffer: torch.Tensor, out: torch.Tensor
-    ) -> torch.Tensor:
-        """Decay the parameter, move its momentum, and return what is to be orthogonalized.
+    ) -> float:
+        """Move the momentum, write what is to be orthogonalized, and return its squared Frobenius norm.
 
         Args:
             param: contiguous.
@@ -60,13 +90,14 @@ class MomentumStep:
         flat = [tensor.view(-1) for tensor in (param, grad, buffer, out)]
         length = min(_IN_CACHE, param.numel())
         spare = self._workspace.take("elements", (2, length), param.dtype, param.device, dense=True)
+        square = 0.0
         for p, g, m, u in zip(*(tensor.split(length) for tensor in flat), strict=True):
-            if self._keep is not None:
-                p.mul_(self._keep)
             source = torch.add(g, p, alpha=self._add, out=spare[1, : g.numel()]) if self._add else g
             m.lerp_(source, 1.0 - self._momentum)
-            u.copy_(torch.lerp(source, m, self._momentum, out=spare[0, : g.numel()]) if self._nesterov else m)
-        return out
+            ahead = torch.lerp(source, m, self._momentum, out=spare[0, : g.numel()]) if self._nesterov else m
+            square += float(torch.dot(ahead, ahead))
+            u.copy_(ahead)
+        return square
 
 
 def subtract(
@@ -76,7 +107,7 @@ def subtract(
     scale: float,
     workspace: Workspace,
     *,
-    keep: float | torch.Tensor | None = None,
+    decay: Decay | None = None,
 ) -> None:
     """Apply `target -= lr * (scale * update)`, where the products are float32 or wider.
 
@@ -86,7 +117,7 @@ def subtract(
         lr: learning rate.
         scale: factor on the update.
         workspace: where pieces live.
-        keep: factor that comes before, on what agrees with its update in sign; None for none.
+        decay: weight decay, which comes before; None for none.
     """
     for part, change in _rows(target, update):
         dtype = torch.promote_types(target.dtype, torch.float32)  # bfloat16 would round the learning rate too
@@ -94,8 +125,8 @@ def subtract(
         wide.copy_(change)
         if scale != 1.0:
             wide.mul_(scale)
-        if keep is not None:  # the sign, so that no product becomes 0 because it is small
-            part.copy_(torch.where(torch.sign(wide) * part >= 0, part * keep, part))
+        if decay is not None:
+            decay.apply(part, wide)
         if isinstance(lr, torch.Tensor):
             part.sub_(wide.mul_(lr))
         else:

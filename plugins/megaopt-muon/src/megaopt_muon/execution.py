@@ -68,7 +68,7 @@ def orthogonalize_pieces(
     plans: Sequence[MatrixPlan],
     updates: Sequence[torch.Tensor],
     book: MethodBook | None = None,
-    consume: Sequence[bool] = (),
+    squares: Sequence[float | None] = (),
 ) -> Iterator[Orthogonalized]:
     """Orthogonalize every matrix of every update.
 
@@ -77,7 +77,7 @@ def orthogonalize_pieces(
         plans: what each parameter consists of; none of them gathers first.
         updates: one per plan, of the parameter's stored shape.
         book: the methods to take; None: those of `ns`.
-        consume: which updates may be overwritten; by default none.
+        squares: squared norms, as far as known, of updates that may be overwritten; by default none.
 
     Yields:
         `(index of the plan, index of the piece, orthogonalized [*batch, rows, columns])`, without the plan's scale. The
@@ -97,7 +97,12 @@ def orthogonalize_pieces(
             if kind == "single":
                 for index, number in members:
                     matrix = plans[index].pieces[number].read(updates[index])
-                    yield index, number, ns.scaled(matrix, book, consume=bool(consume) and consume[index])
+                    square = squares[index] if squares else None
+                    whole = len(plans[index].pieces) == 1
+                    scaled = ns.scaled(
+                        matrix, book, consume=square is not None, square=square if whole else None
+                    )
+                    yield index, number, scaled
             else:
                 run = _padded if kind == "padded" else _batched
                 yield from run(ns, plans, updates, members)

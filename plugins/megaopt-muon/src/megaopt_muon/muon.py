@@ -12,7 +12,7 @@ from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimize
 
 from megaopt_core.errors import ConfigurationError, GradientError
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.elementwise import MomentumStep, subtract
+from megaopt_muon.elementwise import Decay, MomentumStep, subtract
 from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
 from megaopt_muon.groups import group_of, tensor_parallel_groups
 from megaopt_muon.methods import MethodBook, is_narrow
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_muon.pieces import Piece
 
-__all__ = ["Change", "TensorParallelMuon", "cautious_factor", "gradient_of", "init_state"]
+__all__ = ["Change", "TensorParallelMuon", "decay_of", "gradient_of", "init_state"]
 
 # So many elements are updated together: enough to save calls, little enough not to double the memory of a model.
 _CHUNK = 1 << 25
@@ -189,6 +189,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         ] = {}  # of whole parameters that are stepped here, held elsewhere
         self._books: dict[int, MethodBook] = {}
         self._active_book: MethodBook | None = None
+        self._squares: dict[int, float] = {}  # squared norms of the updates that were swept, by position
         OrthogonalizedOptimizer.__init__(
             self,
             params,
@@ -278,12 +279,15 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         grads = [gradient_of(param) for param in params]
         buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
         single = [index for index, param in enumerate(params) if self._is_swept(param, grads[index])]
+        step, self._squares = self._momentum_step(group), {}
         for index, out in zip(single, self._update_memory([params[index] for index in single]), strict=True):
-            updates[index] = self._momentum_step(group)(params[index], grads[index], buffers[index], out)
+            self._squares[index] = step(params[index], grads[index], buffers[index], out)
+            updates[index] = out
         together = [index for index in range(len(params)) if index not in updates]
         if together:
             some = [[tensors[index] for index in together] for tensors in (params, grads, buffers)]
-            updates |= zip(together, self._foreach_updates(group, *some), strict=True)
+            early = [param for param in some[0] if self._late_decay(group, param) is None]
+            updates |= zip(together, self._foreach_updates(group, *some, decayed=early), strict=True)
         return [updates[index] for index in range(len(params))]
 
     def _foreach_updates(
@@ -292,14 +296,14 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
         buffers: list[torch.Tensor],
+        *,
+        decayed: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         if group["weight_decay"] != 0:
-            if group["cautious_weight_decay"]:
-                pass  # the update is not known yet
-            elif self.weight_decay_method == "decoupled":
-                torch._foreach_mul_(params, 1.0 - group["lr"] * group["weight_decay"])
-            else:
+            if self.weight_decay_method != "decoupled":
                 grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+            elif decayed:
+                torch._foreach_mul_(list(decayed), 1.0 - group["lr"] * group["weight_decay"])
         torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
         return list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
 
@@ -316,7 +320,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             [plans[index] for index in together],
             [updates[index] for index in together],
             book,
-            [updates[index].dtype != params[index].dtype for index in together],
+            [self._squares.get(index) for index in together],
         ):
             index = together[position]
             piece, scale = plans[index].pieces[number], plans[index].scales[number]
@@ -330,15 +334,16 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self, group: dict[str, Any], params: Sequence[torch.Tensor], changes: Iterable[Change]
     ) -> None:
         """Subtract what was transformed, times the learning rate: element by element."""
-        workspace, lr, keep = self.newton_schulz.workspace, group["lr"], cautious_factor(group)
+        workspace, lr = self.newton_schulz.workspace, group["lr"]
         for change in changes:
             param = params[change.index]
+            decay = self._late_decay(group, param)
             if change.piece is not None:
                 window = change.piece.window(param)
-                subtract(window, change.values, lr, change.scale, workspace, keep=keep)
+                subtract(window, change.values, lr, change.scale, workspace, decay=decay)
             else:
                 self.pre_weight_update_fn_inplace(param, change.values)
-                subtract(param, change.values, lr, change.scale, workspace, keep=keep)
+                subtract(param, change.values, lr, change.scale, workspace, decay=decay)
                 self.post_weight_update_fn_inplace(param)
 
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -357,12 +362,21 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
     def _is_narrow(self, param: torch.Tensor) -> bool:
         return is_narrow(compute_dtype(self.newton_schulz.precision, param.dtype, param.device), param.device)
 
+    def _late_decay(self, group: dict[str, Any], param: torch.Tensor) -> Decay | None:
+        """Return the decay that comes with the update, when the parameter is read anyway; None where it came before.
+
+        What a subclass does before and after an update finds parameters decayed. In 16 bits torch rounds a product
+        otherwise where memory has gaps, so that matrices of one parameter would not decay as the whole does.
+        """
+        if not group["weight_decay"] or self.weight_decay_method != "decoupled":
+            return None
+        waits = group["cautious_weight_decay"] or not (self._is_customized() or param.dtype.itemsize < 4)
+        return decay_of(group) if waits else None
+
     def _momentum_step(self, group: dict[str, Any]) -> MomentumStep:
         return MomentumStep(
-            lr=group["lr"],
             momentum=group["momentum"],
-            weight_decay=0.0 if group["cautious_weight_decay"] else group["weight_decay"],
-            decoupled=self.weight_decay_method == "decoupled",
+            added_decay=group["weight_decay"] if self.weight_decay_method != "decoupled" else 0.0,
             nesterov=self.nesterov,
             workspace=self.newton_schulz.workspace,
         )
@@ -452,16 +466,13 @@ def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
         raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
 
 
-def cautious_factor(group: Mapping[str, Any]) -> float | torch.Tensor | None:
-    """Return the factor on weights that agree with their update in sign; None where decay does not ask for that.
+def decay_of(group: Mapping[str, Any]) -> Decay:
+    """Return the decoupled decay of a group.
 
     Args:
         group: a parameter group.
     """
-    if not (group["cautious_weight_decay"] and group["weight_decay"]):
-        return None
-    keep: float | torch.Tensor = 1.0 - group["lr"] * group["weight_decay"]
-    return keep
+    return Decay(1.0 - group["lr"] * group["weight_decay"], group["cautious_weight_decay"])
 
 
 def gradient_of(param: torch.Tensor) -> torch.Tensor:

@@ -99,7 +99,12 @@ class NewtonSchulz:
         return result.values.to(wide, copy=True, memory_format=torch.contiguous_format).mul_(result.scale)
 
     def scaled(
-        self, update: torch.Tensor, book: MethodBook | None = None, *, consume: bool = False
+        self,
+        update: torch.Tensor,
+        book: MethodBook | None = None,
+        *,
+        consume: bool = False,
+        square: float | None = None,
     ) -> Scaled:
         """Return the orthogonalized matrices, of which a scale is left to whoever uses them.
 
@@ -107,6 +112,7 @@ class NewtonSchulz:
             update: as for :meth:`__call__`.
             book: the methods to take; None: this object's own.
             consume: `update` may be overwritten.
+            square: its squared Frobenius norm, where that is known.
 
         Returns:
             Matrices in memory that the next call uses again; never a number that is not finite, if `update` has none.
@@ -114,7 +120,7 @@ class NewtonSchulz:
         dtype = compute_dtype(self.precision, update.dtype, update.device)
         if is_narrow(dtype, update.device):
             if update.dim() == 2:
-                return self._whole(update, dtype, book or self.book, consume=consume)
+                return self._whole(update, dtype, book or self.book, consume=consume, square=square)
             tall = update.shape[-2] > update.shape[-1]
             x = torch.empty(update.mT.shape if tall else update.shape, dtype=dtype)
             normalized(update.mT if tall else update, x, self.eps)
@@ -133,47 +139,43 @@ class NewtonSchulz:
         """
         return iterate_whole(Scaled(x), self.coefficients, self.workspace)
 
-    def _whole(self, update: torch.Tensor, dtype: torch.dtype, book: MethodBook, *, consume: bool) -> Scaled:
-        """Orthogonalize one matrix in 16 bits; a tall one is turned, since products that read across take longer."""
-        rows, columns = update.shape
-        small, large = min(rows, columns), max(rows, columns)
-        x, scale = self._entered(update, dtype, consume=consume and are_tame(self.coefficients))
+    def _whole(
+        self,
+        update: torch.Tensor,
+        dtype: torch.dtype,
+        book: MethodBook,
+        *,
+        consume: bool,
+        square: float | None,
+    ) -> Scaled:
+        """Orthogonalize one matrix in 16 bits."""
+        small, large = sorted(update.shape)
+        x = self._entered(update, dtype, square, consume=consume and are_tame(self.coefficients))
         runs = None
-        if scale != 1.0 and book.method_of(small, large) == "gram":
+        if x.scale != 1.0 and book.method_of(small, large) == "gram":
             runs = partial(whole_runs, self.coefficients)
-        elif scale != 1.0:
-            x.mul_(scale)  # step by step, as the formula reads, the sums have the coefficients as factors
-            scale = 1.0
-        result = iterate_whole(Scaled(x, scale), self.coefficients, self.workspace, runs)
-        if rows > columns:
-            out = self.workspace.take("turned", update.shape, dtype, update.device, dense=True)
-            result = Scaled(out.copy_(result.values.mT), result.scale)
-        return self.finite(result, update)
+        return self.finite(iterate_whole(x, self.coefficients, self.workspace, runs), update)
 
     def _entered(
-        self, update: torch.Tensor, dtype: torch.dtype, *, consume: bool
-    ) -> tuple[torch.Tensor, float]:
-        """Return a matrix in the compute dtype, turned if it is tall, and the factor that makes its norm 1.
+        self, update: torch.Tensor, dtype: torch.dtype, square: float | None, *, consume: bool
+    ) -> Scaled:
+        """Return a matrix in the compute dtype, and the factor that makes its norm 1.
 
         Where the norm is below the floor, or no product of it has the range, and where matrices are small, so that
         others of the shape go as a batch, the matrix is divided instead: the factor is 1.
         """
-        tall, take = update.shape[0] > update.shape[1], self.workspace.take
         narrow = update
-        if update.dtype != dtype or not update.is_contiguous() or not (consume or tall):
-            narrow = take("narrow", update.shape, dtype, update.device, dense=True).copy_(update)
-        alone = min(update.shape) >= SMALLEST_ALONE
-        square = squared_norm(narrow, self.workspace) if alone else 0.0
-        scale = 1.0
-        if max(_LEAST, self.eps**2) < square < _MOST:
-            scale = square**-0.5
-        else:
-            narrow = take("narrow", update.shape, dtype, update.device, dense=True)
-            normalized(update, narrow, self.eps)
-        if not tall:
-            return narrow, scale
-        turned = take("entered", update.mT.shape, dtype, update.device, dense=True)
-        return turned.copy_(narrow.mT), scale
+        if update.dtype != dtype or not update.is_contiguous() or not consume:
+            narrow = self.workspace.take("narrow", update.shape, dtype, update.device, dense=True).copy_(
+                update
+            )
+        if min(update.shape) >= SMALLEST_ALONE:
+            square = squared_norm(narrow, self.workspace) if square is None else square
+            if max(_LEAST, self.eps**2) < square < _MOST:
+                return Scaled(narrow, square**-0.5)
+        narrow = self.workspace.take("narrow", update.shape, dtype, update.device, dense=True)
+        normalized(update, narrow, self.eps)
+        return Scaled(narrow)
 
     def finite(self, result: Scaled, update: torch.Tensor) -> Scaled:
         """Return the result, or what stands in for matrices that the iteration has blown up.

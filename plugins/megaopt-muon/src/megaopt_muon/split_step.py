@@ -15,9 +15,9 @@ from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimize
 from megaopt_core.errors import PluginError
 from megaopt_core.params import ParamInfo
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon, _wide
-from megaopt_muon.elementwise import subtract
+from megaopt_muon.elementwise import squared_norm, subtract
 from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
-from megaopt_muon.muon import TensorParallelMuon, cautious_factor, gradient_of
+from megaopt_muon.muon import TensorParallelMuon, decay_of, gradient_of
 from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
 
 __all__ = ["AdaptiveMuonSplit", "MuonSplit", "OrthogonalizedSplit"]
@@ -154,7 +154,10 @@ class MuonSplit:
             if not mine:
                 continue
             momenta = [self._momentum(param) for param in mine]
-            updates = inner._foreach_updates(group, mine, [gradient_of(param) for param in mine], momenta)
+            grads, decayed = [gradient_of(param) for param in mine], mine
+            if group["cautious_weight_decay"]:
+                decayed = []  # the update is not known yet
+            updates = inner._foreach_updates(group, mine, grads, momenta, decayed=decayed)
             done.update((id(param), update) for param, update in zip(mine, updates, strict=True))
         return [done[id(param)] for param in params]
 
@@ -172,11 +175,12 @@ class MuonSplit:
             mine = [index for index, info in enumerate(infos) if info.group == number]
             plans, book = [self._plan(infos[index]) for index in mine], inner._book(group)
             given = [self._as_swept(plan, updates[index]) for plan, index in zip(plans, mine, strict=True)]
-            consume = [
-                update.dtype != updates[index].dtype for update, index in zip(given, mine, strict=True)
+            squares = [
+                None if update is updates[index] else squared_norm(updates[index])
+                for update, index in zip(given, mine, strict=True)
             ]
             for position, of_plan, o in orthogonalize_pieces(
-                inner.newton_schulz, plans, given, book, consume
+                inner.newton_schulz, plans, given, book, squares
             ):
                 piece, scale = plans[position].pieces[of_plan], plans[position].scales[of_plan] * o.scale
                 window = piece.window(done[mine[position]])
@@ -199,7 +203,8 @@ class MuonSplit:
         for param, update in zip(params, updates, strict=True):
             if param.numel():
                 group = group_of[id(param)]
-                subtract(param, update, group["lr"], 1.0, workspace, keep=cautious_factor(group))
+                decay = decay_of(group) if group["weight_decay"] and group["cautious_weight_decay"] else None
+                subtract(param, update, group["lr"], 1.0, workspace, decay=decay)
 
     def _as_swept(self, plan: MatrixPlan, update: torch.Tensor) -> torch.Tensor:
         """Return an update in the 16 bits in which `step` writes it where it is iterated in them."""

@@ -34,6 +34,9 @@ type ChooseRuns = Callable[[float], Sequence[int]]
 
 type Triple = tuple[float, float, float]
 
+_FEW = 2
+"""Runs that are made on a tall matrix as it is."""
+
 _IN_CACHE = 1 << 17
 """Elements that are widened at a time: they stay in the cache of a core."""
 
@@ -69,8 +72,11 @@ def iterate_whole(
 ) -> Scaled:
     """Run all steps on matrices of norm at most 1, or of norm 1 where runs are chosen.
 
+    Products that read a left operand across take longer, and so does turning a tall matrix around and back: it is
+    turned where more than two runs are left.
+
     Args:
-        x: `[n, k]` or `[matrices, n, k]`, not tall; used up.
+        x: `[n, k]` or `[matrices, n, k]`, of which a batch is not tall; used up.
         coefficients: `(a, b, c)` of each step.
         workspace: where intermediate matrices live.
         choose: tells the runs that the Gram matrix's norm allows; None for single steps.
@@ -79,24 +85,34 @@ def iterate_whole(
     Returns:
         The result, in memory that the next call uses again.
     """
-    other = _take("x", x.values, workspace)
+    shape = x.values.shape
     done, runs = 0, [1] * len(coefficients)
     if choose is not None:
         a = _gram(x, 1.0, workspace)
         w = _polynomial(a, coefficients[0], _take("w0", a.values, workspace))
         runs = list(choose(_norm(a, w, coefficients[0])))
         q = _accumulate(a, w, coefficients[: runs[0]], workspace)
-        x, other = _apply(q, x, other), x.values
+        free = x.values
+        x = _apply(q, x, _take("x", x.values, workspace))
         done, runs = runs[0], runs[1:]
+    else:
+        free = _take("x", x.values, workspace)
+    if _is_tall(x.values) and len(runs) > _FEW:
+        turned = x.values.mT.shape
+        memory = workspace.take("turned", turned, x.values.dtype, x.values.device, dense=True)
+        x = Scaled(memory.copy_(x.values.mT), x.scale)
+        free = free.view(turned)
     for length in runs:
         triples = coefficients[done : done + length]
         if length == 1:
-            x, other = _single(x, triples[0], other, workspace, reduce), x.values
+            x, free = _single(x, triples[0], free, workspace, reduce), x.values
         else:
             a = _gram(x, x.scale * x.scale * squared_norm(x.values, workspace), workspace)
             w = _polynomial(a, triples[0], _take("w0", a.values, workspace))
-            x, other = _apply(_accumulate(a, w, triples, workspace), x, other), x.values
+            x, free = _apply(_accumulate(a, w, triples, workspace), x, free), x.values
         done += length
+    if x.values.shape != shape:
+        x = Scaled(free.view(shape).copy_(x.values.mT), x.scale)
     return x
 
 
@@ -125,17 +141,14 @@ def _single(
 ) -> Scaled:
     """Return `a X + (b A + c A^2) X`."""
     a, b, c = triple
-    gram = torch.matmul(x.values, x.values.mT, out=_take_square("gram", x.values, workspace))
+    gram = _outer(x.values, x.scale * x.scale, workspace)
     if reduce is not None:
         reduce(gram)
     w = _take("w0", gram, workspace)
-    if x.scale == 1.0:  # what is added then has the factors of the coefficients, of which there are few
-        multiply = torch.baddbmm if gram.dim() == 3 else torch.addmm
-        multiply(gram, gram, gram, beta=b, alpha=c, out=w)
-        return Scaled(multiply(x.values, w, x.values, beta=a, out=out))
-    square = x.scale * x.scale
-    f = _sum(gram, b * square, gram, gram, c * square * square, w).scale
-    return _sum(x.values, a * x.scale, w, x.values, f * x.scale, out)
+    multiply = torch.baddbmm if gram.dim() == 3 else torch.addmm
+    multiply(gram, gram, gram, beta=b, alpha=c, out=w)  # the coefficients are few: each is compiled once
+    left, right = (x.values, w) if _is_tall(x.values) else (w, x.values)
+    return Scaled(multiply(x.values, left, right, beta=a, out=out), x.scale)
 
 
 def _gram(x: Scaled, trace: float, workspace: Workspace) -> _Centered:
@@ -143,7 +156,7 @@ def _gram(x: Scaled, trace: float, workspace: Workspace) -> _Centered:
 
     Where singular values are nearly equal, so are the elements of the diagonal, which then round all the same way.
     """
-    gram = torch.mm(x.values, x.values.mT, out=_take_square("gram", x.values, workspace))
+    gram = _outer(x.values, 1.0, workspace)
     _center(gram)
     return _Centered(trace / gram.shape[-1], x.scale * x.scale, gram)
 
@@ -198,8 +211,9 @@ def _product(left: _Centered, right: _Centered, out: torch.Tensor) -> _Centered:
 
 
 def _apply(q: _Centered, x: Scaled, out: torch.Tensor) -> Scaled:
-    """Return `Q X`."""
-    return _sum(x.values, q.mean * x.scale, q.values, x.values, q.scale * x.scale, out)
+    """Return `Q X`, or `X Q` for a tall matrix."""
+    left, right = (x.values, q.values) if _is_tall(x.values) else (q.values, x.values)
+    return _sum(x.values, q.mean * x.scale, left, right, q.scale * x.scale, out)
 
 
 def _sum(
@@ -225,5 +239,16 @@ def _take(name: str, like: torch.Tensor, workspace: Workspace) -> torch.Tensor:
     return workspace.take(name, like.shape, like.dtype, like.device, dense=True)
 
 
-def _take_square(name: str, x: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-    return workspace.take(name, (*x.shape[:-1], x.shape[-2]), x.dtype, x.device, dense=True)
+def _outer(x: torch.Tensor, factor: float, workspace: Workspace) -> torch.Tensor:
+    """Return `factor * X X^T`, or `factor * X^T X` for a tall matrix, rounded once."""
+    size = min(x.shape[-2:])
+    out = workspace.take("gram", (*x.shape[:-2], size, size), x.dtype, x.device, dense=True)
+    left, right = (x.mT, x) if _is_tall(x) else (x, x.mT)
+    if factor == 1.0:
+        return torch.matmul(left, right, out=out)
+    multiply = torch.baddbmm if x.dim() == 3 else torch.addmm
+    return multiply(out, left, right, beta=0, alpha=factor, out=out)
+
+
+def _is_tall(x: torch.Tensor) -> bool:
+    return x.shape[-2] > x.shape[-1]

@@ -227,9 +227,9 @@ def test_what_an_override_may_hold_a_group_may_hold(key, value) -> None:
         right = False
     optimizer = build_optimizer(model, "t_adam", overrides={}, **settings)
     state = copy.deepcopy(optimizer.state_dict())
-    state["param_groups"][0][key] = value
-    # A load leaves what the configuration says, and None counts as missing.
-    if key != "weight_decay" and value is not None:
+    present, state["param_groups"][0][key] = state["param_groups"][0][key], value
+    # A load writes what differs (0 is False) and is not None, and leaves what the configuration says.
+    if key != "weight_decay" and value is not None and value != present:
         assert _takes(lambda: optimizer.load_state_dict(state), StateDictError) is right
     optimizer.param_groups[0][key] = value
     assert _takes(optimizer.step, ConfigurationError) is right

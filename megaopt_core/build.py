@@ -190,7 +190,7 @@ def _require_name(optimizer: object) -> None:
         advice = "`megaopt optimizers` lists the names; a class of another package gets one from a plugin"
     shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
     raise ConfigurationError(
-        f"optimizer: got {shown}; give a registered name, such as 'adam': {advice}",
+        f"optimizer: got {shown}; give a registered name: {advice}",
         setting="optimizer",
         value=optimizer,
     )

@@ -77,13 +77,25 @@ def test_ratios_between_groups_stay(mlp, build, give, name) -> None:
     assert factors[0] < 1.0
 
 
-def test_momentum_cycles_where_every_group_has_betas(mlp, build) -> None:
-    """OneCycleLR moves beta1 of an Adam; on a chain without common momentum it says so."""
+def test_momentum_cycles_where_groups_have_one(mlp, build, give) -> None:
+    """OneCycleLR moves beta1 of an Adam, on a chain too, and the momentum of the others."""
     optimizer = build(mlp())
     lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     assert optimizer.param_groups[0]["betas"][0] == 0.95
-    with pytest.raises(ValueError, match="cycle_momentum"):
-        lr_scheduler.OneCycleLR(build(mlp(), overrides=CHAIN), max_lr=0.1, total_steps=10)
+    model = mlp()
+    chain = build(model, overrides=CHAIN)
+    scheduler = lr_scheduler.OneCycleLR(chain, max_lr=0.1, total_steps=10)
+    seen = []
+    for step in range(3):
+        give(model, step)
+        chain.step()
+        scheduler.step()
+        inner = [group for part in chain.parts for group in part.inner.param_groups]
+        (rate,) = {group["betas"][0] if "betas" in group else group["momentum"] for group in inner}
+        seen.append(rate)
+    assert seen[0] == 0.95
+    assert seen == sorted(seen, reverse=True)
+    assert len(set(seen)) == 3
 
 
 def test_resuming_a_scheduler_and_its_optimizer(mlp, build, give) -> None:

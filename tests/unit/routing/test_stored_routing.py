@@ -183,6 +183,7 @@ def test_a_path_is_read_by_a_plugin() -> None:
 
 def test_without_a_reader_the_error_says_what_to_install(monkeypatch, stand_in) -> None:
     """The core knows no files."""
+    pytest.importorskip("megaopt_adam")
     monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "checkpoint")
     installed = any(info.name == "checkpoint" for info in get_registry().plugins())
     reset_registry()

@@ -58,7 +58,7 @@ def validate_coefficient_type(coefficient_type: str) -> None:
     if coefficient_type not in supported:
         raise ConfigurationError(
             f"coefficient_type={coefficient_type!r}: the installed emerging-optimizers knows {list(supported)}",
-            setting="muon_coefficient_type",
+            setting="coefficient_type",
             value=coefficient_type,
         )
 

@@ -43,8 +43,8 @@ def validate_moment2_method(method: str) -> None:
     """
     if method not in get_supported_moment2_methods():
         raise ConfigurationError(
-            f"moment2_method={method!r}: must be one of {list(get_supported_moment2_methods())}",
-            setting="adaptive_muon_moment2_method",
+            f"moment2_method={method!r}: must be one of {', '.join(map(repr, get_supported_moment2_methods()))}",
+            setting="moment2_method",
             value=method,
         )
 

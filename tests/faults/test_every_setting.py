@@ -1,0 +1,242 @@
+"""Every setting, one after the other: changed alone it acts, is refused, or is named as unused; none is silent."""
+
+import ast
+import contextlib
+import re
+import warnings
+
+import pytest
+import torch
+from attrs import define
+from torch import nn
+
+from megaopt_core import OptimizerConfig, build_optimizer, get_registry
+from megaopt_core.config import core_field_info
+from megaopt_core.errors import ConfigurationError, MegaoptError, UnusedSettingWarning
+from megaopt_core.registry._constructor import constructor_kwargs
+
+BRIDGED = ("torch:RMSprop", "torch:NAdam", "torch:Adafactor")
+"""Optimizers whose settings are made from their constructors."""
+
+LR = {"lr": 0.01, "min_lr": 0.001}
+COMPANIONS = {
+    "initial_loss_scale": {"fp16": True},
+    "min_loss_scale": {"fp16": True},
+    "loss_scale_window": {"fp16": True},
+    "hysteresis": {"fp16": True},
+    "store_param_remainders": {"bf16": True, "use_precision_aware_optimizer": True},
+    "main_grads_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "main_params_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "exp_avg_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "exp_avg_sq_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "use_precision_aware_optimizer": {"bf16": True},
+    "muon_momentum_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "sgd_momentum_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "decoupled_min_lr": {"decoupled_lr": 0.02},
+    "barrier_with_L1_time": {"timers": True},
+    "muon_coefficients": {"muon_coefficient_type": "custom"},
+    "soap_extra_scale_factor": {"soap_orthogonalize": True},
+    "cautious_weight_decay": {"weight_decay": 0.1},
+    "decoupled_weight_decay": {"weight_decay": 0.1},
+}
+"""What else has to be set for a setting to be read; it is tried without, too."""
+
+VALUES = {
+    "optimizer": "sgd",
+    "sharding": "distributed",
+    "timers": True,
+    "muon_scalar_optimizer": "lion",
+    "muon_coefficients": ((3.0, -3.2, 1.2),),
+    "clip_grad": 0.01,
+    "grad_norm_skip_threshold": 1e-6,
+    "soap_max_precond_dim": 3,
+}
+"""Values that no type tells."""
+
+CORE = {info.name: info for info in core_field_info()}
+
+
+@define
+class _Timer:
+    calls: list
+
+    def start(self, barrier):
+        self.calls.append(("start", barrier))
+
+    def stop(self, **how):
+        self.calls.append("stop")
+
+
+class Block(nn.Module):
+    """A table, a fused projection, norms of queries, a head: something for every standard override."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.q_layernorm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 6, bias=False)
+        self.table.weight.is_embedding_or_output_parameter = True
+        self.out.weight.is_embedding_or_output_parameter = True
+
+    def forward(self, tokens):
+        return self.out(self.q_layernorm(self.qkv(self.table(tokens))[..., :8]))
+
+
+def _model(context):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Block()
+    dtype = torch.bfloat16 if context.get("bf16") else torch.float16 if context.get("fp16") else torch.float32
+    for param in model.parameters():
+        param.data = param.data.to(dtype)
+    return model
+
+
+def _seen(value):
+    """Return something that compares by value."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.detach().double().flatten().tolist()
+    if isinstance(value, dict):
+        return {str(key): _seen(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_seen(each) for each in value]
+    return (
+        value if isinstance(value, (int, float, str, bool, type(None), torch.dtype)) else type(value).__name__
+    )
+
+
+def _outcome(optimizer, settings, context, folder):
+    """Return everything that a configuration can change: what was built, and what two steps did; and what is unused."""
+    calls: list = []
+    given = dict(settings)
+    if given.pop("timers", None):
+        given["timers"] = lambda name, log_level: calls.append(name) or _Timer(calls)
+    model = _model(context)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        built = build_optimizer(model, optimizer, **{**LR, **given})
+    warned = [str(each.message) for each in caught if issubclass(each.category, UnusedSettingWarning)]
+    results = []
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+        results.append(_seen(tuple(built.step())))
+    built_with = [
+        _seen(constructor_kwargs(get_registry().optimizer(child.optimizer), built.config, [model], None))
+        for child in built.routing.children
+    ]
+    parts = [
+        (
+            type(part.inner).__name__,
+            _seen(part.inner.defaults),
+            [
+                _seen({key: value for key, value in group.items() if key != "params"})
+                for group in part.inner.param_groups
+            ],
+            [_seen(state) for state in part.inner.state.values()],
+            [_seen(tensor) for tensor in part.stepped],
+            type(part.precision).__name__,
+            type(part.sharded).__name__,
+        )
+        for part in built.parts
+    ]
+    scaler = (
+        None
+        if built.grad_scaler is None
+        else (type(built.grad_scaler).__name__, _seen(vars(built.grad_scaler)))
+    )
+    files = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    report = built.report()
+    assert [f"settings that change nothing here: {'; '.join(report.unused_settings)}"] * bool(
+        report.unused_settings
+    ) == warned
+    named = [sentence.partition("=")[0] for sentence in report.unused_settings]
+    return [parts, built_with, scaler, _seen(list(model.parameters())), results, calls, files], named
+
+
+def _choices(name, default):
+    """Return the other values that the error about a wrong one lists."""
+    try:
+        OptimizerConfig(**{name: "no such value"})
+    except ConfigurationError as error:
+        listed = re.search(r"must be one of (.*)", str(error))
+        found = [] if listed is None else [ast.literal_eval(each) for each in listed[1].split(", ")]
+        return [value for value in found if value != default]
+    return []
+
+
+def _candidates(name, default, folder):
+    """Return values that differ from the default, by its type."""
+    if name in VALUES:
+        return [VALUES[name]]
+    if name.endswith("_dir"):
+        return [str(folder)]
+    if isinstance(default, torch.dtype):
+        return [torch.bfloat16]
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, int):
+        return [default + 1, default - 1]
+    if isinstance(default, float):
+        return [value for value in (default * 0.5, default * 2.0, 0.5) if value != default]
+    return [*_choices(name, default), 0.02, True, "other"]
+
+
+def _settings():
+    """Return `(optimizer, setting, default)`: the core's under two optimizers, a plugin's under its own and another."""
+    registry = get_registry()
+    brought = {name: registry.optimizer(name) for name in BRIDGED}
+    own = {entry.setting_prefixes[0]: name for name, entry in brought.items()}
+    core = [
+        (optimizer, info.name, info.default) for info in core_field_info() for optimizer in ("adam", "muon")
+    ]
+    plugins = [
+        (optimizer, info.name, info.default)
+        for info in registry.setting_owners().values()
+        for optimizer in (own.get(info.prefix, info.entry), "lion" if info.prefix == "sgd" else "sgd")
+    ]
+    return core + plugins
+
+
+def _refused(settings, error):
+    """Check that the error names what was set, in full."""
+    if isinstance(error, MegaoptError):
+        assert any(name in str(error) for name in settings), error
+    else:
+        assert any(f"{name.rpartition('_')[2]}={value}" in str(error) for name, value in settings.items()), (
+            error
+        )
+    return "refused"
+
+
+def _tried(optimizer, name, value, context, folder):
+    """Return `acts`, `named`, `refused` or `silent`."""
+    changed = {**context, name: value}
+    before = None
+    with contextlib.suppress(
+        MegaoptError
+    ):  # a companion that the optimizer does not take, or not without this setting
+        before, _ = _outcome(context.get("optimizer", optimizer), context, context, folder)
+    try:
+        after, named = _outcome(changed.pop("optimizer", optimizer), changed, context, folder)
+    except (MegaoptError, AssertionError) as error:  # torch asserts that the device can capture
+        return _refused({**context, name: value}, error)
+    if before != after:
+        return "acts"
+    return "named" if name in named else "silent"
+
+
+@pytest.mark.parametrize(("optimizer", "name", "default"), _settings(), ids=lambda value: str(value)[:40])
+def test_no_setting_is_silent(optimizer, name, default, tmp_path) -> None:
+    """Alone, and with what it needs; where it can act with some companion it does."""
+    folder = tmp_path / "written"
+    for context in ({}, COMPANIONS[name]) if name in COMPANIONS else ({},):
+        found = [
+            _tried(optimizer, name, value, context, folder) for value in _candidates(name, default, folder)
+        ]
+        assert found
+        assert "silent" not in found, (context, found)
+    if context:
+        assert "acts" in found or optimizer != "adam"

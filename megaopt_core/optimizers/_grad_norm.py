@@ -43,12 +43,14 @@ class Asked:
         zeros: count zeros.
         finite: find out whether gradients are finite; the sums of squares say so.
         norm_groups: names of the separate norms.
+        refusals: let the ranks that share parameters out hear of one that cannot step, whatever else is asked.
     """
 
     norms: bool = False
     zeros: bool = False
     finite: bool = False
     norm_groups: tuple[str, ...] = ()
+    refusals: bool = False
 
 
 def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
@@ -129,7 +131,7 @@ def measure(
         zeros: what :func:`zeros_of` returned; None: counted here if asked for.
         refused: this rank cannot step what trains; the ranks that it meets here are told.
     """
-    if not (asked.norms or asked.zeros or asked.finite) and found_inf is None:
+    if not (asked.norms or asked.zeros or asked.finite or asked.refusals) and found_inf is None:
         return GradStats(found_inf=False, norms={}, zeros=None, refused=refused)
     if asked.zeros and zeros is None:
         zeros = zeros_of(parts)
@@ -156,7 +158,7 @@ def _measure(
     # A sum for each key, then the zeros, then how many ranks refuse.
     totals = torch.zeros(len(keys) + 2, dtype=wide_dtype(device), device=device)
     everything = totals.new_zeros(())
-    if asked.norms or asked.finite or asked.zeros:
+    if asked.norms or asked.finite or asked.zeros or asked.refusals:
         for group, members in _by_stats_group(parts).items():
             sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
             if zeros is not None:

@@ -19,7 +19,7 @@ from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._result import StepResult
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.optimizers._torch_surface import TorchSurface
-from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -111,7 +111,10 @@ class StepPipeline(TorchSurface):
         self._refused = self._look()
         self.twins.fold_grads()
         for part in self.parts:
-            part.collect_grads()
+            try:
+                part.collect_grads()
+            except UnsupportedOperationError as error:  # kept until the other ranks have heard of it
+                self._refused = self._refused or error
         if self.grad_scaler is None:
             return None
         with stage(self.config, "optimizer-unscale-and-check-inf"):
@@ -148,7 +151,13 @@ class StepPipeline(TorchSurface):
         return [part.checks for part in self.parts for _ in part.groups]
 
     def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
-        return Asked(norms=norms, zeros=zeros, finite=finite, norm_groups=self.norm_groups)
+        return Asked(norms, zeros, finite, self.norm_groups, refusals=self._shares_out)
+
+    @property
+    def _shares_out(self) -> bool:
+        """Whether a step ends by bringing parameters to other ranks, which would wait for one that has raised."""
+        alone = size_of(self.process_groups.mp)
+        return any(size_of(part.sharded.stats_group) > alone for part in self.parts)
 
     def _measure_and_clip(self, found: torch.Tensor | None) -> GradStats:
         clip_grad, zeros = self.config.clip_grad, None
@@ -217,13 +226,13 @@ class StepPipeline(TorchSurface):
             Whether a gradient is not finite on some rank (always False in fp32); then this step must be given up.
         """
         found = self._collect_and_unscale()
-        if not self.is_mixed_precision:
-            self._raise_if_refused(on_some_rank=self._refused is not None)
-            return False
-        asked, refused = self._asked(finite=found is None), self._refused is not None
-        stats = measure(self.parts, self.process_groups, asked, found_inf=found, refused=refused)
+        mixed = self.is_mixed_precision
+        asked, refused = self._asked(finite=mixed and found is None), self._refused is not None
+        stats = measure(
+            self.parts, self.process_groups, asked, found_inf=found if mixed else None, refused=refused
+        )
         self._raise_if_refused(on_some_rank=stats.refused)
-        return self._skip(stats.found_inf)
+        return mixed and self._skip(stats.found_inf)
 
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:

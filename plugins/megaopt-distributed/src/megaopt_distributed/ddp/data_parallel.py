@@ -171,8 +171,9 @@ class DistributedDataParallel(nn.Module):
                 wrapped.
         """
         if not self._grads.is_reduced:
-            self._check.require_unchanged(self.module)
+            # Reduced first: where one rank alone has changed its module, the others wait for it in the reduction.
             self._grads.finish()
+            self._check.require_unchanged(self.module)
 
     def zero_grad_buffer(self) -> None:
         """Fill all gradients with zeros; `optimizer.zero_grad()` does the same."""

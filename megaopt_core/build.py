@@ -277,6 +277,7 @@ def optimizer_from_routing(
             )
             for child in routing.children
         ]
+    _agree(routing, children, pgs)
     _require_ownership(children, params)
     unused = _unused(config, routing, model, pgs, scaler)
     named = config.sharding or "replicated"
@@ -292,6 +293,16 @@ def optimizer_from_routing(
         optimizer.before_first_step = optimizer.require_equal_replicas
     optimizer.late = _late_params(optimizer, children, config, chunks, config_overrides, pgs, fqn, scaler)
     return optimizer
+
+
+def _agree(routing: Routing, children: Sequence[MegatronOptimizer], pgs: ProcessGroupCollection) -> None:
+    """Let optimizers settle with those of other ranks what all must choose alike; every rank has built every child."""
+    registry = get_registry()
+    for spec, child in zip(routing.children, children, strict=True):
+        agree = registry.optimizer(spec.optimizer).agree
+        if agree is not None:
+            with registry.blaming("optimizer", spec.optimizer):
+                agree(child.parts[0].inner, pgs)
 
 
 @define

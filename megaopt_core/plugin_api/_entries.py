@@ -109,6 +109,8 @@ class OptimizerEntry:
         supports_fp16: may step in a model that trains with fp16 mixed precision.
         mup: `(config, mup_width_mult)` to the overrides that muP asks for. None: hidden matrices get
             `lr / mup_width_mult`.
+        agree: `(optimizer, process groups)`; called once on every rank when the inner optimizers are built, to settle
+            what all of them must choose alike. It may communicate. None: there is nothing to settle.
         param_notes: the inner optimizer to what the report says of how it steps its parameters, by name; those of which
             there is nothing to say may be missing.
         same_as: `"module:Class"` of an optimizer whose first steps this one honestly shares, as variants of Adam do;
@@ -147,6 +149,7 @@ class OptimizerEntry:
     scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_names)
     supports_fp16: bool = False
     mup: MupRule | None = None
+    agree: Callable[[torch.optim.Optimizer, ProcessGroupCollection], None] | None = None
     param_notes: Callable[[torch.optim.Optimizer], Mapping[str, str]] | None = None
     same_as: str | None = field(default=None, validator=_dotted_class)
     description: str = ""

@@ -82,12 +82,12 @@ def test_ns_method_forces():
 
 def test_a_plan_is_read_as_it_is_written():
     """The string names every shape that was met, and is enough to choose alike."""
-    book = MethodBook("auto", QUINTIC)
-    book.method_of(768, 3072, lambda _: DEFAULT)
-    book.method_of(256, 256, lambda _: DEFAULT)
+    book = MethodBook("auto", QUINTIC, rates=lambda _: DEFAULT)
+    book.method_of(768, 3072)
+    book.method_of(256, 256)
     assert book.text == "256x256:plain 768x3072:gram"
-    again = MethodBook("auto", QUINTIC, book.text)
-    assert again.method_of(768, 3072, pytest.fail) == "gram"
+    again = MethodBook("auto", QUINTIC, book.text, pytest.fail)
+    assert again.method_of(768, 3072) == "gram"
 
 
 @pytest.mark.parametrize("text", ["gram", "768:gram", "768x768:fast", "768xwide:gram"])

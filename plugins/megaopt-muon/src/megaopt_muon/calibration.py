@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from attrs import asdict
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.parallel import agree_over_ranks
 from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 
-__all__ = ["VARIABLE", "calibration_path", "current_rates", "stored_rates", "write_calibration"]
+if TYPE_CHECKING:
+    from megaopt_core.parallel import ProcessGroupCollection
+
+__all__ = [
+    "VARIABLE",
+    "calibration_path",
+    "current_rates",
+    "nearest",
+    "rates_of_first_rank",
+    "stored_rates",
+    "write_calibration",
+]
 
 VARIABLE = "MEGAOPT_CALIBRATION"
 """Environment variable that names the file."""
@@ -105,10 +118,40 @@ def current_rates(small: int) -> Rates:
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     stored = stored_rates() if not several or os.environ.get(VARIABLE) else ()
     if stored:
-        return min(stored, key=lambda rates: abs(rates.size - small))
+        return nearest(stored, small)
     if several or torch.are_deterministic_algorithms_enabled():
         return DEFAULT
     return _probed(torch.get_num_threads())
+
+
+def nearest(known: Sequence[Rates], small: int) -> Rates:
+    """Return the rates that were measured with matrices of the nearest size.
+
+    Args:
+        known: rates of several sizes; at least one.
+        small: the smaller dimension of the matrix.
+    """
+    return min(known, key=lambda rates: abs(rates.size - small))
+
+
+def rates_of_first_rank(pgs: ProcessGroupCollection) -> tuple[Rates, ...]:
+    """Return what the first rank's stored calibration says, the assumed rates where it has none, on all ranks.
+
+    All ranks of the process groups take part. Nothing is measured: a rank that waits for others says little.
+
+    Args:
+        pgs: the process groups.
+
+    Raises:
+        ConfigurationError: `MEGAOPT_CALIBRATION` names a file on this rank that cannot be read.
+        RoutingError: it does so on another rank.
+    """
+    mine, error = tuple[Rates, ...](), None
+    try:
+        mine = stored_rates() or (DEFAULT,)
+    except ConfigurationError as raised:
+        error = raised
+    return agree_over_ranks(mine, pgs, "choosing how Muon iterates", error=error)[0]
 
 
 @cache

@@ -58,6 +58,7 @@ class MethodBook:
         method: what the user asks for.
         coefficients: `(a, b, c)` of each step.
         text: methods that are already chosen, as :attr:`text` writes them.
+        rates: of operations on matrices of so many rows.
 
     Example:
         >>> book = MethodBook("auto", ((3.4445, -4.775, 2.0315),) * 5, "512x4096:gram")
@@ -65,8 +66,15 @@ class MethodBook:
         ('gram', '512x4096:gram')
     """
 
-    def __init__(self, method: str, coefficients: Coefficients, text: str = "") -> None:
+    def __init__(
+        self,
+        method: str,
+        coefficients: Coefficients,
+        text: str = "",
+        rates: Callable[[int], Rates] = current_rates,
+    ) -> None:
         self._method = method
+        self._rates = rates
         self._coefficients = coefficients
         self._chosen = parsed_plan(text)
         for (small, large), name in list(self._chosen.items()):
@@ -78,17 +86,16 @@ class MethodBook:
                 )
                 self._chosen[small, large] = "plain"
 
-    def method_of(self, small: int, large: int, rates: Callable[[int], Rates] = current_rates) -> str:
+    def method_of(self, small: int, large: int) -> str:
         """Return the method of a shape, chosen when it is first asked for.
 
         Args:
             small: the smaller dimension of the matrix.
             large: the larger one.
-            rates: of operations on matrices of so many rows.
         """
         known = self._chosen.get((small, large))
         if known is None:
-            known = choose_method(self._method, self._coefficients, small, large, rates)
+            known = choose_method(self._method, self._coefficients, small, large, self._rates)
             self._chosen[small, large] = known
         return known
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, override
 
 import torch
-from attrs import frozen
+from attrs import asdict, frozen
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
 
 from megaopt_core.errors import ConfigurationError, GradientError
+from megaopt_core.parallel import communicates
+from megaopt_muon.calibration import current_rates, nearest, rates_of_first_rank
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.elementwise import Decay, MomentumStep, subtract
 from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from megaopt_core.config import OptimizerConfig
+    from megaopt_core.parallel import ProcessGroupCollection
     from megaopt_muon.pieces import Piece
+    from megaopt_muon.rates import Rates
 
 __all__ = ["Change", "TensorParallelMuon", "decay_of", "gradient_of", "init_state"]
 
@@ -188,6 +193,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             str, MatrixPlan
         ] = {}  # of whole parameters that are stepped here, held elsewhere
         self._books: dict[int, MethodBook] = {}
+        self._rates: Callable[[int], Rates] = current_rates
         self._active_book: MethodBook | None = None
         self._squares: dict[int, float] = {}  # squared norms of the updates that were swept, by position
         OrthogonalizedOptimizer.__init__(
@@ -404,8 +410,25 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
                     "something else",
                     stacklevel=2,
                 )
-            known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text)
+            known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text, self._rates)
         return known
+
+    def agree(self, pg_collection: ProcessGroupCollection) -> None:
+        """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.
+
+        Building an optimizer does it. Who constructs this class himself calls it where ranks step the same matrices and
+        may have unlike calibrations.
+
+        Args:
+            pg_collection: the process groups; without any of several ranks each process goes by what it knows.
+
+        Raises:
+            ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
+            RoutingError: it does so on another rank.
+        """
+        if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
+            self._rates = partial(nearest, rates_of_first_rank(pg_collection))
+            self._books.clear()
 
     def _is_customized(self) -> bool:
         """Whether a subclass replaces what is done per parameter."""

@@ -114,6 +114,10 @@ def _param_notes(optimizer: torch.optim.Optimizer) -> Mapping[str, str]:
     return param_notes(optimizer)
 
 
+def _agree(optimizer: torch.optim.Optimizer, pg_collection: ProcessGroupCollection) -> None:
+    optimizer.agree(pg_collection)  # type: ignore[attr-defined] # the entry pairs this function with its class
+
+
 def _leave_matrices_alone(
     config: OptimizerConfig, mup_width_mult: float
 ) -> Mapping[ParamKey, ParamGroupOverride]:
@@ -147,6 +151,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
+            agree=_agree,
             param_notes=_param_notes,
             description="orthogonalized momentum for hidden matrices (Newton-Schulz)",
             example='build_optimizer(model, "muon", lr=3e-4, muon_extra_scale_factor=0.2)',
@@ -166,6 +171,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
+            agree=_agree,
             param_notes=_param_notes,
             description="Muon with a second moment after orthogonalization (AdaMuon, NorMuon, NAMO)",
             example='build_optimizer(model, "adaptive_muon", lr=3e-4, adaptive_muon_moment2_method="normuon")',

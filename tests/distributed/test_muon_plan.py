@@ -1,0 +1,119 @@
+"""Ranks with unlike calibrations iterate Muon's matrices alike: as the first rank's says."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+pytest.importorskip("megaopt_muon")
+from launch import RankError, launch
+from megaopt_muon import calibration, precision
+from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.rates import Rates
+
+from megaopt_core import ProcessGroupCollection, build_optimizer
+
+pytestmark = pytest.mark.distributed
+
+SHAPE = (256, 512)
+SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "clip_grad": 0.0, "muon_tp_mode": "duplicated"}
+PLANS = ("256x512:gram", "256x512:plain")
+SQUARE = (1e-14, 1e-10)
+"""Seconds for a multiplication of square matrices: cheap on rank 0, which chooses `gram`, and dear on rank 1."""
+
+
+def calibrated(rank, folder):
+    """Give this rank a calibration of its own, on a processor that multiplies bfloat16."""
+    precision.multiplies_bfloat16 = lambda: True
+    os.environ[calibration.VARIABLE] = f"{folder}/{rank}.json"
+    rates = Rates(size=256, gram=1e-11, square=SQUARE[rank], apply=1e-11, pass_=1e-13)
+    calibration.calibrated = lambda: (rates,)
+    calibration.write_calibration()
+
+
+def tensors():
+    """Return a matrix and two gradients, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, *SHAPE, generator=generator).unbind()
+
+
+def trained(start, grads, groups, sharding=None, *, is_cut=False):
+    """Return the plans by which a built Muon iterates, and the weight after its steps."""
+    rows, columns = start.shape
+    model = nn.Sequential(nn.Linear(columns, rows, bias=False))
+    weight = model[0].weight
+    weight.data.copy_(start)
+    weight.use_muon = True
+    if is_cut:
+        weight.tensor_model_parallel, weight.partition_dim = True, 0
+    optimizer = build_optimizer(model, "muon", pg_collection=groups, sharding=sharding, **SETTINGS)
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    plans = {group["ns_plan"] for part in optimizer.parts for group in part.inner.param_groups}
+    return plans, weight.detach()
+
+
+def stepped(rank, size, folder, how):
+    """Return this rank's plans, its weight, and what it is where all ranks have rank 0's calibration."""
+    calibrated(rank, folder)
+    whole, world = tensors(), dist.group.WORLD
+    is_cut = how == "duplicated"
+    own = [tensor.chunk(size)[rank] for tensor in whole] if is_cut else whole
+    groups = ProcessGroupCollection(tp=world) if is_cut else ProcessGroupCollection(dp=world, dp_cp=world)
+    sharding = "layer_wise" if how == "owned" else None
+    plans, weight = trained(own[0], own[1:], groups, sharding, is_cut=is_cut)
+    dist.barrier()
+    os.environ[calibration.VARIABLE] = f"{folder}/0.json"
+    _, expected = trained(own[0], own[1:], groups, sharding, is_cut=is_cut)
+    return plans, weight, expected
+
+
+@pytest.mark.parametrize("how", ["replicated", "duplicated", "owned"])
+def test_the_first_rank_chooses(tmp_path, how):
+    """Replicas, tensor-parallel ranks and owners take its plan, and get the bits that its calibration gives on all."""
+    if how == "owned":
+        pytest.importorskip("megaopt_layerwise")
+    results = launch(stepped, 2, str(tmp_path), how)
+    stepping = results if how != "owned" else results[:1]  # a matrix has one owner
+    assert [plans for plans, _, _ in stepping] == [{PLANS[0]}] * len(stepping)
+    for _, weight, expected in results:
+        assert torch.equal(weight, expected)
+    if how != "duplicated":
+        assert torch.equal(results[0][1], results[1][1])
+
+
+def test_the_plans_would_differ(tmp_path):
+    """By itself, each rank chooses by its own file."""
+    assert launch(own_plan, 2, str(tmp_path)) == list(PLANS)
+
+
+def own_plan(rank, size, folder):
+    """Return what a rank chooses that settles nothing with the others."""
+    del size
+    calibrated(rank, folder)
+    param = nn.Parameter(tensors()[0])
+    param.grad = tensors()[1]
+    optimizer = TensorParallelMuon([param])
+    optimizer.step()
+    return optimizer.param_groups[0]["ns_plan"]
+
+
+def broken_on_one(rank, size, folder):
+    """Build where the second rank's file is broken."""
+    del size
+    calibrated(rank, folder)
+    if rank == 1:
+        calibration.calibration_path().write_text("{")
+        calibration.stored_rates_of.cache_clear()
+    build_optimizer(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), "muon", lr=0.1)
+
+
+def test_a_broken_file_on_one_rank_is_told_on_all(tmp_path):
+    """Nobody waits for the rank that cannot read its calibration."""
+    with pytest.raises(RankError) as told:
+        launch(broken_on_one, 2, str(tmp_path), group_timeout=60.0)
+    assert "rank 0: " in str(told.value)
+    assert "rank 1 cannot route its parameters: ConfigurationError: MEGAOPT_CALIBRATION=" in str(told.value)

@@ -104,6 +104,49 @@ def test_experts_stay_with_the_ranks_that_have_them():
     assert all(ep == 1 for (ep, _, _), found in pieces.items() if "single" in found)
 
 
+def experts_of(kind):
+    """Return experts for four places: a batch that has two at each, or single ones, of which the first has one."""
+    if kind == "batched":
+        view, cut = MatrixView(batch_dims=1), (AxisPlacement("ep", 4, dim=0),)
+        return [matrix("experts", (8, 32, 16), is_expert=True, view=view, placements=cut)]
+    return [
+        matrix(f"expert{ep}.{at}", (32, 16), is_expert=True, placements=(AxisPlacement("ep", 4, index=ep),))
+        for ep in range(4)
+        for at in range(2 if ep else 1)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["batched", "one by one"])
+def test_dense_matrices_level_what_experts_leave_unequal(kind):
+    """Eight ranks, two of which share the experts of each place: none has more than a dense matrix above another."""
+    world = World({"dp": 8, "ep": 4, "expert_dp": 2})
+    specs = {
+        spec.name: spec for spec in [*(matrix(f"{at}", (32, 16)) for at in range(12)), *experts_of(kind)]
+    }
+    layout = layout_of(list(specs.values()), world)
+    costs = [
+        sum(
+            specs[shard.name].cost * shard.numel / specs[shard.name].numel
+            for piece in layout.pieces({"dp": rank, "ep": rank % 4, "expert_dp": rank // 4})
+            for _, shard in piece.members
+        )
+        for rank in range(8)
+    ]
+    assert max(costs) - min(costs) <= specs["0"].cost
+
+
+def test_buffers_level_experts_over_dense_matrices():
+    """A rank that knows its own experts alone gives them to the place whose ranks have less of dense matrices."""
+    world = World({"dp": 4, "ep": 2, "expert_dp": 2})
+    specs = [matrix("dense", (32, 32)), matrix("expert", (32, 32), is_expert=True)]
+    shares = {
+        key.is_expert: [end - begin for rank in range(ranks) for begin, end in [buffer.share(0, rank, ranks)]]
+        for key, buffer in LayerWise().buffers(specs, world, LayoutOptions()).buffers.items()
+        for ranks in [2 if key.is_expert else 4]
+    }
+    assert shares == {False: [1024, 0, 0, 0], True: [0, 1024]}
+
+
 def test_a_rank_without_a_matrix_has_an_empty_share():
     """Two matrices for five ranks."""
     world = World({"dp": 5})

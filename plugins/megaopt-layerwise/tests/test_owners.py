@@ -5,7 +5,15 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megaopt_layerwise.planner import CostModel, Division, OwnerPolicy, Work, ping_pong, plan_owners
+from megaopt_layerwise.planner import (
+    Carried,
+    CostModel,
+    Division,
+    OwnerPolicy,
+    Work,
+    ping_pong,
+    plan_owners,
+)
 from megaopt_layerwise.planner.blocks import block_sizes
 
 from megaopt_core.errors import ShardingError
@@ -103,6 +111,22 @@ def test_loads_are_carried_from_bucket_to_bucket():
     plan = plan_owners(works, 2, policy=OwnerPolicy.BUCKET)
     assert plan.owners["a0"] != plan.owners["a1"]
     assert plan.compute_imbalance == 1.0
+
+
+@pytest.mark.parametrize("policy", [OwnerPolicy.BUCKET, OwnerPolicy.GLOBAL])
+def test_works_level_what_ranks_step_besides(policy):
+    """The rank that has 18 gets nothing more until the others have as much."""
+    plan = plan_owners(uniform(6), 3, policy=policy, carried=Carried((18.0, 0.0, 0.0), (1536.0, 0.0, 0.0)))
+    assert plan.costs == (0.0, 18.0, 18.0)
+    assert plan.state_bytes == (0.0, 1536.0, 1536.0)
+
+
+def test_what_is_carried_by_other_ranks_is_refused():
+    """One load for each of two ranks, and three ranks."""
+    with pytest.raises(
+        ShardingError, match=r"carried has 2 costs and 2 state_bytes; there is one of each for 3"
+    ):
+        plan_owners(uniform(1), 3, carried=Carried((0.0, 0.0), (0.0, 0.0)))
 
 
 def test_no_rank_holds_much_more_state_than_the_others():

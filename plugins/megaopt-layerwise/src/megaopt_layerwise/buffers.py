@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from megaopt_core.params import ParamSpec
 from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, World
-from megaopt_layerwise.planner import plan_owners, work_of
+from megaopt_layerwise.data_places import plan_dense_first
+from megaopt_layerwise.planner import work_of
 
 __all__ = ["key_of", "lay_out_buckets", "lay_out_segments"]
 
@@ -77,11 +78,8 @@ def lay_out_buckets(
         world: number of ranks along each axis.
         options: bucket size and chunks.
     """
-    place_of: dict[str, int] = {}
-    for axis in ("dp", "expert_dp"):
-        works = [work_of(spec) for spec in specs if spec.data_axis == axis]
-        owners = plan_owners(works, world.size(axis)).owners
-        place_of.update((name, of_one.ranks[0]) for name, of_one in owners.items())
+    dense = [work_of(spec) for spec in specs if not spec.is_expert]
+    place_of = plan_dense_first(dense, [work_of(spec) for spec in specs if spec.is_expert], world)
     by_key: dict[BufferKey, list[ParamSpec]] = {}
     for spec in reversed(specs):
         by_key.setdefault(key_of(spec, options.chunk_of.get(spec.name, 0)), []).append(spec)

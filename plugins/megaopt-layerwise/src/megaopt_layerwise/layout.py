@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
@@ -10,6 +10,7 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.params import ParamSpec, RankCoordinates
 from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
 from megaopt_layerwise.buffers import key_of, lay_out_segments
+from megaopt_layerwise.data_places import ExpertPlaces
 from megaopt_layerwise.planner import Work, plan_owners, work_of
 from megaopt_layerwise.units import cutting, unit_box
 
@@ -58,6 +59,7 @@ class LayerWiseLayout:
     _buffers: dict[tuple[int, ...], Mapping[BufferKey, PerBufferParamLayout]] = field(
         factory=dict, init=False
     )
+    _experts: dict[int, ExpertPlaces] = field(factory=dict, init=False)
     _owned: dict[tuple[int, ...], dict[tuple[str, int], list[_Placed]]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,12 +95,16 @@ class LayerWiseLayout:
                 for key, buffer in self.options.buffers.items()
                 for name, place in _places_in(buffer, self.shards(key)).items()
             }
-        places: dict[str, int] = {}
-        for axis in ("dp", "expert_dp"):
-            works = [_work(spec, rank) for spec in specs if spec.data_axis == axis]
-            owners = plan_owners(works, self.world.size(axis)).owners
-            places.update((name, of_one.ranks[0]) for name, of_one in owners.items())
-        return places
+        stage = {"pp": rank.get("pp", 0)}
+        if stage["pp"] not in self._experts:
+            # The same on every rank of a stage: dense owners must not depend on which experts a rank has.
+            experts = [spec for spec in self.specs.values() if spec.is_expert]
+            places = [{**stage, **at} for at in self.world.ranks("ep", "expert_tp")]
+            works = [[_work(spec, at) for spec in experts if _is_at(spec, at, at)] for at in places]
+            self._experts[stage["pp"]] = ExpertPlaces(works, self.world)
+        found = self._experts[stage["pp"]]
+        dense = found.plan_dense([_work(spec, rank) for spec in specs if not spec.is_expert])
+        return dense | found.at(rank.get("ep", 0) * self.world.size("expert_tp") + rank.get("expert_tp", 0))
 
     def shards(self, key: BufferKey) -> int:
         """Return how many ranks share a buffer out.
@@ -195,9 +201,14 @@ class LayerWiseLayout:
             )
 
 
-def _is_at(spec: ParamSpec, place: RankCoordinates) -> bool:
-    """Return whether the ranks at a place have a parameter, or parts of it."""
-    return all(each.index is None or each.index == place.get(each.axis, 0) for each in spec.placements)
+def _is_at(spec: ParamSpec, place: RankCoordinates, axes: Container[str] | None = None) -> bool:
+    """Return whether the ranks at a place have a parameter, or parts of it, as far as some axes tell; None: all."""
+    return all(
+        each.index is None
+        or (axes is not None and each.axis not in axes)
+        or each.index == place.get(each.axis, 0)
+        for each in spec.placements
+    )
 
 
 def _work(spec: ParamSpec, rank: RankCoordinates) -> Work:

@@ -4,9 +4,10 @@ from megaopt_layerwise.planner.cost_model import CostModel
 from megaopt_layerwise.planner.owners import OwnerPolicy, plan_owners
 from megaopt_layerwise.planner.ping_pong import ping_pong
 from megaopt_layerwise.planner.plan import Division, OwnerPlan, Owners
-from megaopt_layerwise.planner.works import Work, work_of
+from megaopt_layerwise.planner.works import Carried, Work, work_of
 
 __all__ = [
+    "Carried",
     "CostModel",
     "Division",
     "OwnerPlan",

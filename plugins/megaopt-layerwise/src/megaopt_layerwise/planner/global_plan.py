@@ -12,7 +12,7 @@ from megaopt_layerwise.planner.peers import plan_peers
 from megaopt_layerwise.planner.plan import Division, Owners, imbalance
 from megaopt_layerwise.planner.refining import refine
 from megaopt_layerwise.planner.units import Unit, divided_into_units, whole_units
-from megaopt_layerwise.planner.works import Work
+from megaopt_layerwise.planner.works import Carried, Work
 
 __all__ = ["plan_globally"]
 
@@ -27,7 +27,12 @@ _RUN = 0.02
 
 
 def plan_globally(
-    works: Sequence[Work], ranks: int, divisions: frozenset[Division], model: CostModel, most_memory: float
+    works: Sequence[Work],
+    ranks: int,
+    divisions: frozenset[Division],
+    model: CostModel,
+    most_memory: float,
+    carried: Carried | None = None,
 ) -> dict[str, Owners]:
     """Return the owners of every work.
 
@@ -37,16 +42,18 @@ def plan_globally(
         divisions: how one work may be shared out.
         model: weighs operations against exchanged bytes.
         most_memory: bytes of state of the fullest rank over their mean.
+        carried: what the ranks step besides.
     """
-    room = most_memory * sum(work.state_bytes for work in works) / ranks or math.inf
-    units, owners, loads = _packed(whole_units(works, by=lambda work: work.cost), ranks, room)
+    present = 0.0 if carried is None else sum(carried.state_bytes)
+    room = most_memory * (present + sum(work.state_bytes for work in works)) / ranks or math.inf
+    units, owners, loads = _packed(whole_units(works, by=lambda work: work.cost), Loads(ranks, room, carried))
     divides = Division.MATRICES in divisions and any(work.matrices > 1 for work in works)
     if divides and imbalance(loads.load) > _GOOD:
         most_load = _RUN * sum(work.cost for work in works) / ranks
-        divided = _packed(divided_into_units(works, most_load), ranks, room)
+        divided = _packed(divided_into_units(works, most_load), Loads(ranks, room, carried))
         if max(divided[2].load) < max(loads.load):
             units, owners, loads = divided
-    meets = Division.PEERS in divisions and any(work.most_peers > 1 for work in works)
+    meets = carried is None and Division.PEERS in divisions and any(work.most_peers > 1 for work in works)
     if meets and imbalance(loads.load) > _GOOD_ALONE:
         shared = _with_peers(works, ranks, model, room)
         if shared is not None and shared.step_seconds < model.compute_seconds(max(loads.load)):
@@ -54,8 +61,7 @@ def plan_globally(
     return _owners(units, owners)
 
 
-def _packed(units: Sequence[Unit], ranks: int, room: float) -> tuple[Sequence[Unit], list[int], Loads]:
-    loads = Loads(ranks, room)
+def _packed(units: Sequence[Unit], loads: Loads) -> tuple[Sequence[Unit], list[int], Loads]:
     owners = pack(units, loads)
     refine(units, owners, loads)
     return units, owners, loads

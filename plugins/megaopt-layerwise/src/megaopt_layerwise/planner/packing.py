@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from megaopt_layerwise.planner.units import Unit
+from megaopt_layerwise.planner.works import Carried
 
 __all__ = ["Loads", "pack"]
 
@@ -20,16 +21,18 @@ class Loads:
     Args:
         ranks: how many there are.
         room: bytes of state that no unit may take a rank beyond while another one has room.
+        carried: what they have before anything is packed; None: nothing.
     """
 
     ranks: int
     room: float = math.inf
+    carried: Carried | None = None
     load: list[float] = field(init=False)
     bytes: list[float] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.load = [0.0] * self.ranks
-        self.bytes = [0.0] * self.ranks
+        self.load = [0.0] * self.ranks if self.carried is None else list(self.carried.costs)
+        self.bytes = [0.0] * self.ranks if self.carried is None else list(self.carried.state_bytes)
 
     def key(self, rank: int) -> tuple[float, float, int]:
         """Return what ranks are compared by: load, then bytes, then number.

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import ParamSpec
 
-__all__ = ["Work", "work_of"]
+__all__ = ["Carried", "Work", "work_of"]
 
 
 def _ranks(value: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -63,6 +63,19 @@ class Work:
             raise ShardingError(
                 f"Work({self.name!r}): ranks={self.ranks} must be ascending, with at least one"
             )
+
+
+@frozen
+class Carried:
+    """What ranks step besides the works that are shared out, such as experts where dense matrices are.
+
+    Args:
+        costs: operations of a step on each rank.
+        state_bytes: bytes of state on each rank.
+    """
+
+    costs: Sequence[float]
+    state_bytes: Sequence[float]
 
 
 def work_of(

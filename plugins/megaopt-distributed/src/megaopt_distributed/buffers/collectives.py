@@ -16,7 +16,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 
 from megaopt_core.parallel import rank_in, size_of
-from megaopt_distributed.buffers.communicator import DONE, Communicator, Pending, shard_of
+from megaopt_distributed.buffers.communicator import DONE, Communicator, Pending, needs_all_ranks, shard_of
 from megaopt_distributed.buffers.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class Native:
 
     def _start(self, name: str, collective: Callable[..., Any], *tensors: Any, **options: Any) -> Pending:
         what = f"{name} of {_numel(tensors[0]):,} elements over {self.size} ranks"
-        return Pending(what, [collective(*tensors, group=self.group, async_op=True, **options)])
+        with needs_all_ranks(what):
+            return Pending(what, [collective(*tensors, group=self.group, async_op=True, **options)])
 
 
 def _numel(given: torch.Tensor | Sequence[torch.Tensor]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from attrs import define
 
 from megaopt_core.parallel import stopped
 
-__all__ = ["DONE", "Communicator", "Pending", "shard_of"]
+__all__ = ["DONE", "Communicator", "Pending", "needs_all_ranks", "shard_of"]
 
 
 def shard_of(bucket: torch.Tensor, rank: int, size: int, ends: Sequence[int] = ()) -> torch.Tensor:
@@ -26,6 +27,22 @@ def shard_of(bucket: torch.Tensor, rank: int, size: int, ends: Sequence[int] = (
         return bucket[ends[rank - 1] if rank else 0 : ends[rank]]
     numel = bucket.numel() // size
     return bucket[rank * numel : (rank + 1) * numel]
+
+
+@contextmanager
+def needs_all_ranks(what: str) -> Iterator[None]:
+    """Say what failed where torch finds that a rank is gone; it may do so when a message is begun, too.
+
+    Args:
+        what: what is done, for the error.
+
+    Raises:
+        CommunicationError: another rank has stopped, or the process group's timeout is over.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise stopped(what, error) from error
 
 
 @define(eq=False)
@@ -52,13 +69,11 @@ class Pending:
         """
         works, then, done = self.works, self.then, self.done
         self.works, self.then, self.done = (), None, None
-        try:
+        with needs_all_ranks(self.what):
             if then is not None:
                 then()
             for work in works:
                 work.wait()
-        except RuntimeError as error:
-            raise stopped(self.what, error) from error
         if done is not None:
             done()
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from attrs import define, field
 
 from megaopt_core.parallel import rank_in, size_of
-from megaopt_distributed.buffers.communicator import Pending, shard_of
+from megaopt_distributed.buffers.communicator import Pending, needs_all_ranks, shard_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,13 +60,15 @@ class PointToPoint:
         received = memory[: mine.numel() * (self.size - 1)].view(self.size - 1, mine.numel())
         arrivals, sends = [], []
         shards = [(peer, shard_of(bucket, peer, self.size, ends)) for peer in self._peers]
-        for chunk in _chunks(max((mine.numel(), *(shard.numel() for _, shard in shards)))):
-            if chunk.start < mine.numel():
-                receives = [
-                    self._receive(peer, row[chunk]) for peer, row in zip(self._peers, received, strict=True)
+        what = self._what("reduce-scatter", bucket)
+        with needs_all_ranks(what):
+            for chunk in _chunks(max((mine.numel(), *(shard.numel() for _, shard in shards)))):
+                if chunk.start < mine.numel():
+                    rows = zip(self._peers, received, strict=True)
+                    arrivals.append((chunk, [self._receive(peer, row[chunk]) for peer, row in rows]))
+                sends += [
+                    self._send(peer, shard[chunk]) for peer, shard in shards if chunk.start < shard.numel()
                 ]
-                arrivals.append((chunk, receives))
-            sends += [self._send(peer, shard[chunk]) for peer, shard in shards if chunk.start < shard.numel()]
 
         def add_up() -> None:
             for chunk, receives in arrivals:
@@ -77,9 +79,7 @@ class PointToPoint:
                 if average:
                     mine[chunk].div_(self.size)
 
-        return Pending(
-            self._what("reduce-scatter", bucket), sends, add_up, lambda: self._unused.append(memory)
-        )
+        return Pending(what, sends, add_up, lambda: self._unused.append(memory))
 
     def all_gather(self, bucket: torch.Tensor, ends: Sequence[int] = ()) -> Pending:
         """Send this rank's shard to every rank, and receive theirs.
@@ -91,13 +91,15 @@ class PointToPoint:
         mine = shard_of(bucket, self.rank, self.size, ends)
         works = []
         shards = [(peer, shard_of(bucket, peer, self.size, ends)) for peer in self._peers]
-        for chunk in _chunks(max((mine.numel(), *(shard.numel() for _, shard in shards)))):
-            works += [
-                self._receive(peer, shard[chunk]) for peer, shard in shards if chunk.start < shard.numel()
-            ]
-            if chunk.start < mine.numel():
-                works += [self._send(peer, mine[chunk]) for peer in self._peers]
-        return Pending(self._what("all-gather", bucket), works)
+        what = self._what("all-gather", bucket)
+        with needs_all_ranks(what):
+            for chunk in _chunks(max((mine.numel(), *(shard.numel() for _, shard in shards)))):
+                works += [
+                    self._receive(peer, shard[chunk]) for peer, shard in shards if chunk.start < shard.numel()
+                ]
+                if chunk.start < mine.numel():
+                    works += [self._send(peer, mine[chunk]) for peer in self._peers]
+        return Pending(what, works)
 
     def all_reduce(self, bucket: torch.Tensor, *, average: bool = False) -> Pending:
         """Call `all_reduce`, which gloo does well.
@@ -106,12 +108,14 @@ class PointToPoint:
             bucket: a flat tensor.
             average: divide by the number of ranks.
         """
-        work = dist.all_reduce(bucket, group=self.group, async_op=True)
+        what = self._what("all-reduce", bucket)
+        with needs_all_ranks(what):
+            work = dist.all_reduce(bucket, group=self.group, async_op=True)
 
         def divide() -> None:
             bucket.div_(self.size)
 
-        return Pending(self._what("all-reduce", bucket), [work], done=divide if average else None)
+        return Pending(what, [work], done=divide if average else None)
 
     def _receive(self, peer: int, tensor: torch.Tensor) -> Any:
         return dist.irecv(tensor, group=self.group, group_src=peer)

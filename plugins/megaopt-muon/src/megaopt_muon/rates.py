@@ -22,7 +22,7 @@ __all__ = ["DEFAULT", "Rates", "probe", "processor_kind"]
 _SIZES: Final = (256, 768)
 """Rows of the matrices that a calibration measures with, four times as long as high."""
 
-_PROBED: Final = 512
+_PROBED: Final = 384
 """Rows of the square matrices that a probe measures with: the rates of smaller ones tell little of larger ones."""
 
 _CALL: Final = 5e-6

@@ -80,7 +80,8 @@ def iterate_whole(
         coefficients: `(a, b, c)` of each step.
         workspace: where intermediate matrices live.
         choose: tells the runs that the Gram matrix's norm allows; None for single steps.
-        reduce: sums a Gram matrix over the ranks that hold parts of `x`, in place; for single steps.
+        reduce: sums a Gram matrix over the ranks that hold parts of `x`, in place; for single steps. The sum is that of
+            `X X^T`, whatever shape a part has.
 
     Returns:
         The result, in memory that the next call uses again.
@@ -97,7 +98,7 @@ def iterate_whole(
         done, runs = runs[0], runs[1:]
     else:
         free = _take("x", x.values, workspace)
-    if _is_tall(x.values) and len(runs) > _FEW:
+    if reduce is None and _is_tall(x.values) and len(runs) > _FEW:
         turned = x.values.mT.shape
         memory = workspace.take("turned", turned, x.values.dtype, x.values.device, dense=True)
         x = Scaled(memory.copy_(x.values.mT), x.scale)
@@ -141,13 +142,14 @@ def _single(
 ) -> Scaled:
     """Return `a X + (b A + c A^2) X`."""
     a, b, c = triple
-    gram = _outer(x.values, x.scale * x.scale, workspace)
+    tall = reduce is None and _is_tall(x.values)
+    gram = _outer(x.values, x.scale * x.scale, workspace, tall=tall)
     if reduce is not None:
         reduce(gram)
     w = _take("w0", gram, workspace)
     multiply = torch.baddbmm if gram.dim() == 3 else torch.addmm
     multiply(gram, gram, gram, beta=b, alpha=c, out=w)  # the coefficients are few: each is compiled once
-    left, right = (x.values, w) if _is_tall(x.values) else (w, x.values)
+    left, right = (x.values, w) if tall else (w, x.values)
     return Scaled(multiply(x.values, left, right, beta=a, out=out), x.scale)
 
 
@@ -156,7 +158,7 @@ def _gram(x: Scaled, trace: float, workspace: Workspace) -> _Centered:
 
     Where singular values are nearly equal, so are the elements of the diagonal, which then round all the same way.
     """
-    gram = _outer(x.values, 1.0, workspace)
+    gram = _outer(x.values, 1.0, workspace, tall=_is_tall(x.values))
     _center(gram)
     return _Centered(trace / gram.shape[-1], x.scale * x.scale, gram)
 
@@ -239,11 +241,11 @@ def _take(name: str, like: torch.Tensor, workspace: Workspace) -> torch.Tensor:
     return workspace.take(name, like.shape, like.dtype, like.device, dense=True)
 
 
-def _outer(x: torch.Tensor, factor: float, workspace: Workspace) -> torch.Tensor:
+def _outer(x: torch.Tensor, factor: float, workspace: Workspace, *, tall: bool) -> torch.Tensor:
     """Return `factor * X X^T`, or `factor * X^T X` for a tall matrix, rounded once."""
-    size = min(x.shape[-2:])
+    size = x.shape[-1] if tall else x.shape[-2]
     out = workspace.take("gram", (*x.shape[:-2], size, size), x.dtype, x.device, dense=True)
-    left, right = (x.mT, x) if _is_tall(x) else (x, x.mT)
+    left, right = (x.mT, x) if tall else (x, x.mT)
     if factor == 1.0:
         return torch.matmul(left, right, out=out)
     multiply = torch.baddbmm if x.dim() == 3 else torch.addmm

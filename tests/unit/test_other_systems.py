@@ -19,7 +19,7 @@ for name in (
 for name in ("fcntl", "grp", "posix", "pty", "pwd", "resource", "termios", "tty"):
     sys.modules[name] = None
 for name in (
-    "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "RTLD_LAZY", "RTLD_NOLOAD", "RTLD_NOW", "fork",
+    "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "RTLD_LAZY", "RTLD_NOLOAD", "RTLD_NOW", "fork",
     "getloadavg", "getuid", "killpg", "mkfifo", "pread", "preadv", "pwrite", "pwritev", "sched_getaffinity",
     "sched_setaffinity", "setsid", "statvfs", "uname",
 ):

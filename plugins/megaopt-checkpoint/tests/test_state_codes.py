@@ -312,7 +312,7 @@ def test_offers_of_codes_that_cannot_be_are_refused():
         temporary_plugin(Wrong(), "wrong"),
         pytest.raises(PluginError, match="'wrong': int; it must be a function"),
     ):
-        BasePrecisionPolicy().decoder("scaled")
+        BasePrecisionPolicy().decoder("wrong")
     with (
         temporary_plugin(Reader(), "one"),
         temporary_plugin(Reader(), "two"),

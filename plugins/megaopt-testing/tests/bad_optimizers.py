@@ -550,7 +550,7 @@ ALSO = {
     "decays_without_gradient": {"no_gradients"},
     "schedules_itself": {"no_gradients"},
     "moves_parameters_at_build": {"precision"},
-    "does_nothing": {"group_settings", "learns", "this_gradient"},
+    "does_nothing": {"group_settings", "learns"},
     "drops_gradients": {"precision"},
 }
 """Optimizer name to the other checks in which its fault shows too."""

@@ -1,8 +1,8 @@
 """Who owns which matrix: pure functions from shapes, costs, groups and world to owners."""
 
 from megaopt_layerwise.planner.cost_model import CostModel
+from megaopt_layerwise.planner.dealing import ping_pong
 from megaopt_layerwise.planner.owners import OwnerPolicy, plan_owners
-from megaopt_layerwise.planner.ping_pong import ping_pong
 from megaopt_layerwise.planner.plan import Division, OwnerPlan, Owners
 from megaopt_layerwise.planner.works import Carried, Work, work_of
 

@@ -86,11 +86,11 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
 
 
 def check_this_gradient(optimizer: str, **settings: Any) -> None:
-    """Every step uses the gradient of that step: with another one each parameter moves otherwise.
+    """Every step uses the gradient of that step: with another one each parameter that moves does so otherwise.
 
     Args:
         optimizer: registered name.
-        **settings: fields of the configuration.
+        **settings: fields of the configuration; weight decay is switched off.
 
     Raises:
         ConformanceError: a parameter's step does not depend on its gradient.
@@ -98,18 +98,28 @@ def check_this_gradient(optimizer: str, **settings: Any) -> None:
     trial = Trial(optimizer, settings)
     own = trial.own_names(_built(trial)[1])
     for earlier in range(3):
-        ends = []
-        for last in (earlier, *_OTHERS):
-            model, built = _built(trial)
-            for step in (*range(earlier), last):
-                trial.step_given(model, built, step)
-            ends.append(params_of(built))
-        deaf = [name for name in own if all(torch.equal(ends[0][name], end[name]) for end in ends[1:])]
+        before, *ends = (
+            _after(trial, [*range(earlier), *last])
+            for last in ((), (earlier,), *((other,) for other in _OTHERS))
+        )
+        deaf = [
+            name
+            for name in own
+            if not torch.equal(before[name], ends[0][name])
+            and all(torch.equal(ends[0][name], end[name]) for end in ends[1:])
+        ]
         if deaf:
             trial.fail(
                 f"step {earlier + 1} moves {some(deaf)} alike whatever their gradient is. Read `param.grad` of the "
                 "step that is made, not one that was kept"
             )
+
+
+def _after(trial: Trial, steps: list[int]) -> dict[str, torch.Tensor]:
+    model, built = _built(trial, weight_decay=0.0)
+    for step in steps:
+        trial.step_given(model, built, step)
+    return params_of(built)
 
 
 def check_no_gradients(optimizer: str, **settings: Any) -> None:

@@ -131,9 +131,9 @@ def get_mup_config_overrides(
     """Return muP's overrides for a model that is `mup_width_mult` times wider than the one that was tuned.
 
     The optimizer's entry brings the rule (`OptimizerEntry.mup`). Where it brings none, matrix-like parameters, output
-    heads included, get `lr / mup_width_mult` and everything else is left alone. A model that divides its logits by the
-    width instead gives its head an override of its own. Combine the result with :func:`get_standard_config_overrides`:
-    the learning rate of `decoupled_lr` wins for embeddings and output heads.
+    heads included, get `lr / mup_width_mult` and everything else is left alone. Combine the result with
+    :func:`get_standard_config_overrides`: the learning rate of `decoupled_lr` wins for embeddings and output heads. A
+    model that divides its logits by the width instead sets `decoupled_lr=lr`, which leaves its head's as it was.
 
     Args:
         config: the run's configuration.

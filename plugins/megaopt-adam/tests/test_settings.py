@@ -6,11 +6,12 @@ from megaopt_testing import TinyGPT
 
 from megaopt_core import (
     OptimizerConfig,
+    ParamKey,
     build_optimizer,
     get_mup_config_overrides,
     get_standard_config_overrides,
 )
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import ConfigurationError, OverrideConflictError
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,45 @@ def test_a_shared_embedding_is_vector_like_by_its_attribute_alone() -> None:
         found = {row.name: row.lr for row in optimizer.report().params}
         assert found["0.weight"] == pytest.approx(lr)
         assert found["1.weight"] == pytest.approx(0.025 if name == "adam" else 0.1)
+
+
+class Tiny(torch.nn.Module):
+    """An embedding, a hidden matrix and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4)
+        self.hidden = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(4, 8, bias=False)
+
+
+def _rates_under_mup(name: str, overrides: dict[ParamKey, dict[str, float]], **settings: float):
+    """Return the learning rate and the least one of each parameter of `Tiny`, four times wider than tuned."""
+    config = OptimizerConfig(optimizer=name, lr=0.4, min_lr=0.04, **settings)
+    every = {**get_standard_config_overrides(config), **get_mup_config_overrides(config, 4.0), **overrides}
+    optimizer = build_optimizer(Tiny(), name, lr=0.4, min_lr=0.04, overrides=every, **settings)
+    return {
+        optimizer.names[param]: (group["max_lr"], group["min_lr"])
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+
+
+def test_a_head_whose_logits_are_divided_by_the_width_is_left_alone_as_the_docs_say() -> None:
+    """`decoupled_lr=lr` moves the head alone; an override of its own disagrees with muP's."""
+    pytest.importorskip("megaopt_roles")
+    plain = _rates_under_mup("adam", {})
+    kept = _rates_under_mup("adam", {}, decoupled_lr=0.4, decoupled_min_lr=0.04)
+    assert plain["head.weight"] == (0.1, 0.01)
+    assert kept == {**plain, "head.weight": (0.4, 0.04)}
+    with pytest.raises(OverrideConflictError, match=r"'max_lr' is 0\.1 .* and 0\.4 "):
+        _rates_under_mup("adam", {ParamKey(name="head.weight"): {"max_lr": 0.4}})
+
+
+def test_sgd_leaves_heads_alone_under_mup_without_any_setting() -> None:
+    """Where `decoupled_lr` would take the factor from the embeddings."""
+    pytest.importorskip("megaopt_roles")
+    plain = _rates_under_mup("sgd", {})
+    assert (plain["head.weight"], plain["embed.weight"]) == ((0.4, 0.04), (1.6, 0.16))
+    decoupled = _rates_under_mup("sgd", {}, decoupled_lr=0.4, decoupled_min_lr=0.04)
+    assert decoupled["embed.weight"] == (0.4, 0.04)

@@ -1,13 +1,17 @@
-"""Reductions whose failure says what to do."""
+"""Collectives whose failure says what to do."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from megaopt_core.errors import CommunicationError
+from megaopt_core.parallel._timeouts import timeout_of
 
-__all__ = ["all_reduce", "stopped"]
+__all__ = ["all_reduce", "gather_objects", "new_group", "stopped"]
 
 
 def stopped(what: str, error: RuntimeError) -> CommunicationError:
@@ -45,3 +49,40 @@ def all_reduce(
         dist.all_reduce(tensor, op=op, group=group)
     except RuntimeError as error:
         raise stopped(what, error) from error
+
+
+def gather_objects[T](value: T, group: dist.ProcessGroup, what: str) -> list[T]:
+    """Return the values of all ranks of a group, in the order of its ranks.
+
+    Args:
+        value: this rank's; picklable.
+        group: the ranks.
+        what: the collective, in words, for the error.
+
+    Raises:
+        CommunicationError: another rank has stopped, or the process group's timeout is over.
+    """
+    told: list[Any] = [None] * group.size()
+    try:
+        dist.all_gather_object(told, value, group=group)
+    except RuntimeError as error:
+        raise stopped(what, error) from error
+    return told
+
+
+def new_group(ranks: Sequence[int], like: dist.ProcessGroup, what: str) -> dist.ProcessGroup:
+    """Return a group of some ranks, which waits as long as another does; only its ranks take part in making it.
+
+    Args:
+        ranks: ranks in the default group.
+        like: the group whose timeout it gets.
+        what: what it is for, in words, for the error.
+
+    Raises:
+        CommunicationError: another rank has stopped, or has not come before the timeout was over.
+    """
+    try:
+        made = dist.new_group(list(ranks), timeout=timeout_of(like), use_local_synchronization=True)
+    except RuntimeError as error:
+        raise stopped(what, error) from error
+    return cast("dist.ProcessGroup", made)

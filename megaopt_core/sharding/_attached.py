@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
-from megaopt_core.parallel._timeouts import timeout_of
+from megaopt_core.parallel._reduction import gather_objects, new_group
 from megaopt_core.params._specs import RankCoordinates
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams
 
@@ -109,6 +109,7 @@ def make_peer_groups(
 
     Raises:
         ShardingError: peers are asked for along an axis without a process group.
+        CommunicationError: another rank has stopped, or the process group's timeout is over.
     """
     mine = {
         (piece.peers.axis, piece.peers.size)
@@ -127,8 +128,7 @@ def make_peer_groups(
             )
         first = rank.get(axis, 0) // size * size
         members = dist.get_process_group_ranks(group)[first : first + size]
-        peers = dist.new_group(members, timeout=timeout_of(group), use_local_synchronization=True)
-        made[axis, size] = cast("ProcessGroup", peers)
+        made[axis, size] = new_group(members, group, f"making the groups of peers along {axis!r}")
     return made
 
 
@@ -138,7 +138,6 @@ def _of_all(mine: set[tuple[str, int]], pgs: ProcessGroupCollection) -> set[tupl
     for axis in ("dp", "expert_dp"):
         group = pgs.of_axis(axis)
         if communicates(group):
-            told: list[set[tuple[str, int]] | None] = [None] * size_of(group)
-            dist.all_gather_object(told, found, group=group)
-            found |= {entry for some in told if some is not None for entry in some}
+            told = gather_objects(found, group, f"telling which peers have parts along {axis!r}")
+            found = set().union(*told)
     return found

@@ -6,16 +6,17 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from attrs import evolve, frozen
 
 from megaopt_core.errors import RoutingError
-from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
+from megaopt_core.parallel._reduction import gather_objects
 from megaopt_core.params._specs import AxisPlacement, ParamSpec, RankCoordinates
 from megaopt_core.sharding._layout import World
 
 __all__ = ["specs_of_stage"]
 
+_WHAT = "telling the ranks of a pipeline stage which parameters it has"
 _STAGE_AXES = ("tp", "expert_tp", "ep", "dp", "expert_dp", "dp_replicate", "expert_dp_replicate")
 
 
@@ -49,6 +50,7 @@ def specs_of_stage(
 
     Raises:
         RoutingError: two ranks have different parameters of one name.
+        CommunicationError: another rank has stopped, or the process group's timeout is over.
     """
     here = tuple((axis, rank.get(axis, 0)) for axis in _STAGE_AXES)
     held = [_Held((here,), tuple(mine), digest or _digest(mine))]
@@ -63,14 +65,12 @@ def _joined(held: list[_Held], group: Any) -> list[_Held]:
     """Return what all ranks of a group hold, those with the same parameters together."""
     if not communicates(group):
         return held
-    told: list[Any] = [None] * size_of(group)
     ranks = [entry.ranks for entry in held]
     digests = [entry.digest for entry in held]
-    dist.all_gather_object(told, (ranks, digests), group=group)
+    told = gather_objects((ranks, digests), group, _WHAT)
     known = dict(zip(digests, held, strict=True))
     if any(digest not in known for _, theirs in told for digest in theirs):
-        everything: list[Any] = [None] * size_of(group)
-        dist.all_gather_object(everything, [entry.specs for entry in held], group=group)
+        everything = gather_objects([entry.specs for entry in held], group, _WHAT)
         for (_, theirs), specs in zip(told, everything, strict=True):
             for digest, some in zip(theirs, specs, strict=True):
                 known.setdefault(digest, _Held((), some, digest))

@@ -1,0 +1,58 @@
+"""A peer that died while ranks met for a build: our error on the others, within the group's timeout."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megaopt_core import ProcessGroupCollection
+from megaopt_core.errors import CommunicationError
+from megaopt_core.parallel._reduction import new_group
+from megaopt_core.sharding._attached import make_peer_groups
+from megaopt_core.sharding._layout import World
+from megaopt_core.sharding._stage_specs import specs_of_stage
+
+pytestmark = pytest.mark.distributed
+
+
+def stage_specs(pgs):
+    """Tell the others what this rank has."""
+    specs_of_stage([], pgs, {}, World({"dp": 2}))
+
+
+def peer_groups(pgs):
+    """Ask the others for their peers."""
+    make_peer_groups([], {}, pgs)
+
+
+def made_group(pgs):
+    """Make a group with the other."""
+    new_group([0, 1], dist.group.WORLD, "making a group of peers")
+
+
+MEETINGS = {function.__name__: function for function in (stage_specs, peer_groups, made_group)}
+
+
+def one_dies(rank, size, meeting):
+    """Let rank 1 die before a meeting; return what rank 0 hears, and after how long."""
+    dist.all_reduce(torch.zeros(1))
+    pgs = ProcessGroupCollection(dp=dist.group.WORLD, dp_cp=dist.group.WORLD)
+    if rank == 1:
+        os._exit(0)
+    begun = time.monotonic()
+    try:
+        MEETINGS[meeting](pgs)
+    except CommunicationError as error:
+        return str(error), time.monotonic() - begun
+    return "no error", 0.0
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_the_others_hear_of_it_in_time(launch, meeting):
+    """The error says what was under way and what to do."""
+    (words, seconds), _ = launch(one_dies, 2, meeting, group_timeout=3.0, may_die=True)
+    assert "another rank has stopped, or the process group's timeout is over" in words
+    assert "Restart all ranks from the last checkpoint" in words
+    assert seconds < 20.0

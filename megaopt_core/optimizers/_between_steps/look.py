@@ -13,6 +13,7 @@ __all__ = ["ModelLook"]
 
 _requires_grad = attrgetter("requires_grad")
 _dtype = attrgetter("dtype")
+_device = attrgetter("device")
 
 
 def _references(chunks: Sequence[torch.nn.Module]) -> list[weakref.ref[torch.nn.Module]]:
@@ -38,6 +39,7 @@ class ModelLook:
     _stepped: list[torch.nn.Parameter] = field(init=False)
     _known: set[int] = field(init=False)
     _dtypes: list[torch.dtype] = field(init=False)
+    _devices: list[torch.device] = field(init=False)
     _elsewhere: dict[int, weakref.ref[torch.nn.Parameter]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -53,6 +55,7 @@ class ModelLook:
         self.names, self._stepped = names, list(names)
         self._known = {id(None), *map(id, self._stepped), *map(id, twins)}
         self._dtypes = list(map(_dtype, self._stepped))
+        self._devices = list(map(_device, self._stepped))
 
     def leave(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Pass parameters over from now on: something else steps them.
@@ -101,6 +104,16 @@ class ModelLook:
             (self.names[param], before, param)
             for param, before in zip(self._stepped, self._dtypes, strict=True)
             if param.dtype != before
+        ]
+
+    def moved(self) -> list[tuple[str, torch.device, torch.nn.Parameter]]:
+        """Return name, device of before, and parameter of what is on another device now."""
+        if list(map(_device, self._stepped)) == self._devices:
+            return []
+        return [
+            (self.names[param], before, param)
+            for param, before in zip(self._stepped, self._devices, strict=True)
+            if param.device != before
         ]
 
 

@@ -64,6 +64,9 @@ class LateParams:
         converted = self.look.converted()
         if converted:
             return _converted(converted)
+        moved = self.look.moved()
+        if moved:
+            return _moved(moved)
         names = [self.optimizer.names[param] for param in self.look.frozen() if self._is_in_buffer(param)]
         if names:
             return OwnershipError(
@@ -247,6 +250,16 @@ def _converted(converted: Sequence[tuple[str, torch.dtype, torch.nn.Parameter]])
         f"{_listed(names)}: {name!r} is {str(param.dtype).removeprefix('torch.')} now and was "
         f"{str(before).removeprefix('torch.')} when its optimizer was built: convert the model (.to(dtype), .half(), "
         ".bfloat16()) before building its optimizer",
+        names=names,
+    )
+
+
+def _moved(moved: Sequence[tuple[str, torch.device, torch.nn.Parameter]]) -> OwnershipError:
+    names = [name for name, _, _ in moved]
+    name, before, param = moved[0]
+    return OwnershipError(
+        f"{_listed(names)}: {name!r} is on {param.device} now and was on {before} when its optimizer was built, which "
+        "keeps its states there: move the model (.to(device), .cuda()) before building its optimizer",
         names=names,
     )
 

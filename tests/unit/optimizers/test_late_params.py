@@ -327,3 +327,17 @@ def test_schedulers_go_on_where_groups_stay_the_same(build) -> None:
     scheduler.step()
     assert (model[0].weight - before).abs().max().item() == pytest.approx(0.05, rel=1e-3)
     assert [group["lr"] for group in optimizer.param_groups] == [0.025]
+
+
+def test_a_model_that_was_moved_to_another_device_is_refused_with_both_names(build, mlp, give) -> None:
+    """Tried from the other side, for want of a device: the optimizer believes that it was built on one."""
+    model = mlp()
+    optimizer = build(model)
+    give(model)
+    optimizer.late.look._devices[0] = torch.device("cuda", 0)
+    before = [param.detach().clone() for param in model.parameters()]
+    with pytest.raises(
+        OwnershipError, match=r"'0\.weight' is on cpu now and was on cuda:0 .* before building"
+    ):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))

@@ -66,6 +66,7 @@ def test_the_width_that_was_tuned_needs_no_override(name: str) -> None:
 
 def test_a_shared_embedding_is_vector_like_by_its_attribute_alone() -> None:
     """On the last pipeline stage it looks like a head's matrix."""
+    pytest.importorskip("megaopt_roles")
     model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4))
     model[0].weight.shared_embedding = True
     for name, lr in (("adam", 0.1), ("sgd", 0.4)):

@@ -317,7 +317,8 @@ def test_the_standard_library_takes_it_for_a_dataclass() -> None:
 
 
 def test_a_dataclass_of_plugin_settings_has_those_that_were_given() -> None:
-    """They survive `replace`, and stand in `asdict`."""
-    config = OptimizerConfig(lr=0.1, muon_momentum=0.5)  # kept as given where its plugin is missing
+    """They survive `replace`, and stand in `asdict`, which reads them."""
+    pytest.importorskip("megaopt_muon")
+    config = OptimizerConfig(lr=0.1, muon_momentum=0.5)
     assert dataclasses.replace(config, lr=0.2) == config.replace(lr=0.2)
     assert dataclasses.asdict(config)["muon_momentum"] == 0.5

@@ -3,11 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
 from megaopt_bridge.recipes import recipe_of
 from megaopt_testing import CHECKS
-
-from megaopt_core.errors import ConformanceError
 
 __all__ = ["RESULTS", "TABLED", "make"]
 
@@ -21,10 +18,9 @@ TABLED = [check for check in CHECKS if check.id in _MADE]
 
 
 def make(check):
-    """Make a check, which has to fail where the class's recipe says that it does."""
+    """Make a check, which has to fail where the class's recipe says that it does, by whatever the class raises."""
     why = recipe_of(*check.optimizer.split(":")).fails.get(check.check.id)
     if why is None:
         check()
         return
-    with pytest.raises(ConformanceError):
-        check()
+    assert not check.run().ok

@@ -23,6 +23,7 @@ from megaopt_core import (
 )
 from megaopt_core.errors import (
     ConfigurationError,
+    OwnershipError,
     PluginNotInstalledError,
     RoutingChangedError,
     ShardingError,
@@ -85,6 +86,18 @@ def test_a_parameter_that_leaves_the_memory_is_named(dtype: torch.dtype) -> None
     optimizer = build_optimizer(model, "adam", lr=1e-2, sharding="distributed")
     model.to(dtype)
     model(torch.ones(2, 16, dtype=dtype)).sum().backward()
+    with pytest.raises(OwnershipError, match=r"'1.bias'.* was float32 .* before building its optimizer"):
+        optimizer.step()
+
+
+@needs_adam
+def test_a_parameter_that_is_given_other_memory_is_named() -> None:
+    """The same values and dtype elsewhere are no less gone."""
+    model = model_of()
+    optimizer = build_optimizer(model, "adam", lr=1e-2, sharding="distributed")
+    bias = next(param for name, param in model.named_parameters() if name == "1.bias")
+    bias.data = bias.detach().clone()
+    model(torch.ones(2, 16)).sum().backward()
     with pytest.raises(
         UnsupportedOperationError, match=r"'1.bias' is no longer .* before its optimizer is built"
     ):

@@ -142,7 +142,9 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     for folder in folders:
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
     readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]
-    for name in (Path("pyproject.toml"), Path("conftest.py"), Path("README.md"), *readmes):
+    # What recipes of the bridge are held to stands beside the benchmarks.
+    results = Path("benchmarks/results/bridge.json")
+    for name in (Path("pyproject.toml"), Path("conftest.py"), Path("README.md"), results, *readmes):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)
     return [str(folder) for folder in folders]

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from megaopt_distributed.ddp.config import DistributedDataParallelConfig
     from megaopt_distributed.ddp.data_parallel import DistributedDataParallel
     from megaopt_distributed.ddp.planning import plan_full_param_layout
-    from megaopt_distributed.memory import FlatMemory, LayoutInBuffers, memory_of
+    from megaopt_distributed.layout import LayoutInBuffers
+    from megaopt_distributed.memory import FlatMemory, memory_of
     from megaopt_distributed.params import DistributedParams
 
 __all__ = [
@@ -25,7 +26,7 @@ _HOME = {
     "DistributedDataParallelConfig": "ddp.config",
     "DistributedParams": "params",
     "FlatMemory": "memory",
-    "LayoutInBuffers": "memory",
+    "LayoutInBuffers": "layout",
     "memory_of": "memory",
     "plan_full_param_layout": "ddp.planning",
 }

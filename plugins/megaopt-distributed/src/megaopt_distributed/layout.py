@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from attrs import define, evolve, field
 
 from megaopt_core.params import ParamSpec, RankCoordinates
-from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_core.sharding import (
+    BufferKey,
+    LayoutOptions,
+    ParamLayout,
+    PerBufferParamLayout,
+    PieceSpec,
+    World,
+)
 from megaopt_distributed.buffers.buffer_layout import lay_out_buffers
 
-__all__ = ["FlatLayout", "as_whole"]
+__all__ = ["FlatLayout", "LayoutInBuffers", "as_whole"]
 
 type _Placed = tuple[list[int], list[tuple[int, int, ParamSpec]]]
 type _Slice = tuple[int, int, int, ParamSpec]
@@ -28,8 +36,56 @@ def as_whole(spec: ParamSpec, rank: RankCoordinates) -> ParamSpec:
     return evolve(spec, shape=spec.box(rank)[1], placements=()) if spec.dividing else spec
 
 
+class LayoutInBuffers(ParamLayout, Protocol):
+    """Who steps what, where every piece is a range of a buffer.
+
+    Args:
+        specs: name to parameter.
+        world: number of ranks along each axis.
+        options: the buffers that the model is wrapped in, if any.
+    """
+
+    specs: Mapping[str, ParamSpec]
+    world: World
+    options: LayoutOptions
+
+    @property
+    def fused(self) -> bool:
+        """True where the buffers are those that the model is wrapped in; False: they are made for the layout."""
+        return self.options.buffers is not None
+
+    def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
+        """Return where a rank's parameters lie.
+
+        Args:
+            rank: its coordinates.
+        """
+
+    def shards(self, key: BufferKey) -> int:
+        """Return how many ranks share a buffer out.
+
+        Args:
+            key: the buffer.
+        """
+        return self.world.size("expert_dp" if key.is_expert else "dp")
+
+    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
+        """Return for every bucket of a buffer the groups that have parameters in it, on any rank that shares it.
+
+        Args:
+            key: the buffer.
+            rank: the coordinates of one of these ranks.
+        """
+        buffer = self.buffers(rank)[key]
+        groups: list[set[int]] = [set() for _ in buffer.bucket_ends]
+        for name, bucket in buffer.bucket_of.items():
+            if name in self.specs:
+                groups[bucket].add(self.specs[name].group)
+        return groups
+
+
 @define(eq=False)
-class FlatLayout:
+class FlatLayout(LayoutInBuffers):
     """Every bucket is cut into shares, one a rank; a piece is a run of one group inside a share.
 
     A run joins parameters that lie next to each other without padding between them, where `fused` allows it: an inner
@@ -55,11 +111,6 @@ class FlatLayout:
         dividing = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
         self._axes = tuple(sorted(dividing))
 
-    @property
-    def fused(self) -> bool:
-        """True where pieces are runs of a wrapped model's buffers; False: slices of one parameter each."""
-        return self.options.buffers is not None
-
     def _place(self, rank: RankCoordinates) -> tuple[int, ...]:
         """Return where a rank stands on the axes that divide parameters: others there have parts of other sizes."""
         return tuple(rank.get(axis, 0) for axis in self._axes)
@@ -77,28 +128,6 @@ class FlatLayout:
             local = [as_whole(spec, rank) for spec in self.specs.values() if spec.held_by(rank)]
             self._buffers[place] = lay_out_buffers(local, self.world, self.options)
         return self._buffers[place]
-
-    def shards(self, key: BufferKey) -> int:
-        """Return how many ranks share a buffer out.
-
-        Args:
-            key: the buffer.
-        """
-        return self.world.size("expert_dp" if key.is_expert else "dp")
-
-    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
-        """Return for every bucket of a buffer the groups that have parameters in it, on any rank that shares it.
-
-        Args:
-            key: the buffer.
-            rank: the coordinates of one of these ranks.
-        """
-        buffer = self.buffers(rank)[key]
-        groups: list[set[int]] = [set() for _ in buffer.bucket_ends]
-        for name, bucket in buffer.bucket_of.items():
-            if name in self.specs:
-                groups[bucket].add(self.specs[name].group)
-        return groups
 
     def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
         """Return what a rank steps, bucket by bucket.

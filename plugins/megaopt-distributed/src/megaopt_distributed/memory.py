@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -10,12 +10,10 @@ from attrs import define, evolve, field
 
 from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.params import RankCoordinates, named_params
+from megaopt_core.params import named_params
 from megaopt_core.sharding import (
     BufferKey,
     LiveModel,
-    ParamLayout,
-    PerBufferParamLayout,
     Piece,
     PieceSpec,
     finish_grad_sync,
@@ -25,31 +23,9 @@ from megaopt_distributed.buffers.bucket import Bucket, Reduction
 from megaopt_distributed.buffers.collectives import communicator
 from megaopt_distributed.buffers.flat import move_into
 from megaopt_distributed.gathering import GatheredBucket, Gathering
+from megaopt_distributed.layout import LayoutInBuffers
 
-__all__ = ["FlatMemory", "LayoutInBuffers", "memory_of"]
-
-
-class LayoutInBuffers(ParamLayout, Protocol):
-    """Who steps what, where every piece is a range of a buffer."""
-
-    @property
-    def fused(self) -> bool:
-        """True where the buffers are those that the model is wrapped in; False: they are made for the layout."""
-
-    def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
-        """Return where a rank's parameters lie.
-
-        Args:
-            rank: its coordinates.
-        """
-
-    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
-        """Return for every bucket of a buffer the groups that have parameters in it, on any rank that shares it.
-
-        Args:
-            key: the buffer.
-            rank: the coordinates of one of these ranks.
-        """
+__all__ = ["FlatMemory", "memory_of"]
 
 
 class FlatMemory(Protocol):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from megaopt_core.params import ParamSpec
 from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, World
 from megaopt_layerwise.data_places import plan_dense_first
 from megaopt_layerwise.planner import work_of
 
-__all__ = ["key_of", "lay_out_buckets", "lay_out_segments"]
+__all__ = ["in_buckets", "key_of", "lay_out_buckets", "lay_out_segments"]
 
 _ALIGNMENT = 64
 """Elements that a parameter's start is aligned to: cache lines, and vector instructions."""
+
+
+class _Sized(Protocol):
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+
+    @property
+    def shared_embedding(self) -> bool:
+        """Pipeline stages share it."""
 
 
 def key_of(spec: ParamSpec, chunk: int = 0) -> BufferKey:
@@ -85,23 +96,28 @@ def lay_out_buckets(
         by_key.setdefault(key_of(spec, options.chunk_of.get(spec.name, 0)), []).append(spec)
     return {
         key: lay_out_segments(
-            list(_buckets(some, options.bucket_size)), place_of, world.size(some[0].data_axis)
+            list(in_buckets(some, options.bucket_size)), place_of, world.size(some[0].data_axis)
         )
         for key, some in by_key.items()
     }
 
 
-def _buckets(specs: Sequence[ParamSpec], size: int | None) -> Iterator[list[ParamSpec]]:
-    """Yield runs of about `size` elements; an embedding that pipeline stages share stands alone."""
-    bucket: list[ParamSpec] = []
+def in_buckets[Item: _Sized](items: Iterable[Item], size: int | None) -> Iterator[list[Item]]:
+    """Yield runs of about `size` elements; an embedding that pipeline stages share stands alone.
+
+    Args:
+        items: what is laid out, in the order of backward.
+        size: elements of a bucket; None: one bucket takes all.
+    """
+    bucket: list[Item] = []
     numel = 0
-    for spec in specs:
-        if spec.shared_embedding and bucket:
+    for item in items:
+        if item.shared_embedding and bucket:
             yield bucket
             bucket, numel = [], 0
-        bucket.append(spec)
-        numel += spec.numel
-        if spec.shared_embedding or (size is not None and numel >= size):
+        bucket.append(item)
+        numel += item.numel
+        if item.shared_embedding or (size is not None and numel >= size):
             yield bucket
             bucket, numel = [], 0
     if bucket:

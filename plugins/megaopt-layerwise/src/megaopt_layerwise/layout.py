@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
+from megaopt_distributed import LayoutInBuffers
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import ParamSpec, RankCoordinates
@@ -34,7 +35,7 @@ class Owner:
 
 
 @define(eq=False)
-class LayerWiseLayout:
+class LayerWiseLayout(LayoutInBuffers):
     """Every matrix has one owner among the ranks that hold it or a part of it.
 
     Where data-parallel ranks hold whole matrices, an owner's piece is a range of a buffer in which the matrices of one
@@ -69,11 +70,6 @@ class LayerWiseLayout:
         if self.options.buffers is not None:
             self._require_in_buffers(self.options.buffers)
 
-    @property
-    def fused(self) -> bool:
-        """True where the buffers are those that the model is wrapped in."""
-        return self.options.buffers is not None
-
     def owners(self, rank: RankCoordinates) -> Mapping[str, Owner]:
         """Return the owner of every matrix that a rank holds, or holds a part of.
 
@@ -106,14 +102,6 @@ class LayerWiseLayout:
         dense = found.plan_dense([_work(spec, rank) for spec in specs if not spec.is_expert])
         return dense | found.at(rank.get("ep", 0) * self.world.size("expert_tp") + rank.get("expert_tp", 0))
 
-    def shards(self, key: BufferKey) -> int:
-        """Return how many ranks share a buffer out.
-
-        Args:
-            key: the buffer.
-        """
-        return self.world.size("expert_dp" if key.is_expert else "dp")
-
     def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
         """Return where a rank's parameters lie.
 
@@ -134,20 +122,6 @@ class LayerWiseLayout:
                 key: lay_out_segments([specs], places, self.shards(key)) for key, specs in by_key.items()
             }
         return self._buffers[place]
-
-    def groups_of(self, key: BufferKey, rank: RankCoordinates) -> list[set[int]]:
-        """Return for every bucket of a buffer the groups that have parameters in it.
-
-        Args:
-            key: the buffer.
-            rank: the coordinates of a rank that has it.
-        """
-        buffer = self.buffers(rank)[key]
-        groups: list[set[int]] = [set() for _ in buffer.bucket_ends]
-        for name, bucket in buffer.bucket_of.items():
-            if name in self.specs:
-                groups[bucket].add(self.specs[name].group)
-        return groups
 
     def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
         """Return the matrices that a rank owns, in the order of memory, and then those that are cut over ranks.

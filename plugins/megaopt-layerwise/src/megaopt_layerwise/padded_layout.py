@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from attrs import frozen
@@ -12,6 +12,7 @@ from megaopt_distributed import DistributedDataParallelConfig
 from megaopt_core.errors import ShardingError
 from megaopt_core.sharding import BufferKey, FullParamLayout, PerBufferParamLayout
 from megaopt_layerwise.buffer_routing import is_managed_by_layer_wise_optimizer
+from megaopt_layerwise.buffers import in_buckets
 
 __all__ = ["compute_full_param_layout", "compute_per_buffer_param_layout", "shard_divisor"]
 
@@ -21,11 +22,11 @@ _START = 64
 
 @frozen
 class _Placed:
-    """One parameter that gets a place: its name, its elements, and whether it gets a bucket of its own."""
+    """One parameter that gets a place: its name, its elements, and whether pipeline stages share it."""
 
     name: str
     numel: int
-    alone: bool
+    shared_embedding: bool
 
 
 def shard_divisor(data_parallel_world_size: int, ddp_config: DistributedDataParallelConfig) -> int:
@@ -92,7 +93,7 @@ def compute_per_buffer_param_layout(
     ranges: dict[str, tuple[int, int]] = {}
     bucket_of: dict[str, int] = {}
     ends: list[int] = []
-    for bucket, some in enumerate(_buckets(placed, bucket_size)):
+    for bucket, some in enumerate(in_buckets(reversed(placed), bucket_size)):
         begin = ends[-1] if ends else 0
         offsets, size = _pack(some, data_parallel_world_size, divisor)
         for one in some:
@@ -171,23 +172,6 @@ def _names(
             f"a layout of {len(params)} parameters needs as many different names, got {len(set(called))}"
         )
     return called
-
-
-def _buckets(params: Sequence[_Placed], size: int | None) -> Iterator[list[_Placed]]:
-    """Yield runs of about `size` elements in reverse order."""
-    bucket: list[_Placed] = []
-    numel = 0
-    for param in reversed(params):
-        if param.alone and bucket:
-            yield bucket
-            bucket, numel = [], 0
-        bucket.append(param)
-        numel += param.numel
-        if param.alone or (size is not None and numel >= size):
-            yield bucket
-            bucket, numel = [], 0
-    if bucket:
-        yield bucket
 
 
 def _pack(params: Sequence[_Placed], shards: int, divisor: int) -> tuple[dict[str, int], int]:

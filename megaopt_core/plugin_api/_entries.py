@@ -91,6 +91,8 @@ class OptimizerEntry:
         accepts: `(spec, view)` to None when the optimizer takes this parameter, else the reason why not, in words.
         fallback: the optimizer that steps what `accepts` refuses: a name, or a function of the configuration.
             None: a refused parameter is an error.
+        fallback_override: the configuration to what parameters get that `accepts` refuses: an override, over which
+            every other override wins key by key. None: nothing.
         step_cost: `(spec, view)` to the work of one step of the whole tensor, in elementary operations; strategies
             balance by it.
         split_step: makes the optimizer's step in three parts (:class:`~megaopt_core.sharding.SplitStep`):
@@ -139,6 +141,7 @@ class OptimizerEntry:
     alignment: int = field(default=DEFAULT_ALIGNMENT, validator=_alignment)
     accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None
     fallback: str | Callable[[OptimizerConfig], str] | None = None
+    fallback_override: Callable[[OptimizerConfig], ParamGroupOverride] | None = None
     step_cost: Callable[[ParamSpec, MatrixView | None], float] = _numel
     split_step: SplitStepFactory | str | None = None
     refuses_split: SplitRefusal | None = None

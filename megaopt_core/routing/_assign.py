@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -14,7 +14,12 @@ from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_s
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, OverrideError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
-from megaopt_core.params._overrides import OVERRIDE_FIELDS, ParamGroupOverride, param_group_override_to_tuple
+from megaopt_core.params._overrides import (
+    OVERRIDE_FIELDS,
+    ParamGroupOverride,
+    param_group_override_to_tuple,
+    validate_override,
+)
 from megaopt_core.params._roles import Doubt
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.params._views import MatrixView
@@ -76,6 +81,7 @@ class Assigner:
     followed: StoredRouting | None = None
     _known: dict[str, _Known] = field(factory=dict)
     _keys: dict[tuple[Any, ...], GroupKey] = field(factory=dict)
+    _of_fallback: ParamGroupOverride | None = None
 
     def assign(self, item: InventoryItem, match: Match) -> Assignment:
         """Return where a parameter goes.
@@ -94,6 +100,9 @@ class Assigner:
             name, reason = self._optimizer_for(item, asked, match)
         else:
             name, reason = self._as_followed(self.followed, item, match), f"as in {self.followed.name}"
+        if asked is None and name != self.config.optimizer:
+            match, added = self._with_fallback_override(match)
+            reason += added
         entry = get_registry().optimizer(name)
         group, settings = self._split(name, entry, match, item.name)
         said = (
@@ -158,6 +167,23 @@ class Assigner:
             if refused_again is None:
                 return name, f"{why}; not for {tried[0]}: {refusal}"
             refusal = refused_again
+
+    def _with_fallback_override(self, match: Match) -> tuple[Match, str]:
+        """Return a match with what the run's optimizer says of what it leaves to its fallback, and a note."""
+        primary = self.config.optimizer
+        if self._of_fallback is None:
+            rule = get_registry().optimizer(primary).fallback_override
+            with get_registry().blaming("optimizer", primary):
+                self._of_fallback = validate_override(
+                    {} if rule is None else rule(copy.deepcopy(self.config))
+                )
+        added = {key: value for key, value in self._of_fallback.items() if key not in match.override}
+        if not added:
+            return match, ""
+        shown = ", ".join(f"{key}={value}" for key, value in added.items())
+        override = cast("ParamGroupOverride", {**added, **match.override})
+        origin = {**dict.fromkeys(added, f"fallback of {primary}"), **match.origin}
+        return Match(override, match.reasons, origin), f"; {primary} gives its fallback {shown}"
 
     def _refusal(self, name: str, item: InventoryItem, *, asked: bool = False) -> str | None:
         entry = get_registry().optimizer(name)

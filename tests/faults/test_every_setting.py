@@ -46,6 +46,8 @@ VALUES = {
     "sharding": "distributed",
     "timers": True,
     "muon_scalar_optimizer": "lion",
+    "muon_scalar_lr": 0.02,
+    "muon_scalar_weight_decay": 0.3,
     "muon_coefficients": ((3.0, -3.2, 1.2),),
     "clip_grad": 0.01,
     "grad_norm_skip_threshold": 1e-6,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec, Role
 from megaopt_core.plugin_api import Commands, OptimizerEntry, hookimpl
 from megaopt_core.routing import matrix_like_overrides, scaled_learning_rate
@@ -39,6 +40,30 @@ def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:
 
 def _scalar_optimizer(config: OptimizerConfig) -> str:
     return str(config.muon_scalar_optimizer)
+
+
+def _scalar_override(config: OptimizerConfig) -> ParamGroupOverride:
+    """Return what `muon_scalar_lr` and `muon_scalar_weight_decay` say of the parameters that Muon does not take.
+
+    `min_lr` follows in proportion, so that a schedule keeps its shape. Weight decay becomes a multiple of
+    `weight_decay`, so that a schedule of that still reaches it.
+    """
+    override: ParamGroupOverride = {}
+    lr, decay = config.muon_scalar_lr, config.muon_scalar_weight_decay
+    if lr is not None:
+        override["max_lr"] = lr
+        if config.min_lr is not None and config.lr:
+            override["min_lr"] = config.min_lr * lr / config.lr
+    if decay is not None and decay != config.weight_decay:
+        if not config.weight_decay:
+            raise ConfigurationError(
+                f"muon_scalar_weight_decay={decay} with weight_decay=0: it is kept as a multiple of weight_decay. Set "
+                'weight_decay to it, and {ParamKey(role="matrix"): {"wd_mult": 0.0}} among the overrides',
+                setting="muon_scalar_weight_decay",
+                value=decay,
+            )
+        override["wd_mult"] = decay / config.weight_decay
+    return override
 
 
 def _step_cost(spec: ParamSpec, view: MatrixView | None) -> float:
@@ -128,6 +153,10 @@ def _leave_matrices_alone(
             "depend on it",
             stacklevel=4,
         )
+    lr = config.muon_scalar_lr
+    if lr is not None:
+        min_lr = config.min_lr * lr / config.lr if config.min_lr is not None and config.lr else None
+        config = config.replace(lr=lr, min_lr=min_lr)
     return matrix_like_overrides(
         config, scaled_learning_rate(config, 1.0 / mup_width_mult), but=(Role.MATRIX,)
     )
@@ -147,6 +176,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             granularity=Granularity.TENSOR,
             accepts=_accepts,
             fallback=_scalar_optimizer,
+            fallback_override=_scalar_override,
             step_cost=_step_cost,
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
@@ -167,6 +197,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             granularity=Granularity.TENSOR,
             accepts=_accepts,
             fallback=_scalar_optimizer,
+            fallback_override=_scalar_override,
             step_cost=_step_cost,
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},

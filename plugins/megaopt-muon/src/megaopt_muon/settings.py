@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from attrs import Attribute, field, frozen
+from attrs.validators import optional
 
-from megaopt_core.config import STATE_DTYPES, between, one_of, parse_dtype, positive
+from megaopt_core.config import STATE_DTYPES, between, not_negative, one_of, parse_dtype, positive
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.coefficients import MOST_STEPS
 from megaopt_muon.scale import SCALE_MODES
@@ -152,6 +153,16 @@ class MuonSettings:
         default="adam",
         validator=_optimizer_name,
         metadata={"help": "optimizer of what is no hidden matrix (embeddings, biases, norms): adam or lion"},
+    )
+    scalar_lr: float | None = field(
+        default=None,
+        validator=optional(not_negative()),
+        metadata={"help": "learning rate of what scalar_optimizer steps; None: lr"},
+    )
+    scalar_weight_decay: float | None = field(
+        default=None,
+        validator=optional(not_negative()),
+        metadata={"help": "weight decay of what scalar_optimizer steps and decays; None: weight_decay"},
     )
     eps: float = field(
         default=1e-15,

@@ -84,7 +84,7 @@ def test_heads_are_whole_matrices_unless_asked_for():
         param = nn.Parameter(torch.zeros(48, 10))
         param.param_info = ParamInfo("w", Role.MATRIX, QKV)
         optimizer = TensorParallelMuon([param], split=split, split_qkv=True)
-        shapes[split] = [piece.shape for piece in optimizer._plan(param).pieces]
+        shapes[split] = [piece.shape for piece in optimizer.planner.plan(param).pieces]
     assert shapes == {
         "fused": [(24, 10), (12, 10), (12, 10)],
         "per_head": [(6, 4, 10), (3, 4, 10), (3, 4, 10)],
@@ -98,7 +98,9 @@ def test_gate_and_up_stay_together_where_nothing_is_split():
     """Of a fused gate and up as well."""
     param = nn.Parameter(torch.zeros(16, 10))
     param.param_info = ParamInfo("w", Role.MATRIX, MatrixView(split_sizes=(8, 8), fused="gate_up"))
-    plans = {split: TensorParallelMuon([param], split=split)._plan(param) for split in ("fused", "none")}
+    plans = {
+        split: TensorParallelMuon([param], split=split).planner.plan(param) for split in ("fused", "none")
+    }
     assert [len(plans[split].pieces) for split in ("fused", "none")] == [2, 1]
 
 
@@ -108,7 +110,11 @@ def test_groups_without_a_view_have_a_head_of_keys_each():
     optimizer = TensorParallelMuon(
         [param], split="per_head", split_qkv=True, is_qkv_fn=lambda _: True, qkv_split_shapes=(8, 4, 4)
     )
-    assert [piece.shape for piece in optimizer._plan(param).pieces] == [(6, 4, 10), (3, 4, 10), (3, 4, 10)]
+    assert [piece.shape for piece in optimizer.planner.plan(param).pieces] == [
+        (6, 4, 10),
+        (3, 4, 10),
+        (3, 4, 10),
+    ]
 
 
 def test_a_head_that_ranks_cut_is_gathered_or_refused():
@@ -118,11 +124,13 @@ def test_a_head_that_ranks_cut_is_gathered_or_refused():
     for rows in (8, 6):
         param = nn.Parameter(torch.zeros(rows, 10))
         param.param_info = ParamInfo("w", Role.MATRIX, MatrixView(head_sizes=(4,)), partition_dim=0)
-        plan = TensorParallelMuon([param], pg_collection=groups, split="per_head")._plan(param)
+        plan = TensorParallelMuon([param], pg_collection=groups, split="per_head").planner.plan(param)
         kinds[rows] = plan.gather_first, plan.cut.mode
     assert kinds == {8: (False, "whole"), 6: (True, "duplicated")}
     with pytest.raises(ViewError, match="cuts through its pieces"):
-        TensorParallelMuon([param], pg_collection=groups, split="per_head", tp_mode="blockwise")._plan(param)
+        TensorParallelMuon([param], pg_collection=groups, split="per_head", tp_mode="blockwise").planner.plan(
+            param
+        )
 
 
 @pytest.mark.parametrize("name", ["muon", "adaptive_muon"])

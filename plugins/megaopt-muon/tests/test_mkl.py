@@ -13,8 +13,9 @@ import pytest
 import torch
 from megaopt_muon import mkl
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.newton_schulz import NewtonSchulz, is_tall
-from megaopt_muon.symmetric import SymmetricMatrix, gram_matrix, symmetric_product
+from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.panels import SymmetricMatrix
+from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -50,5 +50,5 @@ def test_tensor_parallel_ranks_are_told():
         param.param_info = ParamInfo(name, Role.MATRIX, MatrixView(), partition_dim=0)
     optimizer = TensorParallelMuon(params, pg_collection=groups, tp_mode="auto", ns_plan="8x512:gram")
     for param in params:
-        optimizer._plan(param)
+        optimizer.planner.plan(param)
     assert param_notes(optimizer) == {"a": "distributed over 4 ranks", "b": "gram; duplicated over 4 ranks"}

@@ -15,7 +15,7 @@ from emerging_optimizers.orthogonalized_optimizers import (
     SinkhornMuon,
     Spel,
 )
-from megaopt_muon.split_step import OrthogonalizedSplit
+from megaopt_muon.captured_step import OrthogonalizedSplit
 from megaopt_testing import TinyGPT, check_split_step, temporary_plugin
 from megaopt_testing.exchange import SelfExchangeStrategy
 from torch import nn

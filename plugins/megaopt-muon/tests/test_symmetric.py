@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
+from megaopt_muon.panels import SymmetricMatrix, block_height
+from megaopt_muon.symmetric import gram_matrix, symmetric_product
 
 SIZES = [1, 5, 239, 240, 301, 520]
 

@@ -40,4 +40,4 @@ def test_auto_chooses_for_each_parameter():
     for param in params:
         param.param_info = ParamInfo("w", Role.MATRIX, MatrixView(), partition_dim=0)
     optimizer = TensorParallelMuon(params, pg_collection=groups, tp_mode="auto")
-    assert [optimizer._plan(param).cut.mode for param in params] == ["distributed", "duplicated"]
+    assert [optimizer.planner.plan(param).cut.mode for param in params] == ["distributed", "duplicated"]

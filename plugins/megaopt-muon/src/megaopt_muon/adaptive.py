@@ -11,8 +11,9 @@ from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.execution import merged, scales_of
+from megaopt_muon.local_step import gradient_of
 from megaopt_muon.moments import MOMENTS, validate_moment2_method
-from megaopt_muon.muon import Change, TensorParallelMuon, gradient_of
+from megaopt_muon.muon import Change, TensorParallelMuon
 
 __all__ = ["TensorParallelAdaptiveMuon"]
 
@@ -169,7 +170,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             if "momentum_buffer" in state:
                 continue
             state["momentum_buffer"] = torch.zeros_like(param)
-            shape = self.moment.state_shape(self._plan(param))
+            shape = self.moment.state_shape(self.planner.plan(param))
             state["moment2_buffer"] = torch.zeros(shape, dtype=_wide(param.dtype), device=param.device)
 
     @torch.no_grad()
@@ -202,7 +203,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         Returns:
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
-        return merged(self.newton_schulz, self._plan(p), grad, self._active_book)
+        return merged(self.newton_schulz, self.planner.plan(p), grad, self._active_book)
 
     @override
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -213,9 +214,9 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         self, group: dict[str, Any], params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
     ) -> Iterator[Change]:
         settings = {key: value for key, value in group.items() if key != "params"}
-        book = self._active_book = self._book(group)
+        book = self._active_book = self.books.of(group)
         for index, (param, update) in enumerate(zip(params, updates, strict=True)):
-            plan = self._plan(param)
+            plan = self.planner.plan(param)
             change = self.moment.normalize(
                 self.orthogonalize(param, update, **settings).to(_wide(param.dtype)),
                 self.state[param]["moment2_buffer"],

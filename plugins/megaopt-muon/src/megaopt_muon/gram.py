@@ -22,7 +22,8 @@ from collections.abc import Sequence
 
 import torch
 
-from megaopt_muon.symmetric import Scalar, SymmetricMatrix, symmetric_product
+from megaopt_muon.panels import SymmetricMatrix
+from megaopt_muon.symmetric import Scalar, symmetric_product
 from megaopt_muon.workspace import Workspace
 
 __all__ = ["accumulate", "center", "scaled_product"]

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, override
 
 import torch
-from attrs import asdict, frozen
+from attrs import frozen
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
 
-from megaopt_core.errors import ConfigurationError, GradientError
-from megaopt_core.parallel import communicates
-from megaopt_muon.calibration import current_rates, nearest, rates_of_first_rank
+from megaopt_muon.arguments import require, validate_arguments
+from megaopt_muon.batches import is_single
+from megaopt_muon.books import GroupBooks
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.elementwise import Decay, MomentumStep, subtract
-from megaopt_muon.execution import is_single, merged, orthogonalize_pieces, scales_of
-from megaopt_muon.groups import group_of, tensor_parallel_groups
-from megaopt_muon.methods import MethodBook, is_narrow
+from megaopt_muon.elementwise import subtract
+from megaopt_muon.execution import merged, orthogonalize_pieces, scales_of
+from megaopt_muon.groups import tensor_parallel_groups
+from megaopt_muon.local_step import LocalStep, gradient_of, runs_of
 from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
-from megaopt_muon.precision import compute_dtype
-from megaopt_muon.scale import get_muon_scale_factor, validate_scale_mode
-from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
+from megaopt_muon.planner import Planner
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.optim.optimizer import ParamsT
 
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel import ProcessGroupCollection
+    from megaopt_muon.elementwise import Decay
+    from megaopt_muon.methods import MethodBook
     from megaopt_muon.pieces import Piece
-    from megaopt_muon.rates import Rates
+    from megaopt_muon.plans import MatrixPlan
 
-__all__ = ["Change", "TensorParallelMuon", "decay_of", "gradient_of", "init_state"]
-
-# So many elements are updated together: enough to save calls, little enough not to double the memory of a model.
-_CHUNK = 1 << 25
-
-_ALIGNMENT = 32
-"""Elements of 16 bits in a cache line."""
+__all__ = ["Change", "TensorParallelMuon", "init_state"]
 
 
 @frozen(eq=False)
@@ -156,44 +146,36 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         ns_plan: str = "",
         coefficients: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        _require(float(lr) >= 0, "lr", lr, "at least 0")
-        _require(0 <= momentum < 1, "momentum", momentum, "at least 0 and less than 1")
-        _require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
-        _require(
-            fp32_matmul_prec in MATMUL_PRECISIONS,
-            "fp32_matmul_prec",
-            fp32_matmul_prec,
-            f"one of {MATMUL_PRECISIONS}",
+        validate_arguments(
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            fp32_matmul_prec=fp32_matmul_prec,
+            split=split,
+            tp_mode=tp_mode,
+            ns_method=ns_method,
+            norm_eps=norm_eps,
+            scale_mode=scale_mode,
         )
-        _require(split in SPLITS, "split", split, f"one of {SPLITS}")
-        _require(tp_mode in TP_MODES, "tp_mode", tp_mode, f"one of {TP_MODES}")
-        _require(ns_method in NS_METHODS, "ns_method", ns_method, f"one of {NS_METHODS}")
-        _require(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
-        validate_scale_mode(scale_mode)
         self.newton_schulz = NewtonSchulz(
             resolve_coefficients(coefficient_type, num_ns_steps, coefficients),
             fp32_matmul_prec,
             ns_method,
             norm_eps,
         )
-        self.split = split
-        self.split_qkv = split_qkv
-        self.is_qkv_fn = is_qkv_fn
-        self.qkv_split_shapes = qkv_split_shapes
-        self.coefficient_type = coefficient_type
-        self.num_ns_steps = num_ns_steps
-        self.scale_mode: Any = scale_mode
-        self.extra_scale_factor = extra_scale_factor
         self.pg_collection = pg_collection
-        self.tp_mode = tp_mode
-        self.tp_group, self.expert_tp_group = tensor_parallel_groups(pg_collection)
-        MethodBook(ns_method, self.newton_schulz.coefficients, ns_plan)  # refuses what it cannot read
-        self._plans: dict[torch.Tensor, tuple[object, MatrixPlan]] = {}
-        self.plans_of_others: dict[
-            str, MatrixPlan
-        ] = {}  # of whole parameters that are stepped here, held elsewhere
-        self._books: dict[int, MethodBook] = {}
-        self._rates: Callable[[int], Rates] = current_rates
+        self.planner = Planner(
+            split,
+            split_qkv,
+            is_qkv_fn,
+            qkv_split_shapes,
+            scale_mode,
+            extra_scale_factor,
+            tp_mode,
+            *tensor_parallel_groups(pg_collection),
+        )
+        self.books = GroupBooks(self.newton_schulz, ns_plan)
+        self.local_step = LocalStep(nesterov, use_decoupled_weight_decay, self.newton_schulz.workspace)
         self._active_book: MethodBook | None = None
         self._squares: dict[int, float] = {}  # squared norms of the updates that were swept, by position
         OrthogonalizedOptimizer.__init__(
@@ -211,14 +193,14 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             **self._own_group_defaults(),
         )
         for group in self.param_groups:
-            _require(
+            require(
                 not group["cautious_weight_decay"] or use_decoupled_weight_decay,
                 "cautious_weight_decay",
                 value=True,
                 allowed="False with use_decoupled_weight_decay=False, which adds decay to the gradient",
             )
             for param in group["params"]:
-                self._tensor_parallel_group(param)
+                self.planner.group_of(param)
 
     def _own_group_defaults(self) -> dict[str, float]:
         """Return what a subclass keeps in every group beside Muon's settings."""
@@ -256,7 +238,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         for group in self.param_groups:
             self._init_group(group)
             stepped = [param for param in group["params"] if param.grad is not None and param.numel()]
-            for params in _chunks(stepped):
+            for params in runs_of(stepped):
                 self._step_params(group, params)
         return loss
 
@@ -272,7 +254,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         Returns:
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
-        plan = self._plan(p)
+        plan = self.planner.plan(p)
         update = merged(self.newton_schulz, plan, grad, self._active_book)
         return update.mul_(scales_of(plan, grad.device))
 
@@ -285,40 +267,25 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         grads = [gradient_of(param) for param in params]
         buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
         single = [index for index, param in enumerate(params) if self._is_swept(param, grads[index])]
-        step, self._squares = self._momentum_step(group), {}
-        for index, out in zip(single, self._update_memory([params[index] for index in single]), strict=True):
+        step, self._squares = self.local_step.sweep(group), {}
+        for index, out in zip(
+            single, self.local_step.memory([params[index] for index in single]), strict=True
+        ):
             self._squares[index] = step(params[index], grads[index], buffers[index], out)
             updates[index] = out
         together = [index for index in range(len(params)) if index not in updates]
         if together:
             some = [[tensors[index] for index in together] for tensors in (params, grads, buffers)]
             early = [param for param in some[0] if self._late_decay(group, param) is None]
-            updates |= zip(together, self._foreach_updates(group, *some, decayed=early), strict=True)
+            updates |= zip(together, self.local_step.together(group, *some, decayed=early), strict=True)
         return [updates[index] for index in range(len(params))]
-
-    def _foreach_updates(
-        self,
-        group: dict[str, Any],
-        params: list[torch.Tensor],
-        grads: list[torch.Tensor],
-        buffers: list[torch.Tensor],
-        *,
-        decayed: Sequence[torch.Tensor],
-    ) -> list[torch.Tensor]:
-        if group["weight_decay"] != 0:
-            if self.weight_decay_method != "decoupled":
-                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
-            elif decayed:
-                torch._foreach_mul_(list(decayed), 1.0 - group["lr"] * group["weight_decay"])
-        torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
-        return list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
 
     def _transform(
         self, group: dict[str, Any], params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
     ) -> Iterator[Change]:
         """Orthogonalize whole updates; each change is valid until the next is asked for."""
-        plans = [self._plan(param) for param in params]
-        book = self._active_book = self._book(group)
+        plans = [self.planner.plan(param) for param in params]
+        book = self._active_book = self.books.of(group)
         custom = self._is_customized()
         together = [index for index, plan in enumerate(plans) if not plan.gather_first and not custom]
         for position, number, o in orthogonalize_pieces(
@@ -354,7 +321,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
 
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
         """Whether an update is written in 16 bits while it is made: where its matrices are iterated so, one by one."""
-        plan = self._plan(param)
+        plan = self.planner.plan(param)
         dense = param.dtype is torch.float32 and param.is_contiguous() and grad.is_contiguous()
         return (
             dense
@@ -365,53 +332,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             )
         )
 
-    def _is_narrow(self, param: torch.Tensor) -> bool:
-        return is_narrow(compute_dtype(self.newton_schulz.precision, param.dtype, param.device), param.device)
-
     def _late_decay(self, group: dict[str, Any], param: torch.Tensor) -> Decay | None:
-        """Return the decay that comes with the update, when the parameter is read anyway; None where it came before.
-
-        What a subclass does before and after an update finds parameters decayed. In 16 bits torch rounds a product
-        otherwise where memory has gaps, so that matrices of one parameter would not decay as the whole does.
-        """
-        if not group["weight_decay"] or self.weight_decay_method != "decoupled":
-            return None
-        waits = group["cautious_weight_decay"] or not (self._is_customized() or param.dtype.itemsize < 4)
-        return decay_of(group) if waits else None
-
-    def _momentum_step(self, group: dict[str, Any]) -> MomentumStep:
-        return MomentumStep(
-            momentum=group["momentum"],
-            added_decay=group["weight_decay"] if self.weight_decay_method != "decoupled" else 0.0,
-            nesterov=self.nesterov,
-            workspace=self.newton_schulz.workspace,
-        )
-
-    def _update_memory(self, params: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Return memory for updates of 16 bits, that the next list of parameters uses again."""
-        if not params:
-            return
-        lengths = [-(-param.numel() // _ALIGNMENT) * _ALIGNMENT for param in params]
-        flat = self.newton_schulz.workspace.take(
-            "updates", (sum(lengths),), torch.bfloat16, params[0].device, dense=True
-        )
-        for param, memory in zip(params, flat.split(lengths), strict=True):
-            yield memory[: param.numel()].view(param.shape)
-
-    def _book(self, group: dict[str, Any]) -> MethodBook:
-        """Return the methods of a group: those that it says, which a checkpoint may have brought."""
-        text = group["ns_plan"]
-        known = self._books.get(id(group))
-        if known is None or known.text != text:
-            ns, params = self.newton_schulz, group["params"]
-            if text and params and not self._is_narrow(params[0]):
-                warnings.warn(
-                    f"Muon does not use ns_plan={text!r}: it is for bfloat16 on a processor, and this run computes in "
-                    "something else",
-                    stacklevel=2,
-                )
-            known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text, self._rates)
-        return known
+        return self.local_step.late_decay(group, param, is_customized=self._is_customized())
 
     def agree(self, pg_collection: ProcessGroupCollection) -> None:
         """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.
@@ -426,9 +348,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
             RoutingError: it does so on another rank.
         """
-        if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
-            self._rates = partial(nearest, rates_of_first_rank(pg_collection))
-            self._books.clear()
+        self.books.agree(pg_collection)
 
     def _is_customized(self) -> bool:
         """Whether a subclass replaces what is done per parameter."""
@@ -437,38 +357,14 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             getattr(cls, name) is not getattr(OrthogonalizedOptimizer, name) for name in names
         )
 
-    def _plan(self, param: torch.Tensor) -> MatrixPlan:
-        info = getattr(param, "param_info", None)
-        known = self._plans.get(param)
-        if known is not None and known[0] is info:
-            return known[1]
-        view = view_of(
-            param,
-            split=self.split,
-            split_qkv=self.split_qkv,
-            is_qkv_fn=self.is_qkv_fn,
-            qkv_split_shapes=self.qkv_split_shapes,
-        )
-        plan = plan_parameter(param, view, self._tensor_parallel_group(param), self.tp_mode, self._scale)
-        self._plans[param] = (info, plan)
-        return plan
-
     @property
     def known_plans(self) -> dict[str, MatrixPlan]:
         """What is done with each named parameter, as far as it was stepped."""
-        named = ((getattr(param, "param_info", None), plan) for param, (_, plan) in self._plans.items())
-        plans = {info.name: plan for info, plan in named if info is not None}
-        return {**plans, **self.plans_of_others}
-
-    def _tensor_parallel_group(self, param: torch.Tensor) -> ProcessGroup | None:
-        return group_of(param, self.tp_group, self.expert_tp_group, self.tp_mode)
-
-    def _scale(self, rows: int, columns: int) -> float:
-        return get_muon_scale_factor(rows, columns, self.scale_mode) * self.extra_scale_factor
+        return self.planner.known
 
     def _scaled_orthogonalize(self, grad: torch.Tensor) -> torch.Tensor:
         """Orthogonalize and scale a plain matrix: what the base class calls for one."""
-        return self.newton_schulz(grad).to(grad.dtype) * self._scale(grad.shape[-2], grad.shape[-1])
+        return self.newton_schulz(grad).to(grad.dtype) * self.planner.scale(grad.shape[-2], grad.shape[-1])
 
 
 def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
@@ -482,52 +378,3 @@ def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None 
     assert isinstance(optimizer, OrthogonalizedOptimizer)  # noqa: S101 - the entry pairs this function with its class
     for group in optimizer.param_groups:
         optimizer._init_group(group, skip_non_grad_params=False)
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
-
-
-def decay_of(group: Mapping[str, Any]) -> Decay:
-    """Return the decoupled decay of a group.
-
-    Args:
-        group: a parameter group.
-    """
-    return Decay(1.0 - group["lr"] * group["weight_decay"], group["cautious_weight_decay"])
-
-
-def gradient_of(param: torch.Tensor) -> torch.Tensor:
-    """Return a parameter's gradient in the parameter's dtype.
-
-    Args:
-        param: the tensor that is stepped; it has a gradient.
-
-    Raises:
-        GradientError: the gradient is sparse or complex.
-    """
-    grad = param.grad
-    assert grad is not None  # noqa: S101 - filtered by the caller
-    if grad.is_sparse or grad.is_complex():
-        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
-        kind = "sparse" if grad.is_sparse else "complex"
-        raise GradientError(f"Muon cannot use the {kind} gradient of parameter {name}", names=(name,))
-    return grad.to(param.dtype)
-
-
-def _chunks(params: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Cut a list into runs of limited size, equal shapes next to each other."""
-    order: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    for param in params:
-        order.setdefault(tuple(param.shape), []).append(param)
-    chunk: list[torch.Tensor] = []
-    size = 0
-    for param in (param for same in order.values() for param in same):
-        if chunk and size + param.numel() > _CHUNK:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(param)
-        size += param.numel()
-    if chunk:
-        yield chunk

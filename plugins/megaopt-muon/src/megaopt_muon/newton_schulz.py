@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,8 +11,10 @@ from attrs import Factory, field, frozen
 
 from megaopt_muon.gram import accumulate, scaled_product
 from megaopt_muon.methods import MethodBook, is_narrow
-from megaopt_muon.mkl import has_triangles
+from megaopt_muon.norms import entered, normalized
+from megaopt_muon.panels import SymmetricMatrix
 from megaopt_muon.precision import compute_dtype, matmul_precision
+from megaopt_muon.scaled import Scaled
 from megaopt_muon.schedule import (
     Spectrum,
     are_measured,
@@ -22,23 +23,16 @@ from megaopt_muon.schedule import (
     spectrum_of,
     whole_runs,
 )
-from megaopt_muon.symmetric import SymmetricMatrix, block_height, gram_matrix, symmetric_product
-from megaopt_muon.whole import Scaled, iterate_whole, squared_norm
+from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
+from megaopt_muon.whole import iterate_whole
 from megaopt_muon.workspace import Workspace
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
-__all__ = ["SMALLEST_ALONE", "NewtonSchulz", "is_tall", "normalized"]
+__all__ = ["NewtonSchulz"]
 
 type Reduce = Callable[[torch.Tensor], None]
-
-
-SMALLEST_ALONE = 256
-"""Rows and columns from which on matrices are iterated one by one on a processor."""
-
-_LEAST, _MOST = 1e-20, 1e20
-"""Squared norms between which no product of a matrix leaves the range of bfloat16."""
 
 
 @frozen
@@ -150,32 +144,18 @@ class NewtonSchulz:
     ) -> Scaled:
         """Orthogonalize one matrix in 16 bits."""
         small, large = sorted(update.shape)
-        x = self._entered(update, dtype, square, consume=consume and are_tame(self.coefficients))
+        x = entered(
+            update,
+            dtype,
+            self.workspace,
+            self.eps,
+            square=square,
+            consume=consume and are_tame(self.coefficients),
+        )
         runs = None
         if x.scale != 1.0 and book.method_of(small, large) == "gram":
             runs = partial(whole_runs, self.coefficients)
         return self.finite(iterate_whole(x, self.coefficients, self.workspace, runs), update)
-
-    def _entered(
-        self, update: torch.Tensor, dtype: torch.dtype, square: float | None, *, consume: bool
-    ) -> Scaled:
-        """Return a matrix in the compute dtype, and the factor that makes its norm 1.
-
-        Where the norm is below the floor, or no product of it has the range, and where matrices are small, so that
-        others of the shape go as a batch, the matrix is divided instead: the factor is 1.
-        """
-        narrow = update
-        if update.dtype != dtype or not update.is_contiguous() or not consume:
-            narrow = self.workspace.take("narrow", update.shape, dtype, update.device, dense=True).copy_(
-                update
-            )
-        if min(update.shape) >= SMALLEST_ALONE:
-            square = squared_norm(narrow, self.workspace) if square is None else square
-            if max(_LEAST, self.eps**2) < square < _MOST:
-                return Scaled(narrow, square**-0.5)
-        narrow = self.workspace.take("narrow", update.shape, dtype, update.device, dense=True)
-        normalized(update, narrow, self.eps)
-        return Scaled(narrow)
 
     def finite(self, result: Scaled, update: torch.Tensor) -> Scaled:
         """Return the result, or what stands in for matrices that the iteration has blown up.
@@ -250,40 +230,6 @@ class NewtonSchulz:
         values = gram.values
         m = self.workspace.take_symmetric("m", values.shape, values.dtype, values.device)
         return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values
-
-
-def is_tall(x: torch.Tensor) -> bool:
-    """Return whether `X^T X` is the cheaper of the two Gram matrices.
-
-    Of a square matrix it is where block rows are multiplied in float32: there a transposed left operand costs less than
-    a transposed right one. In MKL's triangles it is the other way round.
-
-    Args:
-        x: `[*batch, rows, columns]`.
-    """
-    rows, columns = x.shape[-2:]
-    if rows != columns or x.dtype.itemsize == 2:
-        return rows > columns
-    kind = (rows, x.dtype, x.device)
-    return block_height(*kind) < rows and not has_triangles(*kind)
-
-
-def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> torch.Tensor:
-    """Divide each matrix by its Frobenius norm, or by `eps` where that is larger.
-
-    Args:
-        update: `[*batch, rows, columns]`.
-        out: where the result goes, of the same shape and any floating-point dtype.
-        eps: the least divisor.
-    """
-    if update.dim() == 2 and update.device.type == "cpu":
-        # A sum in float32 is wrong by a few units, an error that all singular values share; bfloat16 does not notice.
-        norm = torch.linalg.vector_norm(update).item() if out.dtype.itemsize == 2 else 0.0
-        if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
-            norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return torch.div(update, norm if math.isnan(norm) else max(norm, eps), out=out)
-    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
-    return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

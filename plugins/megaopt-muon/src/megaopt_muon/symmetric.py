@@ -2,136 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
-from attrs import field, frozen
 
 from megaopt_muon.hopper import symmetric_kernel
-from megaopt_muon.mkl import triangle_routine
+from megaopt_muon.mkl import has_triangles, triangle_routine
+from megaopt_muon.panels import SymmetricMatrix, block_height, gram_height, panels_of
 
-__all__ = [
-    "Scalar",
-    "SymmetricMatrix",
-    "block_height",
-    "gram_matrix",
-    "symmetric_product",
-    "symmetric_share",
-]
+__all__ = ["Scalar", "gram_matrix", "is_tall", "symmetric_product"]
 
 type Scalar = float | torch.Tensor
 """One number, or one for each matrix of a batch, `[matrices, 1, 1]` in float32."""
 
-# (smallest size, height of a block row, measured part of a full product's time), on one core with AVX-512. Below the
-# smallest size one call of the matrix library is faster than several and the copy of a triangle.
-_FLOAT32: Final = ((1500, 224, 0.70), (352, 128, 0.71), (240, 96, 0.90))
-_BFLOAT16: Final = ((352, 128, 0.65), (240, 96, 0.80))
 
-_GRAM_OF_ROWS: Final = ((768, 224), (0, 160))
-"""(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: lower blocks are slower there."""
+def is_tall(x: torch.Tensor) -> bool:
+    """Return whether `X^T X` is the cheaper of the two Gram matrices.
 
-
-def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
-    if device.type == "cpu":
-        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else _FLOAT32:
-            if size >= smallest:
-                return height, share
-    return size, 1.0
-
-
-def block_height(size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the height of the block rows that a symmetric product of this size is computed in.
+    Of a square matrix it is where block rows are multiplied in float32: there a transposed left operand costs less than
+    a transposed right one. In MKL's triangles it is the other way round.
 
     Args:
-        size: rows of the (square) result.
-        dtype: of the operands.
-        device: where they are; on an accelerator the product is one call.
-
-    Returns:
-        The height; `size` itself when one call is fastest.
-
-    Example:
-        >>> block_height(64, torch.float32, torch.device("cpu"))
-        64
+        x: `[*batch, rows, columns]`.
     """
-    return _measured(size, dtype, device)[0]
-
-
-def symmetric_share(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the part of a full product's work that a symmetric one of this size takes.
-
-    Args:
-        size: rows of the (square) result.
-        dtype: of the operands.
-        device: where they are.
-
-    Example:
-        >>> symmetric_share(64, torch.float32, torch.device("cpu"))
-        1.0
-    """
-    return _measured(size, dtype, device)[1]
-
-
-@frozen(eq=False)
-class _Panel:
-    """What products read and write of one block row, beginning at the diagonal."""
-
-    rows: torch.Tensor
-    """The whole block row."""
-    columns: torch.Tensor
-    """All columns from the diagonal block on."""
-    upper: torch.Tensor
-    """The block row from the diagonal block on."""
-    right: torch.Tensor
-    """The transpose of the block row behind the diagonal block; empty in the last one."""
-    below: torch.Tensor
-    """Where that belongs as well."""
-
-    def mirror(self) -> None:
-        """Copy what lies behind the diagonal block below it, while it is still in the cache."""
-        if self.right.numel():
-            self.below.copy_(self.right)
-
-
-def _panels(values: torch.Tensor, height: int) -> list[_Panel]:
-    panels = []
-    for start in range(0, values.shape[-1], height):
-        stop = start + height
-        rows = values[..., start:stop, :]
-        panels.append(
-            _Panel(
-                rows=rows,
-                columns=values[..., start:],
-                upper=rows[..., start:],
-                right=rows[..., stop:].mT,
-                below=values[..., stop:, start:stop],
-            )
-        )
-    return panels
-
-
-@frozen(eq=False)
-class SymmetricMatrix:
-    """A symmetric matrix, or a batch of them, with the views that products by block rows need, made once.
-
-    Args:
-        values: `[*batch, n, n]`, at most one batch dimension.
-    """
-
-    values: torch.Tensor
-    panels: list[_Panel] = field(init=False)
-
-    @panels.default
-    def _cut(self) -> list[_Panel]:
-        values = self.values
-        return _panels(values, block_height(values.shape[-1], values.dtype, values.device))
-
-    def mirror(self) -> None:
-        """Copy what lies above the diagonal below it."""
-        for panel in self.panels:
-            block = panel.upper[..., : panel.upper.shape[-2]].triu_()
-            block.add_(block.triu(1).mT)
-            panel.mirror()
+    rows, columns = x.shape[-2:]
+    if rows != columns or x.dtype.itemsize == 2:
+        return rows > columns
+    kind = (rows, x.dtype, x.device)
+    return block_height(*kind) < rows and not has_triangles(*kind)
 
 
 def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> SymmetricMatrix:
@@ -164,9 +60,9 @@ def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> Symmetr
     if len(panels) == 1:
         torch.matmul(left, right, out=out.values)
         return out
-    if not tall and x.dtype.itemsize > 2 and size < _FLOAT32[0][0]:
-        height = next(height for smallest, height in _GRAM_OF_ROWS if size >= smallest)
-        panels = _panels(out.values, height)
+    height = gram_height(size) if not tall and x.dtype.itemsize > 2 else None
+    if height is not None:
+        panels = panels_of(out.values, height)
     multiply = torch.mm if x.dim() == 2 else torch.bmm
     start = 0
     for panel in panels:

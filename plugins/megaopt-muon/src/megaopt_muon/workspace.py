@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from megaopt_muon.symmetric import SymmetricMatrix
+from megaopt_muon.panels import SymmetricMatrix
 
 __all__ = ["Workspace"]
 

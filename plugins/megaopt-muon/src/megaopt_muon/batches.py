@@ -1,0 +1,162 @@
+"""Matrices that are iterated together: which, how many at a time, and padded to what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from megaopt_muon.methods import is_narrow
+from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.norms import SMALLEST_ALONE, normalized
+from megaopt_muon.plans import MatrixPlan
+from megaopt_muon.precision import compute_dtype
+from megaopt_muon.scaled import Scaled
+from megaopt_muon.symmetric import is_tall
+
+__all__ = ["Orthogonalized", "batch_key", "batch_limit", "batched", "is_single", "padded"]
+
+_BATCH: Final = 1 << 20
+"""Elements of 16 bits that are worth iterating together on a processor."""
+
+_GRANULE: Final = 64
+"""Small matrices are padded to multiples of it: fewer shapes, for which a kernel is compiled each."""
+
+type Orthogonalized = tuple[int, int, Scaled]
+"""Index of the plan, index of the piece, and its orthogonalized matrix (or batch), valid until the next is made."""
+
+
+def batch_limit(rows: int, columns: int, device: torch.device) -> int:
+    """Return how many matrices of one shape are worth iterating together.
+
+    On a CPU batching saves calls, which counts for small matrices only; on an accelerator it also fills the device, and
+    is limited by memory alone. The result of a matrix does not depend on which others are in its batch.
+
+    Args:
+        rows: of each matrix.
+        columns: of each matrix.
+        device: where they are.
+    """
+    if device.type == "cpu" and min(rows, columns) >= SMALLEST_ALONE:
+        return 1
+    budget = 1 << (18 if device.type == "cpu" else 26)
+    return max(1, budget // max(1, rows * columns))
+
+
+def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a matrix is iterated in 16 bits on a processor, by itself.
+
+    Args:
+        ns: how to orthogonalize.
+        shape: of the matrix.
+        dtype: of the update.
+        device: where it is.
+    """
+    narrow = is_narrow(compute_dtype(ns.precision, dtype, device), device)
+    return narrow and len(shape) == 2 and batch_limit(shape[0], shape[1], device) == 1
+
+
+def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:
+    """Return how a matrix is iterated, and what it must share with those of its batch.
+
+    Args:
+        ns: how to orthogonalize.
+        shape: of the matrix.
+        update: that it lies in.
+    """
+    if is_single(ns, shape, update.dtype, update.device):
+        return "single", shape
+    if is_narrow(compute_dtype(ns.precision, update.dtype, update.device), update.device):
+        return "padded", _padded_shape(shape), shape[:-2]
+    return "batch", shape, update.device.index or 0, update.dtype
+
+
+def _padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    small, large = (-(-length // _GRANULE) * _GRANULE for length in sorted(shape[-2:]))
+    return small, large
+
+
+def padded(
+    ns: NewtonSchulz,
+    plans: Sequence[MatrixPlan],
+    updates: Sequence[torch.Tensor],
+    members: Sequence[tuple[int, int]],
+) -> Iterator[Orthogonalized]:
+    """Orthogonalize matrices of 16 bits on a processor, whose padded shapes are equal; zeros change nothing.
+
+    Args:
+        ns: how to orthogonalize.
+        plans: what each parameter consists of.
+        updates: one per plan.
+        members: which matrices: index of the plan, index of the piece.
+    """
+    shape = plans[members[0][0]].pieces[members[0][1]].shape
+    filled = _padded_shape(shape)
+    inner = math.prod(shape[:-2])  # matrices in one member: experts
+    step = max(1, _BATCH // max(1, inner * math.prod(filled)))
+    dtype, device = compute_dtype(ns.precision, updates[0].dtype, updates[0].device), updates[0].device
+    for start in range(0, len(members), step):
+        chunk = members[start : start + step]
+        batch = ns.workspace.take("batch", (len(chunk), inner, *filled), dtype, device, dense=True).zero_()
+        slots, sources = [], []
+        for slot, (index, number) in zip(batch, chunk, strict=True):
+            matrices = plans[index].pieces[number].read(updates[index])
+            matrices = matrices.reshape(-1, *matrices.shape[-2:]) if matrices.dim() > 2 else matrices
+            tall = matrices.shape[-2] > matrices.shape[-1]
+            turned = matrices.mT if tall else matrices
+            inside = (slot if matrices.dim() > 2 else slot[0])[..., : turned.shape[-2], : turned.shape[-1]]
+            normalized(turned, inside, ns.eps)
+            slots.append((tall, turned.shape))
+            sources.append(matrices)
+        result = ns.batch(batch.view(-1, *filled))
+        values = result.values.view(batch.shape)
+        for (index, number), (tall, inside_shape), value, source in zip(
+            chunk, slots, values, sources, strict=True
+        ):
+            o = (value if source.dim() > 2 else value[0])[..., : inside_shape[-2], : inside_shape[-1]]
+            finite = ns.finite(Scaled(o.mT if tall else o, result.scale), source)
+            piece = plans[index].pieces[number]
+            yield index, number, Scaled(finite.values.reshape(piece.shape), finite.scale)
+
+
+def batched(
+    ns: NewtonSchulz,
+    plans: Sequence[MatrixPlan],
+    updates: Sequence[torch.Tensor],
+    members: Sequence[tuple[int, int]],
+) -> Iterator[Orthogonalized]:
+    """Orthogonalize whole matrices of one shape.
+
+    Args:
+        ns: how to orthogonalize.
+        plans: what each parameter consists of.
+        updates: one per plan.
+        members: which matrices: index of the plan, index of the piece.
+    """
+    first = updates[members[0][0]]
+    shape = plans[members[0][0]].pieces[members[0][1]].shape
+    rows, columns = shape[-2:]
+    inner = math.prod(shape[:-2])  # matrices in one member: experts
+    limit = batch_limit(rows, columns, first.device)
+    step = max(1, limit // inner)
+    for start in range(0, len(members), step):
+        chunk = members[start : start + step]
+        dtype = compute_dtype(ns.precision, first.dtype, first.device)
+        batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
+        sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
+        for slot, source in zip(batch, sources, strict=True):
+            normalized(source, slot, ns.eps)
+        flat = batch.view(-1, rows, columns)
+        if limit > 1:
+            # Also a single one goes as a batch: what it becomes must not depend on how many there are.
+            result = ns.iterate(flat, tall=is_tall(flat))
+        elif len(flat) == 1:
+            result = ns.iterate(flat[0], tall=is_tall(flat))
+        else:
+            for matrix in flat:
+                matrix.copy_(ns.iterate(matrix, tall=is_tall(flat)))
+            result = flat
+        for (index, number), o, source in zip(chunk, result.view(batch.shape), sources, strict=True):
+            yield index, number, ns.finite(Scaled(o), source)

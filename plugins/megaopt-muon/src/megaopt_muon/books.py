@@ -1,0 +1,79 @@
+"""The plans of all groups of one optimizer, and the rates that they are chosen by."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict
+
+from megaopt_core.parallel import communicates
+from megaopt_muon.calibration import current_rates, nearest, rates_of_first_rank
+from megaopt_muon.methods import MethodBook, is_narrow
+from megaopt_muon.precision import compute_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from megaopt_core.parallel import ProcessGroupCollection
+    from megaopt_muon.newton_schulz import NewtonSchulz
+    from megaopt_muon.rates import Rates
+
+__all__ = ["GroupBooks"]
+
+
+class GroupBooks:
+    """One book of methods a group, whose text stands in the group as `ns_plan`.
+
+    Args:
+        ns: how to orthogonalize.
+        text: methods that are already chosen.
+
+    Raises:
+        ConfigurationError: the text cannot be read.
+    """
+
+    def __init__(self, ns: NewtonSchulz, text: str = "") -> None:
+        self._ns = ns
+        self._books: dict[int, MethodBook] = {}
+        self._rates: Callable[[int], Rates] = current_rates
+        MethodBook(ns.method, ns.coefficients, text)
+
+    def of(self, group: dict[str, Any]) -> MethodBook:
+        """Return the methods of a group: those that it says, which a checkpoint may have brought.
+
+        Args:
+            group: a parameter group.
+        """
+        text = group["ns_plan"]
+        known = self._books.get(id(group))
+        if known is None or known.text != text:
+            ns, params = self._ns, group["params"]
+            if text and params and not _is_narrow(ns, params[0]):
+                warnings.warn(
+                    f"Muon does not use ns_plan={text!r}: it is for bfloat16 on a processor, and this run computes in "
+                    "something else",
+                    stacklevel=2,
+                )
+            known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text, self._rates)
+        return known
+
+    def agree(self, pg_collection: ProcessGroupCollection) -> None:
+        """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.
+
+        Args:
+            pg_collection: the process groups.
+
+        Raises:
+            ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
+            RoutingError: it does so on another rank.
+        """
+        if any(communicates(group) for group in asdict(pg_collection, recurse=False).values()):
+            self._rates = partial(nearest, rates_of_first_rank(pg_collection))
+            self._books.clear()
+
+
+def _is_narrow(ns: NewtonSchulz, param: torch.Tensor) -> bool:
+    return is_narrow(compute_dtype(ns.precision, param.dtype, param.device), param.device)

@@ -1,0 +1,156 @@
+"""Muon's step before it orthogonalizes: weight decay, momentum, and the update that is handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from attrs import frozen
+
+from megaopt_core.errors import GradientError
+from megaopt_muon.elementwise import Decay, MomentumStep
+
+if TYPE_CHECKING:
+    from megaopt_muon.workspace import Workspace
+
+__all__ = ["LocalStep", "decay_of", "gradient_of", "runs_of"]
+
+_ALIGNMENT: Final = 32
+"""Elements of 16 bits in a cache line."""
+
+_CHUNK: Final = 1 << 25
+"""So many elements are updated together: enough to save calls, little enough not to double the memory of a model."""
+
+
+@frozen
+class LocalStep:
+    """How gradients become updates, element by element, on any slices.
+
+    Args:
+        nesterov: look one step of momentum ahead.
+        is_decoupled: weight decay shrinks the parameter; else it is added to the gradient.
+        workspace: where intermediate values live.
+    """
+
+    nesterov: bool
+    is_decoupled: bool
+    workspace: Workspace
+
+    def together(
+        self,
+        group: Mapping[str, Any],
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        buffers: list[torch.Tensor],
+        *,
+        decayed: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Move the momentum of many parameters in a few calls, and return what is to be orthogonalized.
+
+        Args:
+            group: their settings.
+            params: parameters, or slices of them.
+            grads: their gradients.
+            buffers: their momentum, which without Nesterov is what is returned.
+            decayed: which of them are shrunk now, where decay is decoupled.
+        """
+        if group["weight_decay"] != 0:
+            if not self.is_decoupled:
+                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+            elif decayed:
+                torch._foreach_mul_(list(decayed), 1.0 - group["lr"] * group["weight_decay"])
+        torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
+        return list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
+
+    def sweep(self, group: Mapping[str, Any]) -> MomentumStep:
+        """Return the same for one parameter at a time, in one sweep over its memory.
+
+        Args:
+            group: settings.
+        """
+        return MomentumStep(
+            momentum=group["momentum"],
+            added_decay=0.0 if self.is_decoupled else group["weight_decay"],
+            nesterov=self.nesterov,
+            workspace=self.workspace,
+        )
+
+    def memory(self, params: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Return memory for updates of 16 bits, that the next list of parameters uses again.
+
+        Args:
+            params: what is swept.
+        """
+        if not params:
+            return
+        lengths = [-(-param.numel() // _ALIGNMENT) * _ALIGNMENT for param in params]
+        flat = self.workspace.take("updates", (sum(lengths),), torch.bfloat16, params[0].device, dense=True)
+        for param, memory in zip(params, flat.split(lengths), strict=True):
+            yield memory[: param.numel()].view(param.shape)
+
+    def late_decay(
+        self, group: Mapping[str, Any], param: torch.Tensor, *, is_customized: bool
+    ) -> Decay | None:
+        """Return the decay that comes with the update, when the parameter is read anyway; None where it came before.
+
+        In 16 bits torch rounds a product otherwise where memory has gaps, so that matrices of one parameter would not
+        decay as the whole does.
+
+        Args:
+            group: settings.
+            param: what is stepped.
+            is_customized: a subclass does something before or after an update, and finds parameters decayed.
+        """
+        if not group["weight_decay"] or not self.is_decoupled:
+            return None
+        waits = group["cautious_weight_decay"] or not (is_customized or param.dtype.itemsize < 4)
+        return decay_of(group) if waits else None
+
+
+def decay_of(group: Mapping[str, Any]) -> Decay:
+    """Return the decoupled decay of a group.
+
+    Args:
+        group: a parameter group.
+    """
+    return Decay(1.0 - group["lr"] * group["weight_decay"], group["cautious_weight_decay"])
+
+
+def gradient_of(param: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's gradient in the parameter's dtype.
+
+    Args:
+        param: the tensor that is stepped; it has a gradient.
+
+    Raises:
+        GradientError: the gradient is sparse or complex.
+    """
+    grad = param.grad
+    assert grad is not None  # noqa: S101 - filtered by the caller
+    if grad.is_sparse or grad.is_complex():
+        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
+        kind = "sparse" if grad.is_sparse else "complex"
+        raise GradientError(f"Muon cannot use the {kind} gradient of parameter {name}", names=(name,))
+    return grad.to(param.dtype)
+
+
+def runs_of(params: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Cut a list into runs of limited size, equal shapes next to each other.
+
+    Args:
+        params: what is stepped.
+    """
+    order: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for param in params:
+        order.setdefault(tuple(param.shape), []).append(param)
+    chunk: list[torch.Tensor] = []
+    size = 0
+    for param in (param for same in order.values() for param in same):
+        if chunk and size + param.numel() > _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(param)
+        size += param.numel()
+    if chunk:
+        yield chunk

@@ -1,0 +1,70 @@
+"""Matrices divided by their norms, before the iteration."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+from megaopt_muon.scaled import Scaled, squared_norm
+from megaopt_muon.workspace import Workspace
+
+__all__ = ["SMALLEST_ALONE", "entered", "normalized"]
+
+SMALLEST_ALONE: Final = 256
+"""Rows and columns from which on matrices are iterated one by one on a processor."""
+
+_LEAST, _MOST = 1e-20, 1e20
+"""Squared norms between which no product of a matrix leaves the range of bfloat16."""
+
+
+def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> torch.Tensor:
+    """Divide each matrix by its Frobenius norm, or by `eps` where that is larger.
+
+    Args:
+        update: `[*batch, rows, columns]`.
+        out: where the result goes, of the same shape and any floating-point dtype.
+        eps: the least divisor.
+    """
+    if update.dim() == 2 and update.device.type == "cpu":
+        # A sum in float32 is wrong by a few units, an error that all singular values share; bfloat16 does not notice.
+        norm = torch.linalg.vector_norm(update).item() if out.dtype.itemsize == 2 else 0.0
+        if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
+            norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
+        return torch.div(update, norm if math.isnan(norm) else max(norm, eps), out=out)
+    norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
+    return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
+
+
+def entered(
+    update: torch.Tensor,
+    dtype: torch.dtype,
+    workspace: Workspace,
+    eps: float,
+    *,
+    square: float | None,
+    consume: bool,
+) -> Scaled:
+    """Return a matrix in 16 bits, and the factor that makes its norm 1.
+
+    Where the norm is below the floor, or no product of it has the range, and where matrices are small, so that
+    others of the shape go as a batch, the matrix is divided instead: the factor is 1.
+
+    Args:
+        update: `[rows, columns]`, of any floating-point dtype.
+        dtype: of 16 bits.
+        workspace: where the result lies.
+        eps: the least divisor.
+        square: squared norm of the update, where that is known.
+        consume: the result may be the update itself.
+    """
+    narrow = update
+    if update.dtype != dtype or not update.is_contiguous() or not consume:
+        narrow = workspace.take("narrow", update.shape, dtype, update.device, dense=True).copy_(update)
+    if min(update.shape) >= SMALLEST_ALONE:
+        square = squared_norm(narrow, workspace) if square is None else square
+        if max(_LEAST, eps**2) < square < _MOST:
+            return Scaled(narrow, square**-0.5)
+    narrow = workspace.take("narrow", update.shape, dtype, update.device, dense=True)
+    return Scaled(normalized(update, narrow, eps))

@@ -1,0 +1,141 @@
+"""Symmetric matrices and the block rows that they are computed in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from attrs import field, frozen
+
+__all__ = ["Panel", "SymmetricMatrix", "block_height", "gram_height", "panels_of", "symmetric_share"]
+
+# (smallest size, height of a block row, measured part of a full product's time), on one core with AVX-512. Below the
+# smallest size one call of the matrix library is faster than several and the copy of a triangle.
+_FLOAT32: Final = ((1500, 224, 0.70), (352, 128, 0.71), (240, 96, 0.90))
+_BFLOAT16: Final = ((352, 128, 0.65), (240, 96, 0.80))
+
+_GRAM_OF_ROWS: Final = ((768, 224), (0, 160))
+"""(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: lower blocks are slower there."""
+
+
+def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
+    if device.type == "cpu":
+        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else _FLOAT32:
+            if size >= smallest:
+                return height, share
+    return size, 1.0
+
+
+def block_height(size: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the height of the block rows that a symmetric product of this size is computed in.
+
+    Args:
+        size: rows of the (square) result.
+        dtype: of the operands.
+        device: where they are; on an accelerator the product is one call.
+
+    Returns:
+        The height; `size` itself when one call is fastest.
+
+    Example:
+        >>> block_height(64, torch.float32, torch.device("cpu"))
+        64
+    """
+    return _measured(size, dtype, device)[0]
+
+
+def symmetric_share(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Return the part of a full product's work that a symmetric one of this size takes.
+
+    Args:
+        size: rows of the (square) result.
+        dtype: of the operands.
+        device: where they are.
+
+    Example:
+        >>> symmetric_share(64, torch.float32, torch.device("cpu"))
+        1.0
+    """
+    return _measured(size, dtype, device)[1]
+
+
+def gram_height(size: int) -> int | None:
+    """Return the height of the block rows of a float32 `x x^T`; None for that of other products.
+
+    Args:
+        size: rows of the result, of which there are several block rows.
+    """
+    if size >= _FLOAT32[0][0]:
+        return None
+    return next(height for smallest, height in _GRAM_OF_ROWS if size >= smallest)
+
+
+@frozen(eq=False)
+class Panel:
+    """What products read and write of one block row, beginning at the diagonal.
+
+    Args:
+        rows: the whole block row.
+        columns: all columns from the diagonal block on.
+        upper: the block row from the diagonal block on.
+        right: the transpose of the block row behind the diagonal block; empty in the last one.
+        below: where that belongs as well.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    upper: torch.Tensor
+    right: torch.Tensor
+    below: torch.Tensor
+
+    def mirror(self) -> None:
+        """Copy what lies behind the diagonal block below it, while it is still in the cache."""
+        if self.right.numel():
+            self.below.copy_(self.right)
+
+
+def panels_of(values: torch.Tensor, height: int) -> list[Panel]:
+    """Return the block rows of a matrix.
+
+    Args:
+        values: `[*batch, n, n]`.
+        height: rows of each but the last.
+    """
+    panels = []
+    for start in range(0, values.shape[-1], height):
+        stop = start + height
+        rows = values[..., start:stop, :]
+        panels.append(
+            Panel(
+                rows=rows,
+                columns=values[..., start:],
+                upper=rows[..., start:],
+                right=rows[..., stop:].mT,
+                below=values[..., stop:, start:stop],
+            )
+        )
+    return panels
+
+
+@frozen(eq=False)
+class SymmetricMatrix:
+    """A symmetric matrix, or a batch of them, with the views that products by block rows need, made once.
+
+    Args:
+        values: `[*batch, n, n]`, at most one batch dimension.
+    """
+
+    values: torch.Tensor
+    panels: list[Panel] = field(init=False)
+
+    @panels.default
+    def _cut(self) -> list[Panel]:
+        values = self.values
+        return panels_of(values, block_height(values.shape[-1], values.dtype, values.device))
+
+    def mirror(self) -> None:
+        """Copy what lies above the diagonal below it."""
+        for panel in self.panels:
+            block = panel.upper[..., : panel.upper.shape[-2]].triu_()
+            block.add_(block.triu(1).mT)
+            panel.mirror()

@@ -32,6 +32,7 @@ from megaopt_core.optimizers._gradients.grad_scaler import (
 )
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
 from megaopt_core.optimizers._loading.late_params import LateParams
+from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._agreement import Comparison, agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
@@ -455,23 +456,27 @@ def _build_child(
     for group, inside in zip(public, inner.param_groups, strict=True):
         group.update({key: value for key, value in inside.items() if key != "params"})
     names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}
-    return MegatronOptimizer(
+    part = OptimizerPart(
         inner,
         precision,
         sharded,
+        stepped,
+        public,
+        config,
+        _counting(routing, layout, model.rank),
+        entry.scalar_states,
+        split,
+        group_checks(entry, inner.defaults),
+    )
+    return MegatronOptimizer(
+        [part],
         config=config,
-        param_groups=public,
         names=names,
-        stepped=stepped,
         process_groups=pgs,
         grad_scaler=scaler,
-        counting=_counting(routing, layout, model.rank),
-        scalar_states=entry.scalar_states,
         norm_groups=routing.grad_norm_groups,
         twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
         routing=routing,
-        split=split,
-        checks=group_checks(entry, inner.defaults),
     )
 
 

@@ -1,28 +1,29 @@
-"""`MegatronOptimizer`: an inner optimizer, a precision policy and sharded parameters, put together."""
+"""`MegatronOptimizer`: parts that are stepped as one, and what a `torch.optim.Optimizer` is to the outside."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._compile import _disable_dynamo
 
-from megaopt_core.config._group_values import GroupChecks, group_checks
-from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.config._group_values import GroupChecks
+from megaopt_core.errors import MegaoptError, UnsupportedOperationError
+from megaopt_core.execution._stages import stage
+from megaopt_core.optimizers._grad_norm import stats_device
+from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._loading.main_values import require_model_values, start_main_values
-from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.optimizers._pipeline import StepPipeline
+from megaopt_core.optimizers._part import OptimizerPart, common_defaults
+from megaopt_core.optimizers._result import StepResult
 from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
+from megaopt_core.optimizers._step_gradients import StepGradients
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._parts import local_tensor
-from megaopt_core.plugin_api._entries import SCALAR_STATES
-from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._optimizer_report import OptimizerReport, build_report
 from megaopt_core.reporting._replicas import Replicas
 from megaopt_core.reporting._watched_model import WatchedModel
-from megaopt_core.sharding._protocol import ShardedParams
 from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema import with_slices
 
@@ -30,102 +31,117 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
-    from megaopt_core.execution._exchanged_step import ExchangedStep
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
+    from megaopt_core.optimizers._loading.late_params import LateParams
     from megaopt_core.routing._routing import Routing
 
 __all__ = ["MegatronOptimizer"]
 
 
-class MegatronOptimizer(StepPipeline):
-    """An inner optimizer, a precision policy and sharded parameters, stepped by one pipeline.
+class MegatronOptimizer(torch.optim.Optimizer):
+    """Inner optimizers, each with a precision policy and sharded parameters, stepped in one way.
 
     It is a `torch.optim.Optimizer`: `param_groups` holds the model's parameters in dictionaries that are made once and
     never replaced, `state` is live, `state_dict` has torch's schema with `param_names`. A step goes: collect gradients,
     unscale and check them, norm, clip, count zeros, inner step, write back, synchronise parameters.
 
     Args:
-        inner: the torch optimizer that steps the tensors of `precision`; its groups correspond to `param_groups`.
-        precision: which tensors are stepped, and how they meet the model's.
-        sharded_params: this rank's pieces.
+        parts: what is stepped; one for each inner optimizer.
         config: the run's configuration.
-        param_groups: the public groups, holding the model's parameters.
         names: model parameter to canonical name.
-        stepped: the tensors that `precision.attach` returned.
         process_groups: the process groups.
         grad_scaler: the loss scaler; None: gradients are not scaled.
-        counting: parameter name to how it enters norms.
-        scalar_states: state keys with one number for a parameter, as the optimizer's entry names them.
         norm_groups: names of the separate gradient norms, the same on every rank.
         twins: other parameter objects that share a parameter's memory.
         routing: the routing that this was built for; None for an optimizer that was wrapped by hand.
-        split: drives the step in three parts of pieces that have an exchange; None: the inner optimizer steps them.
-        checks: key of a group to what may stand there; None: what the inner optimizer's defaults say.
     """
+
+    _live_state: LiveState | None = None
 
     def __init__(
         self,
-        inner: torch.optim.Optimizer,
-        precision: PrecisionPolicy,
-        sharded_params: ShardedParams,
+        parts: Sequence[OptimizerPart],
         *,
         config: OptimizerConfig,
-        param_groups: Sequence[dict[str, Any]],
         names: Mapping[torch.nn.Parameter, str],
-        stepped: Sequence[torch.Tensor],
         process_groups: ProcessGroupCollection | None = None,
         grad_scaler: MegatronGradScaler | None = None,
-        counting: Mapping[str, Counting] | None = None,
-        scalar_states: frozenset[str] = SCALAR_STATES,
         norm_groups: Sequence[str] = (),
         twins: Twins | None = None,
         routing: Routing | None = None,
-        split: ExchangedStep | None = None,
-        checks: GroupChecks | None = None,
     ) -> None:
-        groups = list(param_groups)
-        part = OptimizerPart(
-            inner,
-            precision,
-            sharded_params,
-            stepped,
-            groups,
-            config,
-            counting or {},
-            scalar_states,
-            split,
-            group_checks(None, inner.defaults) if checks is None else checks,
-        )
-        super().__init__(
-            [part],
-            config=config,
-            param_groups=groups,
-            names=names,
-            process_groups=process_groups,
-            grad_scaler=grad_scaler,
-            norm_groups=norm_groups,
-            twins=twins or Twins(),
-        )
+        super().__init__([{"params": []}], common_defaults(parts))
+        self.parts = list(parts)
+        self.param_groups = [group for part in parts for group in part.groups]
+        self.names = names
+        self.config = config
+        self.process_groups = process_groups or ProcessGroupCollection()
+        self.norm_groups = tuple(norm_groups)
+        self.twins = twins or Twins()
         self.routing = routing
+        self.gradients = StepGradients(self.parts, config, self.process_groups, self.norm_groups, grad_scaler)
         self.watched_model = WatchedModel()
         self.unused_settings: tuple[str, ...] = ()
         self.replicas: Replicas | None = None
+        self.late: LateParams | None = None
+        self.before_first_step: Callable[[], None] | None = None
+        self.refresh_state()
+
+    # What torch's own class has, where ours differs.
 
     @property
-    def children(self) -> tuple[MegatronOptimizer, ...]:
-        """The optimizers that this one consists of: itself, unless it is a chain."""
-        return (self,)
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The public groups. Reading them adds gradients of twins to those of the parameters that the groups hold.
 
-    def join(self, other: MegatronOptimizer) -> None:
-        """Step the parameters of another optimizer too, from now on.
+        Twins are in no group: who goes through the groups between backward and step, as `torch.amp.GradScaler` does to
+        unscale and check gradients, would miss theirs.
+        """
+        twins: Twins | None = self.__dict__.get("twins")
+        if twins is not None:
+            twins.fold_grads()
+        groups: list[dict[str, Any]] = self.__dict__["_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.__dict__["_groups"] = value
+
+    @property
+    def state(self) -> Any:
+        """Live state keyed by model parameter: what the inner optimizers hold, under the parameters that users know."""
+        return self._live_state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._live_state is not None:  # torch's class sets its own, which nothing reads
+            raise UnsupportedOperationError(
+                "optimizer.state cannot be replaced; change its entries, or load a state dict"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise: groups, sharding and state are decided when the optimizer is built.
 
         Args:
-            other: built like this one, of other parameters of the same model.
+            param_group: what would be added.
+
+        Raises:
+            UnsupportedOperationError: always, once the optimizer is built.
         """
-        self.parts += other.parts
-        self.param_groups.extend(other.param_groups)
-        self.names = {**self.names, **other.names}
-        self.refresh_state()
+        if self._live_state is not None:
+            raise UnsupportedOperationError(
+                "add_param_group is not possible after the optimizer is built: routing, sharding and state are fixed "
+                "then. Build a new optimizer from the extended model, and load the old one's state_dict with "
+                "strict=False"
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> NoReturn:
+        raise UnsupportedOperationError(
+            "an optimizer cannot be pickled or copied; save its state_dict() instead"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self.__getstate__()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear `grad`, and `main_grad` where there is one.
@@ -148,6 +164,206 @@ class MegatronOptimizer(StepPipeline):
         with torch.no_grad():
             if filled:
                 torch._foreach_zero_(filled)
+
+    # A step, and its stages for trainers that drive them themselves.
+
+    @_disable_dynamo  # compiled, a step falls back to what it is: its kernels are compiled already
+    def step(self, closure: Callable[[], Any] | None = None) -> StepResult:  # type: ignore[override]
+        """Step every parameter once.
+
+        Args:
+            closure: computes loss and gradients; called once, before gradients are collected.
+
+        Returns:
+            `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
+            `(False, None, None)`; when the norm is above `grad_norm_skip_threshold`: `(False, grad_norm,
+            num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        with torch.no_grad():
+            stats = self.gradients.measure_and_clip(self._collect())
+            accepted = self.gradients.are_accepted(stats)
+            if stats.found_inf and not accepted:
+                return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
+            successful = accepted and self.step_with_ready_grads()
+        mixed = self.is_mixed_precision
+        norm = stats.norms.get(None, 0.0 if mixed else None)
+        zeros = stats.zeros if self.config.log_num_zeros_in_grad else (0 if mixed else None)
+        return StepResult(successful, norm, zeros)
+
+    def _collect(self) -> torch.Tensor | None:
+        self._check_settings()
+        if self.before_first_step is not None:
+            self.before_first_step()
+            self.before_first_step = None
+        refused = self._look()
+        self.twins.fold_grads()
+        return self.gradients.collect(refused)
+
+    def _check_settings(self) -> None:
+        """Look at what was written into any group before the first is stepped."""
+        for part in self.parts:
+            part.check_settings()
+
+    def _look(self) -> MegaoptError | None:
+        """Look at what trains now, and return why some of it cannot be stepped."""
+        if self.late is None:
+            return None
+        try:
+            return self.late.settle()
+        except MegaoptError as error:
+            return error
+
+    @torch.no_grad()
+    def prepare_grads(self) -> bool:
+        """Collect, unscale and check gradients: the first half of :meth:`step`.
+
+        Returns:
+            Whether a gradient is not finite on some rank (always False in fp32); then this step must be given up.
+        """
+        return not self.gradients.are_finite(self._collect())
+
+    @torch.no_grad()
+    def step_with_ready_grads(self) -> bool:
+        """Step with the gradients that :meth:`prepare_grads` collected, write back, synchronise parameters.
+
+        Returns:
+            True.
+
+        Raises:
+            ConfigurationError: a group holds a value that no setting could have; nothing has changed.
+        """
+        self._check_settings()
+        for part in self.parts:
+            part.step()
+            if part.overlapped is None:
+                self._start_sync(part)
+        self._finish_sync()
+        return True
+
+    def _start_sync(self, part: OptimizerPart) -> None:
+        """Begin to bring parameters to the ranks that need them; those of one part travel while the next steps."""
+        with stage(self.config, "params-all-gather"):
+            part.sharded.start_param_sync()
+
+    def _finish_sync(self) -> None:
+        self.finish_param_sync()
+        for part in self.parts:
+            part.writes.record()
+
+    def finish_param_sync(self) -> None:
+        """Return when parameters are up to date, or when the forward pass will wait for them."""
+        with stage(self.config, "params-all-gather"):
+            for part in self.parts:
+                part.sharded.finish_param_sync()
+
+    @torch.no_grad()
+    def get_grad_norm(self) -> float:
+        """Return the L2 norm of the collected gradients over all ranks that hold a part of the model."""
+        return self.gradients.norm()
+
+    @property
+    def grad_norms(self) -> Mapping[str | None, float]:
+        """The norms that were measured last, the main one under None."""
+        return self.gradients.norms
+
+    @torch.no_grad()
+    def clip_grad_norm(self, clip_grad: float) -> float:
+        """Clip the collected gradients; the factor is applied by the next `step_with_ready_grads`.
+
+        Args:
+            clip_grad: the largest norm that is left as it is; `inf` leaves all as they are.
+
+        Returns:
+            The norm before clipping.
+
+        Raises:
+            ConfigurationError: `clip_grad` is no number of at least 0.
+        """
+        return self.gradients.clip(clip_grad)
+
+    @torch.no_grad()
+    def count_zeros(self) -> int:
+        """Return how many elements of the collected gradients are zero, duplicates not counted."""
+        return self.gradients.zeros()
+
+    def has_grad_norm_group(self, grad_norm_group: str) -> bool:
+        """Return whether any rank has parameters of a separate norm.
+
+        Args:
+            grad_norm_group: the name that parameters carry as `grad_norm_group`.
+        """
+        return grad_norm_group in self.norm_groups
+
+    def get_grads_for_grad_norm(self) -> list[torch.Tensor]:
+        """Return the collected gradients that enter the main norm on this rank."""
+        return [grad for part in self.parts for group, grad in part.counted_grads() if group is None]
+
+    # Precision and the loss scale.
+
+    @property
+    def is_mixed_precision(self) -> bool:
+        """True when non-finite gradients skip the step."""
+        return self.gradients.skips_what_is_not_finite
+
+    @property
+    def grad_scaler(self) -> MegatronGradScaler | None:
+        """The loss scaler; None: gradients are not scaled."""
+        return self.gradients.scaler
+
+    @grad_scaler.setter
+    def grad_scaler(self, scaler: MegatronGradScaler | None) -> None:
+        self.gradients.scaler = scaler
+
+    def get_loss_scale(self) -> torch.Tensor:
+        """Return the loss scale, an fp32 tensor of one element on the parameters' device; 1 where nothing scales."""
+        scale = 1.0 if self.grad_scaler is None else float(self.grad_scaler.scale)
+        return torch.full((1,), scale, dtype=torch.float32, device=stats_device(self.parts))
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss times the loss scale; call `backward` on the result.
+
+        Args:
+            loss: the unscaled loss.
+        """
+        return loss if self.grad_scaler is None else loss * float(self.grad_scaler.scale)
+
+    # What is stepped, and its values.
+
+    @property
+    def children(self) -> tuple[MegatronOptimizer, ...]:
+        """The optimizers that this one consists of: itself, unless it is a chain."""
+        return (self,)
+
+    @property
+    def group_checks(self) -> list[GroupChecks]:
+        """For every public group, what its values may be."""
+        return [part.checks for part in self.parts for _ in part.groups]
+
+    def get_parameters(self) -> list[torch.nn.Parameter]:
+        """Return every model parameter that this optimizer steps on this rank."""
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def get_main_params(self) -> list[torch.Tensor]:
+        """Return the tensors that the inner optimizers step."""
+        return [tensor for part in self.parts for tensor in part.stepped]
+
+    def join(self, other: MegatronOptimizer) -> None:
+        """Step the parameters of another optimizer too, from now on.
+
+        Args:
+            other: built like this one, of other parameters of the same model.
+        """
+        self.parts += other.parts
+        self.param_groups.extend(other.param_groups)
+        self.names = {**self.names, **other.names}
+        self.refresh_state()
+
+    def refresh_state(self) -> None:
+        """Show the state of parameters that were added or replaced."""
+        self._live_state = LiveState(self.parts, self.names)
 
     def reload_model_params(self, state_dict: Mapping[str, torch.Tensor] | None = None) -> None:
         """Take the model's present values over into main parameters, after weights were loaded into the model.
@@ -177,11 +393,22 @@ class MegatronOptimizer(StepPipeline):
         Args:
             mode: False means evaluation.
         """
-        self.switch_mode("train" if mode else "eval")
+        self._switch_mode("train" if mode else "eval")
 
     def eval(self) -> None:
         """Tell inner optimizers that have modes that evaluation begins."""
-        self.switch_mode("eval")
+        self._switch_mode("eval")
+
+    @torch.no_grad()
+    def _switch_mode(self, name: str) -> None:
+        """Call `train` or `eval` on the inner optimizers that have it, and bring what it changes to every rank."""
+        for part in self.parts:
+            part.writes.settle()
+        switched = [part.switch_mode(name) for part in self.parts]
+        if any(switched):
+            for part in self.parts:
+                self._start_sync(part)
+            self._finish_sync()
 
     def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer, its model and other ranks; empty when all is well.

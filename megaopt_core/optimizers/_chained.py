@@ -10,7 +10,6 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
-from megaopt_core.optimizers._pipeline import StepPipeline
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 
@@ -66,21 +65,18 @@ class ChainedOptimizer(MegatronOptimizer):
                 for param, name in child.names.items()
             }
         self.chained_optimizers = list(children)
-        StepPipeline.__init__(
-            self,
+        super().__init__(
             [part for child in children for part in child.parts],
             config=_common_config(children),
-            param_groups=[group for child in children for group in child.param_groups],
             names=names,
             process_groups=_common_groups(children),
             grad_scaler=_common_scaler(children),
             norm_groups=sorted({group for child in children for group in child.norm_groups}),
             twins=Twins({param: twins for child in children for param, twins in child.twins.of.items()}),
+            routing=children[0].routing,
         )
-        self.routing = children[0].routing
         self.watched_model = children[0].watched_model
         self.unused_settings = tuple(sorted({each for child in children for each in child.unused_settings}))
-        self.replicas = None
 
     @property
     def children(self) -> tuple[MegatronOptimizer, ...]:
@@ -96,18 +92,6 @@ class ChainedOptimizer(MegatronOptimizer):
         super().join(other)
         other.grad_scaler = self.grad_scaler
         self.chained_optimizers.append(other)
-
-    @torch.no_grad()
-    def step_and_start_sync(self) -> None:
-        """Step every child; the parameters of one travel while the next steps."""
-        for child in self.chained_optimizers:
-            child.step_and_start_sync()
-
-    @torch.no_grad()
-    def finish_param_sync(self) -> None:
-        """Return when the parameters of all children are up to date, or when the forward pass will wait for them."""
-        for child in self.chained_optimizers:
-            child.finish_param_sync()
 
 
 def _require_wrapped(children: Sequence[object]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, evolve, field
 
-from megaopt_core.config._group_values import GroupChecks
+from megaopt_core.config._group_values import GroupChecks, group_checks
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._inner import run_inner
@@ -26,7 +26,7 @@ from megaopt_core.sharding._protocol import OverlappedParams, Piece, ShardedPara
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
 
-__all__ = ["OptimizerPart"]
+__all__ = ["OptimizerPart", "common_defaults"]
 
 _ABSENT = object()
 _NOT_COPIED = ("params", "param_names")
@@ -49,7 +49,7 @@ class OptimizerPart:
         counting: parameter name to how it is counted; absent names are counted in the main norm.
         scalar_states: state keys with one number for a parameter.
         split: drives the step in three parts, where the pieces have an exchange; None: the inner optimizer steps.
-        checks: key of a group to what may stand there.
+        checks: key of a group to what may stand there; by default, what the inner optimizer's defaults say.
     """
 
     inner: torch.optim.Optimizer
@@ -61,12 +61,16 @@ class OptimizerPart:
     counting: Mapping[str, Counting] = field(factory=dict)
     scalar_states: frozenset[str] = SCALAR_STATES
     split: ExchangedStep | None = None
-    checks: GroupChecks = field(factory=dict)
+    checks: GroupChecks = field()
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     writes: ForeignWrites = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float] = field(factory=dict, init=False)
     _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
+
+    @checks.default
+    def _checks_of_defaults(self) -> GroupChecks:
+        return group_checks(None, self.inner.defaults)
 
     def __attrs_post_init__(self) -> None:
         self._spans = [self._spans_of(piece) for piece in self.pieces]
@@ -292,3 +296,23 @@ def _cycle_first_beta(group: dict[str, Any]) -> None:
     momentum = group.pop("momentum")
     if "betas" in group:
         group["betas"] = (momentum, *group["betas"][1:])
+
+
+def common_defaults(parts: Sequence[OptimizerPart]) -> dict[str, Any]:
+    """Return the first optimizer's defaults that all have: what torch's schedulers may count on in every group.
+
+    `momentum` is among them where one optimizer has it and the others have it or betas: set on a group with betas, it
+    means the first of them.
+
+    Args:
+        parts: what is stepped as one.
+    """
+    if not parts:
+        return {}
+    every = [part.inner.defaults for part in parts]
+    first, *others = every
+    common = {key: value for key, value in first.items() if all(key in other for other in others)}
+    momenta = [defaults["momentum"] for defaults in every if "momentum" in defaults]
+    if momenta and "betas" not in common:
+        common.setdefault("momentum", momenta[0])
+    return common

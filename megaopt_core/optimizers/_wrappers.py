@@ -13,6 +13,7 @@ from megaopt_core.execution._inner import init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._gradients.grad_scaler import ConstantGradScaler
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_of
+from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.params._parts import is_dtensor
@@ -78,18 +79,22 @@ class _WrappedOptimizer(MegatronOptimizer):
             init_inner_state(optimizer, precision, init_state_fn, config)
         require_state(config, optimizer, entry)
         counting = {name: counting_of(param, pgs) for param, name in names.items()}
-        super().__init__(
+        part = OptimizerPart(
             optimizer,
             precision,
             ReplicatedParams(pieces, pgs.stats_group(is_expert=_holds_experts(names))),
+            stepped,
+            public,
+            config,
+            counting,
+            entry.scalar_states,
+        )
+        super().__init__(
+            [part],
             config=config,
-            param_groups=public,
             names=names,
-            stepped=stepped,
             process_groups=pgs,
             grad_scaler=grad_scaler,
-            counting=counting,
-            scalar_states=entry.scalar_states,
             norm_groups=_norm_groups(counting.values(), pgs),
         )
         dtypes = frozenset(param.dtype for param in names if param.is_floating_point())

@@ -19,6 +19,7 @@ from megaopt_core import (
     hookimpl,
 )
 from megaopt_core.errors import CheckpointCorruptError, CheckpointMismatchError, PluginError
+from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.params import Shard, whole
 from megaopt_core.precision._state_codes import decode_state, encode_state
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
@@ -171,9 +172,8 @@ def build(policy, *, flat=False, seed=0):
     groups = [{**inner.param_groups[0], "params": list(model.parameters())}]
     names = {param: name for name, param in model.named_parameters()}
     config = OptimizerConfig(lr=0.01, clip_grad=0.0)
-    return model, MegatronOptimizer(
-        inner, policy, sharded, config=config, param_groups=groups, names=names, stepped=stepped
-    )
+    part = OptimizerPart(inner, policy, sharded, stepped, groups, config)
+    return model, MegatronOptimizer([part], config=config, names=names)
 
 
 def stored(optimizer):

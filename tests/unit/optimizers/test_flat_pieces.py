@@ -12,7 +12,7 @@ from torch import nn
 from megaopt_core import ConstantGradScaler, OptimizerConfig
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.execution._inner import init_inner_state
-from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._state_dict import export_state_dict
 from megaopt_core.params import Granularity, ParamSpec
@@ -88,15 +88,12 @@ def _build(policy: str, *, counting=None, seed: int = 0, **settings):
     inner = torch.optim.AdamW(stepped, lr=0.1, weight_decay=0.0, foreach=False)
     config = OptimizerConfig(lr=0.1, **{"clip_grad": 0.0, **precision_settings, **settings})
     init_inner_state(inner, precision, None, config)
+    groups = [{**inner.param_groups[0], "params": params}]
+    part = OptimizerPart(inner, precision, sharded, stepped, groups, config, counting or {})
     optimizer = MegatronOptimizer(
-        inner,
-        precision,
-        sharded,
+        [part],
         config=config,
-        param_groups=[{**inner.param_groups[0], "params": params}],
         names=dict(zip(params, "ab", strict=True)),
-        stepped=stepped,
-        counting=counting,
         norm_groups=["other"] if counting else [],
     )
     return params, optimizer
@@ -245,15 +242,9 @@ def test_one_parameter_in_two_pieces_has_one_state(rows) -> None:
     stepped = precision.attach(pieces)
     inner = torch.optim.SGD(stepped, lr=1.0, momentum=0.5)
     sharded = Several(pieces, model)
-    optimizer = MegatronOptimizer(
-        inner,
-        precision,
-        sharded,
-        config=OptimizerConfig(clip_grad=0.0),
-        param_groups=[{**inner.param_groups[0], "params": [weight]}],
-        names={weight: "a"},
-        stepped=stepped,
-    )
+    config, groups = OptimizerConfig(clip_grad=0.0), [{**inner.param_groups[0], "params": [weight]}]
+    part = OptimizerPart(inner, precision, sharded, stepped, groups, config)
+    optimizer = MegatronOptimizer([part], config=config, names={weight: "a"})
     reference = nn.Parameter(weight.detach().clone())
     whole_one = torch.optim.SGD([reference], lr=1.0, momentum=0.5)
     for step in range(2):

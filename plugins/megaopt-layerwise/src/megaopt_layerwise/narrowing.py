@@ -8,6 +8,7 @@ import torch
 
 from megaopt_core import MegatronOptimizer, ProcessGroupCollection
 from megaopt_core.errors import ShardingError
+from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.parallel import rank_in, size_of
 from megaopt_core.params import named_params
 from megaopt_core.sharding import FullParamLayout, ReplicatedParams
@@ -109,18 +110,23 @@ def narrowed(
         pgs.sharded_stats_group(is_expert=is_expert),
         model_chunks,
     )
-    return MegatronOptimizer(
+    narrower = OptimizerPart(
         part.inner,
         part.precision,
         sharded,
+        stepped,
+        part.groups,
+        part.config,
+        part.counting,
+        part.scalar_states,
+        checks=part.checks,
+    )
+    return MegatronOptimizer(
+        [narrower],
         config=optimizer.config,
-        param_groups=optimizer.param_groups,
         names=optimizer.names,
-        stepped=stepped,
         process_groups=pgs,
         grad_scaler=optimizer.grad_scaler,
-        counting=part.counting,
-        scalar_states=part.scalar_states,
         norm_groups=optimizer.norm_groups,
         twins=optimizer.twins,
         routing=optimizer.routing,

@@ -1,0 +1,208 @@
+"""The gradients of one step: collected, unscaled, checked, measured, clipped, or given up."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import define, field
+
+from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError, UnsupportedOperationError
+from megaopt_core.execution._stages import stage
+from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
+from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
+
+__all__ = ["StepGradients"]
+
+logger = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class StepGradients:
+    """What a step does to gradients over all parts and ranks, before anything is stepped.
+
+    Args:
+        parts: what is stepped; the optimizer's own list.
+        config: the run's configuration.
+        process_groups: the process groups.
+        norm_groups: names of the separate gradient norms, the same on every rank.
+        scaler: the loss scaler; None: gradients are not scaled.
+    """
+
+    parts: list[OptimizerPart]
+    config: OptimizerConfig
+    process_groups: ProcessGroupCollection
+    norm_groups: tuple[str, ...]
+    scaler: MegatronGradScaler | None
+    norms: dict[str | None, float] = field(factory=dict, init=False)
+    """The norms that were measured last, the main one under None."""
+    _refused: MegaoptError | None = field(default=None, init=False)
+    _clipped_before: DoubleClippingWatch = field(factory=DoubleClippingWatch, init=False)
+
+    @property
+    def skips_what_is_not_finite(self) -> bool:
+        """True in mixed precision: a step with a gradient that is not finite is given up."""
+        return any(part.precision.is_mixed for part in self.parts)
+
+    def collect(self, refused: MegaoptError | None) -> torch.Tensor | None:
+        """Bring this step's gradients to what is stepped, and unscale them.
+
+        Args:
+            refused: why this rank cannot step; it is raised when the other ranks have heard of it.
+
+        Returns:
+            A flag that is above 0 where a gradient is not finite on this rank; None where nothing scales.
+        """
+        self._refused = refused
+        for part in self.parts:
+            try:
+                part.collect_grads()
+            except UnsupportedOperationError as error:  # kept until the other ranks have heard of it
+                self._refused = self._refused or error
+        if self.scaler is None:
+            return None
+        with stage(self.config, "optimizer-unscale-and-check-inf"):
+            grads = [grad for part in self.parts for grad in part.all_grads()]
+            return found_inf_in(grads, float(self.scaler.inv_scale), stats_device(self.parts))
+
+    def measure_and_clip(self, found: torch.Tensor | None) -> GradStats:
+        """Return what the step is to know of its gradients, and clip them.
+
+        Args:
+            found: what :meth:`collect` returned.
+        """
+        clip_grad, zeros = self.config.clip_grad, None
+        if self.config.log_num_zeros_in_grad:
+            with stage(self.config, "optimizer-count-zeros"):
+                zeros = zeros_of(self.parts)
+        finite = found is None and self.skips_what_is_not_finite
+        with stage(self.config, "optimizer-clip-main-grad"):
+            norms = clip_grad > 0.0 or math.isfinite(self.config.grad_norm_skip_threshold)
+            asked = self._asked(norms=norms, zeros=zeros is not None, finite=finite)
+            refused = self._refused is not None
+            stats = measure(
+                self.parts, self.process_groups, asked, found_inf=found, zeros=zeros, refused=refused
+            )
+            self._raise_if_refused(on_some_rank=stats.refused)
+            self.norms = dict(stats.norms)
+            if not stats.found_inf and clip_grad > 0.0:
+                self._clip(stats.norms, clip_grad)
+        return stats
+
+    def are_accepted(self, stats: GradStats) -> bool:
+        """Return whether to step; gradients that are not to be stepped are given up, and the loss scale is updated.
+
+        Args:
+            stats: what :meth:`measure_and_clip` returned.
+        """
+        if not stats.found_inf and self._is_too_large(stats.norms):
+            self._discard()
+            logger.info(
+                "step skipped: the gradients' norm %g is above grad_norm_skip_threshold=%g",
+                stats.norms[None],
+                self.config.grad_norm_skip_threshold,
+            )
+            return False
+        return not (self.skips_what_is_not_finite and self._overflow(stats.found_inf))
+
+    def are_finite(self, found: torch.Tensor | None) -> bool:
+        """Return whether to step, without measuring norms; as :meth:`are_accepted` otherwise.
+
+        Args:
+            found: what :meth:`collect` returned.
+        """
+        mixed = self.skips_what_is_not_finite
+        asked, refused = self._asked(finite=mixed and found is None), self._refused is not None
+        stats = measure(
+            self.parts, self.process_groups, asked, found_inf=found if mixed else None, refused=refused
+        )
+        self._raise_if_refused(on_some_rank=stats.refused)
+        return not (mixed and self._overflow(stats.found_inf))
+
+    def norm(self) -> float:
+        """Return the main norm of the collected gradients over all ranks that hold a part of the model."""
+        asked = self._asked(norms=True, finite=self.skips_what_is_not_finite)
+        self.norms = dict(measure(self.parts, self.process_groups, asked).norms)
+        return self.norms[None]
+
+    def clip(self, clip_grad: float) -> float:
+        """Clip the collected gradients; the inner step applies the factor.
+
+        Args:
+            clip_grad: the largest norm that is left as it is; `inf` leaves all as they are.
+
+        Returns:
+            The norm before clipping.
+
+        Raises:
+            ConfigurationError: `clip_grad` is no number of at least 0.
+        """
+        if not (isinstance(clip_grad, (int, float)) and not isinstance(clip_grad, bool) and clip_grad >= 0):
+            raise ConfigurationError(
+                f"clip_grad={clip_grad!r}: must be a number of at least 0",
+                setting="clip_grad",
+                value=clip_grad,
+            )
+        norm = self.norm()
+        self._clip(self.norms, clip_grad)
+        return norm
+
+    def zeros(self) -> int:
+        """Return how many elements of the collected gradients are zero, duplicates not counted."""
+        return measure(self.parts, self.process_groups, self._asked(zeros=True)).zeros or 0
+
+    def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
+        return Asked(norms, zeros, finite, self.norm_groups, refusals=self._shares_out)
+
+    @property
+    def _shares_out(self) -> bool:
+        """Whether a step ends by bringing parameters to other ranks, which would wait for one that has raised."""
+        alone = size_of(self.process_groups.mp)
+        return any(size_of(part.sharded.stats_group) > alone for part in self.parts)
+
+    def _raise_if_refused(self, *, on_some_rank: bool) -> None:
+        if not on_some_rank:
+            return
+        self._discard()
+        raise self._refused or OwnershipError(
+            "another rank cannot step what trains now, or was converted, since the optimizer was built; its error says "
+            "which parameters. No rank has stepped"
+        )
+
+    def _discard(self) -> None:
+        for part in self.parts:
+            part.discard_grads()
+
+    def _is_too_large(self, norms: Mapping[str | None, float]) -> bool:
+        """Whether the main norm is above the threshold; NaN is above every one."""
+        threshold = self.config.grad_norm_skip_threshold
+        return math.isfinite(threshold) and not norms[None] <= threshold
+
+    def _clip(self, norms: Mapping[str | None, float], clip_grad: float) -> None:
+        coefficients = {group: clip_grad / (norm + 1.0e-6) for group, norm in norms.items()}
+        # As in torch, a norm that is NaN makes every gradient NaN: `not >=` where `<` would say no.
+        active = {group: value for group, value in coefficients.items() if not value >= 1.0}
+        for part in self.parts:
+            part.scale_later(active)
+        if None in norms:
+            self._clipped_before.observe(norms[None], clip_grad)
+
+    def _overflow(self, found_inf: bool) -> bool:
+        """Tell the loss scaler, and give the step up where a gradient is not finite."""
+        scaler = self.scaler
+        if scaler is not None:
+            scaler.update(found_inf)
+        if found_inf:
+            self._discard()
+            scale = "" if scaler is None else f"; the loss scale is {float(scaler.scale):g} now"
+            logger.info("step skipped: a gradient is not finite on some rank%s", scale)
+        return found_inf

@@ -11,25 +11,9 @@ from megaopt_core.cli._optimizers import settings_of_optimizer
 from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import core_field_info
-from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._registry import get_registry
 
-__all__ = ["add_command", "run"]
-
-
-def add_command(commands: Commands) -> None:
-    """Add `megaopt describe`.
-
-    Args:
-        commands: what `ArgumentParser.add_subparsers` returned.
-    """
-    about = "explain every setting of an optimizer, or of the core"
-    parser = commands.add_parser("describe", help=about, description=f"{about.capitalize()}.")
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="an optimizer; without it: what every run can set"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+__all__ = ["run"]
 
 
 def run(args: Namespace) -> int:

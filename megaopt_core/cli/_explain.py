@@ -10,49 +10,23 @@ from typing import Any
 
 import attrs
 
-from megaopt_core.cli._assignments import add_set_option, parse_assignments
+from megaopt_core.cli._assignments import parse_assignments
 from megaopt_core.cli._factories import build_model
 from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
 from megaopt_core.errors import PluginNotInstalledError
-from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._catalogue import EXPLAIN_PAGE
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import ParamRoute, Routing, route
 
-__all__ = ["MANY", "add_command", "run"]
+__all__ = ["MANY", "run"]
 
 type WritePage = Callable[[str, Mapping[str, Any]], None]
 
 MANY = 60
 """With more parameters than this, those that are alike share a row."""
-
-
-def add_command(commands: Commands) -> None:
-    """Add `megaopt explain`.
-
-    Args:
-        commands: what `ArgumentParser.add_subparsers` returned.
-    """
-    about = "show what each parameter of a model would get, and why"
-    parser = commands.add_parser(
-        "explain", help=about, description=f"{about.capitalize()}; nothing is trained."
-    )
-    parser.add_argument("factory", metavar="MODULE:FACTORY", help="function or class that makes the model")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of settings and [[overrides]]")
-    parser.add_argument("--optimizer", metavar="NAME", help="the optimizer; it wins over the file's")
-    add_set_option(parser)
-    parser.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--all", action="store_true", help="a row for every parameter, however many there are"
-    )
-    parser.add_argument(
-        "--html", metavar="PAGE", help="write one self-contained page: a table and a map of the model"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:

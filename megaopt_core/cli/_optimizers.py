@@ -6,22 +6,9 @@ from argparse import Namespace
 from typing import Any
 
 from megaopt_core.cli._output import print_json, print_table
-from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._registry import get_registry
 
-__all__ = ["add_command", "run", "settings_of_optimizer"]
-
-
-def add_command(commands: Commands) -> None:
-    """Add `megaopt optimizers`.
-
-    Args:
-        commands: what `ArgumentParser.add_subparsers` returned.
-    """
-    about = "list the optimizers that the installed plugins bring"
-    parser = commands.add_parser("optimizers", help=about, description=f"{about.capitalize()}.")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+__all__ = ["run", "settings_of_optimizer"]
 
 
 def run(args: Namespace) -> int:

@@ -10,10 +10,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from megaopt_core.config._dtypes import dtype_name
-
 __all__ = ["print_json", "print_table", "terminal_width", "wrapped_table"]
 
 _GAP = 2
@@ -116,5 +112,5 @@ def _narrowed(widths: list[int], least: list[int], available: int) -> list[int]:
     return widths
 
 
-def _for_json(value: Any) -> Any:
-    return dtype_name(value) if isinstance(value, torch.dtype) else str(value)
+def _for_json(value: Any) -> str:
+    return str(value).removeprefix("torch.")

@@ -5,15 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from megaopt_core.cli._parser import CommandParser
 from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginError, PluginHookError
 from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._loading import LoadedPlugin, PluginInfo
+from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import PluginRegistry
+
+if TYPE_CHECKING:
+    import pluggy
 
 __all__ = ["CORE_COMMANDS", "PluginCommands"]
 
@@ -41,7 +45,7 @@ class _OwnCommands:
         for known in taken:
             self._all.contest(known, self._owner)
         if taken:
-            return ArgumentParser(prog=f"megaopt {name}")
+            return CommandParser(prog=f"megaopt {name}")
         parser: ArgumentParser = self._commands.add_parser(name, **options)
         self._all.owners.update(dict.fromkeys(names, self._owner))
         return parser
@@ -89,26 +93,26 @@ class PluginCommands:
             registry: the plugins.
             commands: what `ArgumentParser.add_subparsers` returned.
         """
-        registry.load()
-        for plugin in registry.loaded_plugins():
-            self.add(plugin, commands)
+        for info, hooks in registry.command_hooks():
+            self.add(info, hooks, commands)
 
-    def add(self, plugin: LoadedPlugin, commands: Commands) -> None:
+    def add(self, info: PluginInfo, hooks: pluggy.HookRelay, commands: Commands) -> None:
         """Ask one plugin for its commands.
 
         Args:
-            plugin: the plugin.
+            info: the plugin.
+            hooks: its hooks.
             commands: what `ArgumentParser.add_subparsers` returned.
         """
         try:
-            plugin.hooks.megaopt_commands(commands=_OwnCommands(commands, plugin.info, self))
+            hooks.megaopt_commands(commands=_OwnCommands(commands, info, self))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
             self.failed.append(
                 PluginHookError(
-                    f"{plugin.info} failed in hook megaopt_commands: {words_of(error)}",
-                    plugin=plugin.info.name,
+                    f"{info} failed in hook megaopt_commands: {words_of(error)}",
+                    plugin=info.name,
                     hook="megaopt_commands",
                 )
             )

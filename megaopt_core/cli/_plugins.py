@@ -5,35 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.cli._parser import CommandParser
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
-from megaopt_core.plugin_api._commands import Commands
-from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
+from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._registry import get_registry
 
-__all__ = ["add_command", "run"]
+if TYPE_CHECKING:
+    from megaopt_core.registry._loading import LoadedPlugin
 
-
-def add_command(commands: Commands) -> None:
-    """Add `megaopt plugins`.
-
-    Args:
-        commands: what `ArgumentParser.add_subparsers` returned.
-    """
-    about = "list the installed plugins"
-    parser = commands.add_parser(
-        "plugins", help=about, description=f"{about.capitalize()}; none is imported."
-    )
-    parser.add_argument(
-        "--load", action="store_true", help="import them: what each provides, or why it is broken"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+__all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BrokenPluginWarning)  # the table says it
             registry.load()
-        scratch = argparse.ArgumentParser().add_subparsers()
+        scratch = CommandParser().add_subparsers()
         for name in CORE_COMMANDS:
             scratch.add_parser(name)
         commands.add_all(registry, scratch)

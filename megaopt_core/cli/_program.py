@@ -6,26 +6,22 @@ import os
 import sys
 import traceback
 import warnings
-from argparse import ArgumentParser, _SubParsersAction
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from megaopt_core.cli import _describe as describe
-from megaopt_core.cli import _explain as explain
-from megaopt_core.cli import _optimizers as optimizers
-from megaopt_core.cli import _plugins as plugins
+from megaopt_core.cli._arguments import add_core_commands
+from megaopt_core.cli._parser import CommandParser
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
-from megaopt_core.errors import BrokenPluginWarning, MegaoptError, PluginError
+from megaopt_core.errors import BrokenPluginWarning, MegaoptError
 from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._catalogue import COMMANDS
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["CORE_COMMANDS", "build_parser", "main"]
-
-_MODULES = (plugins, optimizers, describe, explain)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,69 +40,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     with _plain_warnings():
         theirs = PluginCommands()
-        parser = build_parser(with_plugins=command != "plugins", plugin_commands=theirs)
-        absent = None if command is None else _absent(parser, command)
-        if absent is not None:
-            print(f"megaopt: error: {absent}", file=sys.stderr)
-            return 2
         try:
-            theirs.require_one_owner(command or "")
-        except MegaoptError as conflict:
-            print(f"megaopt: error: {conflict}", file=sys.stderr)
+            parser = build_parser(with_plugins=command != "plugins", plugin_commands=theirs)
+            if command is not None:
+                _require_installed(parser, command)
+                theirs.require_one_owner(command)
+        except MegaoptError as error:
+            print(f"megaopt: error: {error}", file=sys.stderr)
             return 2
+        if command is not None:
+            parser.refuse_unknown_command(command)
         parsed = parser.parse_args(arguments)
         if parsed.command is None:
             parser.print_help()
             return 0
-        try:
-            return theirs.run(parsed.command, parsed)
-        except MegaoptError as error:
-            if parsed.traceback:
-                traceback.print_exc()
-            print(f"megaopt: error: {error}", file=sys.stderr)
-            return 2
-        except BrokenPipeError:  # `megaopt ... | head` closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        except KeyboardInterrupt:
-            return 130
+        return _run(parsed, theirs)
+
+
+def _run(parsed: Namespace, theirs: PluginCommands) -> int:
+    """Run a command whose arguments are right, and show what goes wrong in a line."""
+    try:
+        if parsed.command != "plugins":  # which tells of conflicts itself
+            for conflict in get_registry().conflicts():
+                print(f"megaopt: warning: {conflict}", file=sys.stderr)
+        return theirs.run(parsed.command, parsed)
+    except MegaoptError as error:
+        if parsed.traceback:
+            traceback.print_exc()
+        print(f"megaopt: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `megaopt ... | head` closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def build_parser(
     *, with_plugins: bool = True, plugin_commands: PluginCommands | None = None
-) -> ArgumentParser:
+) -> CommandParser:
     """Return the parser of `megaopt`.
 
     Args:
-        with_plugins: load the plugins, and add their commands.
+        with_plugins: import the plugins that bring commands, and add these.
         plugin_commands: notes whose commands they are.
     """
-    parser = ArgumentParser(
-        prog="megaopt", description="Optimizers of large-model training, every one a plugin."
+    parser = CommandParser(
+        prog="megaopt",
+        description="Optimizers of large-model training, every one a plugin.",
+        epilog="`megaopt COMMAND --help` tells what a command takes, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"megaopt-core {_version()}")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for module in _MODULES:
-        module.add_command(commands)
+    add_core_commands(commands)
     if with_plugins:
         _add_plugin_commands(commands, PluginCommands() if plugin_commands is None else plugin_commands)
     return parser
 
 
-def _absent(parser: ArgumentParser, command: str) -> PluginError | None:
-    """Return the error for a command of ours whose distribution is missing, None for every other."""
-    (commands,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
+def _require_installed(parser: CommandParser, command: str) -> None:
+    """Raise for a command of ours whose distribution is missing."""
     distribution = COMMANDS.get(command)
-    if distribution is None or command in commands.choices:
-        return None
-    return absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
+    if distribution is None or command in parser.commands:
+        return
+    absent = absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
+    if absent is not None:
+        raise absent
 
 
 def _add_plugin_commands(commands: Commands, theirs: PluginCommands) -> None:
-    registry = get_registry()
-    theirs.add_all(registry, commands)
-    for failure in (*registry.conflicts(), *theirs.failed, *theirs.conflicts.values()):
+    theirs.add_all(get_registry(), commands)
+    for failure in (*theirs.failed, *theirs.conflicts.values()):
         print(f"megaopt: warning: {failure}", file=sys.stderr)
 
 
@@ -121,6 +126,8 @@ def _version() -> str:
 def _plain_warnings() -> Iterator[None]:
     """Show the warning about a broken plugin as one line, not with a line of megaopt's own source."""
     with warnings.catch_warnings():
+        # Torch tells of a missing numpy at its own import; no command of ours needs numpy.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
         warnings.simplefilter("default", BrokenPluginWarning)
         as_usual = warnings.showwarning
 

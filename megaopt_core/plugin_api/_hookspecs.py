@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-import torch
 
 if TYPE_CHECKING:
+    import torch
+
     from megaopt_core.config._optimizer_config import OptimizerConfig
     from megaopt_core.params._keys import ParamKey
     from megaopt_core.params._overrides import ParamGroupOverride

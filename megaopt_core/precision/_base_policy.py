@@ -11,7 +11,7 @@ import torch
 from megaopt_core.errors import PluginError, PluginHookError
 from megaopt_core.precision._lending import GradLending
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
-from megaopt_core.registry._loading import PluginInfo
+from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._protocol import Piece
 

@@ -1,10 +1,19 @@
-"""Finding, loading, isolating and looking up plugins, and what their constructors are given."""
+"""Finding, loading, isolating and looking up plugins, and what their constructors are given.
 
-from megaopt_core.registry._choice import ALLOW, DISABLE
-from megaopt_core.registry._constructor import constructor_kwargs
-from megaopt_core.registry._loading import LoadedPlugin, PluginInfo, PluginStatus
-from megaopt_core.registry._registry import GROUP, PluginRegistry, get_registry, reset_registry
-from megaopt_core.registry._setting_owners import SettingInfo
+Public names are imported when they are first used: listing plugins needs no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from megaopt_core import resolve_lazily
+
+if TYPE_CHECKING:
+    from megaopt_core.registry._choice import ALLOW, DISABLE
+    from megaopt_core.registry._constructor import constructor_kwargs
+    from megaopt_core.registry._infos import PluginInfo, PluginStatus
+    from megaopt_core.registry._loading import LoadedPlugin
+    from megaopt_core.registry._registry import GROUP, PluginRegistry, get_registry, reset_registry
+    from megaopt_core.registry._setting_owners import SettingInfo
 
 __all__ = [
     "ALLOW",
@@ -19,3 +28,20 @@ __all__ = [
     "get_registry",
     "reset_registry",
 ]
+
+_HOME = {
+    "ALLOW": "_choice",
+    "DISABLE": "_choice",
+    "GROUP": "_registry",
+    "LoadedPlugin": "_loading",
+    "PluginInfo": "_infos",
+    "PluginRegistry": "_registry",
+    "PluginStatus": "_infos",
+    "SettingInfo": "_setting_owners",
+    "constructor_kwargs": "_constructor",
+    "get_registry": "_registry",
+    "reset_registry": "_registry",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = resolve_lazily(__name__, _HOME)

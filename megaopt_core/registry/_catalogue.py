@@ -17,6 +17,7 @@ __all__ = [
     "COMMANDS",
     "DEFAULT_OPTIMIZER",
     "DISTRIBUTED_STRATEGIES",
+    "EXAMPLES",
     "EXPLAIN_PAGE",
     "LAYER_WISE_STRATEGIES",
     "LEFT_NAMES",
@@ -53,6 +54,19 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Command to the distribution that brings it."""
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "plugins": ("megaopt plugins", "megaopt plugins --load"),
+        "optimizers": ("megaopt optimizers",),
+        "describe": ("megaopt describe", "megaopt describe muon"),
+        "explain": (
+            "megaopt explain my_model.py:build --optimizer muon",
+            "megaopt explain my_model:Model --config run.toml --set lr=3e-4",
+        ),
+    }
+)
+"""Command of the core to the examples at the end of its `--help`."""
 
 RESOLVER = "megaopt-bridge"
 """The distribution that resolves names such as `torch:NAdam`."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 from attrs import frozen
 
-from megaopt_core.registry._loading import PluginInfo, PluginStatus
+from megaopt_core.registry._infos import PluginInfo, PluginStatus
 
 __all__ = ["ALLOW", "DISABLE", "PluginChoice"]
 

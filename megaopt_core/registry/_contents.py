@@ -9,7 +9,8 @@ from attrs import field, frozen
 from megaopt_core.errors import DuplicateNameError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-from megaopt_core.registry._loading import LoadedPlugin, PluginInfo
+from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._loading import LoadedPlugin
 from megaopt_core.registry._setting_owners import SettingInfo, find_owners
 from megaopt_core.sharding._protocol import ShardingStrategy
 

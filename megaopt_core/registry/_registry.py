@@ -9,9 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from megaopt_core.errors import (
     BrokenPluginWarning,
@@ -20,23 +18,21 @@ from megaopt_core.errors import (
     PluginError,
     PluginHookError,
 )
-from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.plugin_api._schedule_style import ScheduleStyle
 from megaopt_core.registry._choice import PluginChoice
-from megaopt_core.registry._contents import Contents, collect
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._loading import (
-    CORE_MODULE,
-    LoadedPlugin,
-    PluginInfo,
-    PluginStatus,
-    check_entry,
-    load_plugin,
-)
+from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 from megaopt_core.registry._missing import Kind, missing
-from megaopt_core.registry._resolved import resolve_optimizer
-from megaopt_core.registry._setting_owners import SettingInfo, find_owners
-from megaopt_core.sharding._protocol import ShardingStrategy
+from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
+
+if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
+    import pluggy
+
+    from megaopt_core.plugin_api._entries import OptimizerEntry
+    from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+    from megaopt_core.registry._contents import Contents
+    from megaopt_core.registry._loading import LoadedPlugin
+    from megaopt_core.registry._setting_owners import SettingInfo
+    from megaopt_core.sharding._protocol import ShardingStrategy
 
 __all__ = ["CORE_PLUGIN", "GROUP", "PluginRegistry", "get_registry", "reset_registry"]
 
@@ -78,6 +74,7 @@ class PluginRegistry:
         self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
         self._resolved_settings: dict[str, SettingInfo] = {}
         self._loading = False
+        self._warned: list[PluginInfo] = []
         self._lock = threading.RLock()
 
     def plugins(self) -> tuple[PluginInfo, ...]:
@@ -95,6 +92,32 @@ class PluginRegistry:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
         self._loaded()
+
+    def command_hooks(self) -> tuple[tuple[PluginInfo, pluggy.HookRelay], ...]:
+        """Return the plugins that may bring commands, with their hooks.
+
+        Before the plugins are loaded, only those are imported whose source names the hook `megaopt_commands`, and none
+        is asked for anything else: a plugin whose module does not import torch shows its commands at once.
+
+        Raises:
+            PluginError: a plugin asked for this while it was being loaded itself.
+        """
+        with self._lock:
+            if self._contents is not None:
+                return tuple((plugin.info, plugin.hooks) for plugin in self._plugins)
+            found = []
+            with self._importing():
+                for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
+                    if not _may_bring_commands(point, info):
+                        continue
+                    try:
+                        found.append((info, import_plugin(point, info)[1]))
+                    except KeyboardInterrupt:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - a plugin must not take others down
+                        self._infos[index] = info.broken_by(error)
+            self._warn_of_broken()
+            return tuple(found)
 
     def conflicts(self) -> tuple[DuplicateNameError, ...]:
         """Return an error for every name that two plugins give."""
@@ -205,14 +228,14 @@ class PluginRegistry:
         """
         try:
             yield
-        except (MegaoptError, KeyboardInterrupt, torch.OutOfMemoryError) as error:
+        except (MegaoptError, KeyboardInterrupt) as error:
             whose = str(self.owner(kind, name))
             if type(error) is PluginError and whose not in str(error):
                 raise PluginError(f"{kind} {name!r} of {whose}: {error}") from error
             raise
         except BaseException as error:
             owner = self.owner(kind, name)
-            if owner.is_core:
+            if owner.is_core or _is_out_of_memory(error):
                 raise
             raise PluginError(f"{kind} {name!r} of {owner} failed: {words_of(error)}") from error
 
@@ -259,13 +282,32 @@ class PluginRegistry:
             assert self._contents is not None  # noqa: S101 - for the type checker
             return self._contents
 
-    def _load_all(self) -> None:
+    @contextmanager
+    def _importing(self) -> Iterator[None]:
         if self._loading:
             raise PluginError(
                 "plugins are being loaded: a plugin must not look others up while it is imported"
             )
         self._loading = True
         try:
+            yield
+        finally:
+            self._loading = False
+
+    def _warn_of_broken(self) -> None:
+        """Warn of every broken plugin once."""
+        for info in self._infos:
+            if info.status is PluginStatus.BROKEN and info not in self._warned:
+                self._warned.append(info)
+                warnings.warn(
+                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=5
+                )
+
+    def _load_all(self) -> None:
+        from megaopt_core.registry._contents import collect
+        from megaopt_core.registry._loading import LoadedPlugin, load_plugin
+
+        with self._importing():
             plugins: list[LoadedPlugin] = []
             core_fields: frozenset[str] = frozenset()
             for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
@@ -280,13 +322,7 @@ class PluginRegistry:
                     self._infos[index] = result
             self._plugins = tuple(plugins)
             self._contents = collect(self._plugins)
-        finally:
-            self._loading = False
-        for info in self._infos:
-            if info.status is PluginStatus.BROKEN:
-                warnings.warn(
-                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=4
-                )
+        self._warn_of_broken()
 
     def _optimizer(self, name: str) -> tuple[OptimizerEntry, PluginInfo]:
         contents = self._loaded()
@@ -295,6 +331,10 @@ class PluginRegistry:
         return found or self._look_up("optimizer", contents.optimizers, name)
 
     def _resolve(self, contents: Contents, name: str) -> tuple[OptimizerEntry, PluginInfo] | None:
+        from megaopt_core.registry._loading import check_entry
+        from megaopt_core.registry._resolved import resolve_optimizer
+        from megaopt_core.registry._setting_owners import find_owners
+
         with self._lock:
             if name in self._resolved:
                 return self._resolved[name]
@@ -327,6 +367,18 @@ def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
     others = [point for point in points if point.value != CORE_MODULE]
     others.sort(key=lambda point: (point.name, point.dist.name if point.dist else "", point.value))
     return [*(core[:1] or [CORE_PLUGIN]), *others]
+
+
+def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:
+    if info.status is not PluginStatus.AVAILABLE or info.is_core:
+        return False
+    return may_implement(point, "megaopt_commands")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 def _serves(style: ScheduleStyle, kind: Literal["lr", "wd"]) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginHookError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._loading import LoadedPlugin, PluginInfo
+from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._loading import LoadedPlugin
 
 __all__ = ["resolve_optimizer"]
 

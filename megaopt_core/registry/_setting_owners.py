@@ -10,7 +10,7 @@ from attrs import Attribute, frozen
 
 from megaopt_core.errors import DuplicateNameError
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._loading import PluginInfo
+from megaopt_core.registry._infos import PluginInfo
 
 __all__ = ["SettingInfo", "find_owners", "type_name"]
 

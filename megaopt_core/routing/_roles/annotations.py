@@ -11,7 +11,7 @@ from torch import nn
 from megaopt_core.errors import PluginHookError, RoutingError
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
-from megaopt_core.registry._loading import PluginInfo
+from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["PluginAnnotations", "ask_plugins"]

@@ -6,7 +6,8 @@ from argparse import ArgumentParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megaopt_tools.schedule_chart import add_schedule_arguments, run_schedule, sample_schedule, scheduler_from
+from megaopt_tools.schedule_chart import run_schedule, sample_schedule, scheduler_from
+from megaopt_tools.schedule_command import add_schedule_arguments
 from megaopt_tools.text_plot import draw_curve, sample_steps
 
 BLANK, BOTTOM_LEFT = "\u2800", 0x40

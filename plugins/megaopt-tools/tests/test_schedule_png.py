@@ -4,7 +4,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
-from megaopt_tools.schedule_chart import add_schedule_arguments, run_schedule
+from megaopt_tools.schedule_chart import run_schedule
+from megaopt_tools.schedule_command import add_schedule_arguments
 from megaopt_tools.schedule_png import offer_schedule_png
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

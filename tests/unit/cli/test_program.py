@@ -12,6 +12,7 @@ ADDS_COMMAND = """
 def megaopt_commands(commands):
     parser = commands.add_parser("greet", help="say hello")
     parser.add_argument("name")
+    parser.add_argument("--loud", action="store_true")
     parser.set_defaults(run=lambda args: print("hello", args.name))
 """
 
@@ -104,13 +105,75 @@ def test_a_broken_plugin_is_one_line(plugins, capsys) -> None:
     )
 
 
-def test_a_wrong_argument_exits_as_argparse_does(plugins, capsys) -> None:
-    """Usage, then the argument."""
+WRONG = {
+    (
+        "explian",
+    ): "megaopt: error: unknown command 'explian'; did you mean explain? `megaopt --help` lists all",
+    ("nonsense",): "megaopt: error: unknown command 'nonsense'. `megaopt --help` lists all",
+    ("--versoin",): "megaopt: error: unknown option --versoin; did you mean --version?",
+    ("explain", "--optimzer", "muon", "m:f"): (
+        "megaopt explain: error: unknown option --optimzer; did you mean --optimizer?"
+    ),
+    ("explain", "m:f", "--optimzer=muon"): (
+        "megaopt explain: error: unknown option --optimzer; did you mean --optimizer?"
+    ),
+    ("explain", "m:f", "more"): "megaopt explain: error: unrecognized arguments: more",
+    ("explain",): "megaopt explain: error: the following arguments are required: MODULE:FACTORY",
+    ("greet", "you", "--lodu"): "megaopt greet: error: unknown option --lodu; did you mean --loud?",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_a_wrong_argument_shows_the_commands_usage_and_a_guess(plugins, capsys, arguments) -> None:
+    """In plugins' commands as well; nothing runs."""
+    plugins.install("greeter", ADDS_COMMAND)
     plugins.registry()
     with pytest.raises(SystemExit) as caught:
-        main(["nonsense"])
+        main(list(arguments))
     assert caught.value.code == 2
-    assert "argument COMMAND: invalid choice: 'nonsense'" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    prog = WRONG[arguments].partition(":")[0]
+    assert captured.err.startswith(f"usage: {prog} [")
+    assert captured.err.endswith(f"\n{WRONG[arguments]}\n")
+
+
+@pytest.mark.parametrize("command", CORE_COMMANDS)
+@pytest.mark.parametrize("columns", ["60", "80", "100", "140"])
+def test_help_ends_with_examples_as_they_are(plugins, monkeypatch, capsys, command, columns) -> None:
+    """Lines to copy; all else is wrapped to the terminal."""
+    monkeypatch.setenv("COLUMNS", columns)
+    plugins.registry()
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    text, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    assert all(line.startswith(f"  megaopt {command}") for line in examples.splitlines())
+    assert examples
+    assert max(map(len, text.splitlines())) <= int(columns)
+
+
+LIGHT = ["--version", "--help", "plugins", "plugins --json", "explain --optimzer m:f", "explain", "nonsense"]
+
+
+@pytest.mark.parametrize("arguments", LIGHT)
+def test_what_needs_no_torch_does_not_wait_for_it(plugins, arguments) -> None:
+    """A command that a plugin brings is listed without it too, when the plugin's module does not import it."""
+    head = "from megaopt_core.plugin_api import hookimpl\nmegaopt_api = '1'\n"
+    plugins.install("greeter", ADDS_COMMAND, head=head)
+    plugins.install("heavy", "raise SystemExit('imported without need')")
+    done = plugins.python(f"""
+        import sys
+        sys.modules["torch"] = None
+        from megaopt_core.cli import main
+        sys.exit(main({arguments.split()!r}))
+        """)
+    wrong = arguments in {"explain --optimzer m:f", "explain", "nonsense"}
+    assert done.returncode == (2 if wrong else 0)
+    assert ("usage: megaopt" in done.stderr) if wrong else (done.stderr == "")
+    assert "imported without need" not in done.stderr
+    if arguments == "--help":
+        assert "\n    greet " in done.stdout
 
 
 def test_version(capsys) -> None:

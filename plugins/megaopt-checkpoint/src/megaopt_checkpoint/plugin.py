@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from megaopt_core.plugin_api import Commands, StoredRouting, hookimpl
+from typing import TYPE_CHECKING
+
+from megaopt_core.plugin_api import Commands, hookimpl
+
+if TYPE_CHECKING:  # it needs torch, and adding commands does not
+    from megaopt_core.plugin_api import StoredRouting
 
 __all__ = ["megaopt_api", "megaopt_commands", "megaopt_stored_routing"]
 

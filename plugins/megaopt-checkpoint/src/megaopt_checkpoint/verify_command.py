@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from megaopt_core.cli import print_json, print_table
+from megaopt_core.cli import examples, print_json, print_table
 from megaopt_core.plugin_api import Commands
 from megaopt_core.registry import get_registry
 
@@ -20,7 +20,12 @@ def add_command(commands: Commands) -> None:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
     about = "check every byte of a checkpoint, and show what is inside"
-    parser = commands.add_parser("verify-checkpoint", help=about, description=f"{about.capitalize()}.")
+    parser = commands.add_parser(
+        "verify-checkpoint",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog=examples("megaopt verify-checkpoint runs/checkpoint --tensors"),
+    )
     parser.add_argument("path", help="the checkpoint's folder")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from megaopt_core.cli import examples
 from megaopt_core.plugin_api import Commands
 
 __all__ = ["add_calibrate_command"]
@@ -17,7 +18,12 @@ def add_calibrate_command(commands: Commands) -> None:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
     about = "measure how fast this processor multiplies, for the plans of Muon"
-    parser = commands.add_parser("calibrate", help=about, description=f"{about.capitalize()}.")
+    parser = commands.add_parser(
+        "calibrate",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog=examples("megaopt calibrate", "megaopt calibrate --threads 8 --output muon-rates.json"),
+    )
     parser.add_argument("--threads", type=int, help="with so many threads; by default torch's own number")
     parser.add_argument(
         "--output",

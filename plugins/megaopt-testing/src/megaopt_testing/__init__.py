@@ -9,35 +9,41 @@ In a test file::
         check()
 
 On the command line: `megaopt check-plugin mine`.
+
+Public names are imported when they are first used: adding a command needs no torch.
 """
 
-from megaopt_testing.check import BoundCheck, Check, CheckResult, CheckStatus
-from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
-from megaopt_testing.checks.granularity import check_granularity
-from megaopt_testing.checks.groups import check_group_settings
-from megaopt_testing.checks.identity import check_no_silent_fallback, check_report
-from megaopt_testing.checks.ownership import check_frozen_parameters, check_tied_parameters
-from megaopt_testing.checks.reproducible import check_bit_exact_resume, check_deterministic
-from megaopt_testing.checks.schedule import check_one_schedule
-from megaopt_testing.checks.settings import (
-    check_settings_documented,
-    check_settings_used,
-    check_settings_validated,
-)
-from megaopt_testing.checks.split_step import check_split_step
-from megaopt_testing.checks.state import check_state_before_first_step
-from megaopt_testing.checks.tensors import (
-    check_gradients_untouched,
-    check_no_gradients,
-    check_state_dtypes,
-    check_this_gradient,
-    check_written_in_place,
-)
-from megaopt_testing.checks.training import check_learns, check_precision
-from megaopt_testing.models import SharedBlocks, TinyGPT
-from megaopt_testing.parametrize import parametrize_with_checks
-from megaopt_testing.plugins import temporary_plugin
-from megaopt_testing.suite import CHECKS, run_checks
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaopt_testing.check import BoundCheck, Check, CheckResult, CheckStatus
+    from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
+    from megaopt_testing.checks.granularity import check_granularity
+    from megaopt_testing.checks.groups import check_group_settings
+    from megaopt_testing.checks.identity import check_no_silent_fallback, check_report
+    from megaopt_testing.checks.ownership import check_frozen_parameters, check_tied_parameters
+    from megaopt_testing.checks.reproducible import check_bit_exact_resume, check_deterministic
+    from megaopt_testing.checks.schedule import check_one_schedule
+    from megaopt_testing.checks.settings import (
+        check_settings_documented,
+        check_settings_used,
+        check_settings_validated,
+    )
+    from megaopt_testing.checks.split_step import check_split_step
+    from megaopt_testing.checks.state import check_state_before_first_step
+    from megaopt_testing.checks.tensors import (
+        check_gradients_untouched,
+        check_no_gradients,
+        check_state_dtypes,
+        check_this_gradient,
+        check_written_in_place,
+    )
+    from megaopt_testing.checks.training import check_learns, check_precision
+    from megaopt_testing.models import SharedBlocks, TinyGPT
+    from megaopt_testing.parametrize import parametrize_with_checks
+    from megaopt_testing.plugins import temporary_plugin
+    from megaopt_testing.suite import CHECKS, run_checks
 
 __all__ = [
     "CHECKS",
@@ -74,3 +80,51 @@ __all__ = [
     "run_checks",
     "temporary_plugin",
 ]
+
+_HOME = {
+    "BoundCheck": "check",
+    "CHECKS": "suite",
+    "Check": "check",
+    "CheckResult": "check",
+    "CheckStatus": "check",
+    "SharedBlocks": "models",
+    "TinyGPT": "models",
+    "check_bit_exact_resume": "checks.reproducible",
+    "check_deterministic": "checks.reproducible",
+    "check_frozen_parameters": "checks.ownership",
+    "check_gradient_accumulation": "checks.gradients",
+    "check_gradients_untouched": "checks.tensors",
+    "check_granularity": "checks.granularity",
+    "check_group_settings": "checks.groups",
+    "check_learns": "checks.training",
+    "check_no_gradients": "checks.tensors",
+    "check_no_silent_fallback": "checks.identity",
+    "check_non_finite_gradients": "checks.gradients",
+    "check_one_schedule": "checks.schedule",
+    "check_precision": "checks.training",
+    "check_report": "checks.identity",
+    "check_settings_documented": "checks.settings",
+    "check_settings_used": "checks.settings",
+    "check_settings_validated": "checks.settings",
+    "check_split_step": "checks.split_step",
+    "check_state_before_first_step": "checks.state",
+    "check_state_dtypes": "checks.tensors",
+    "check_this_gradient": "checks.tensors",
+    "check_tied_parameters": "checks.ownership",
+    "check_written_in_place": "checks.tensors",
+    "parametrize_with_checks": "parametrize",
+    "run_checks": "suite",
+    "temporary_plugin": "plugins",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOME})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from megaopt_core.cli import add_set_option, parse_assignments, print_json
+from megaopt_core.cli import add_set_option, examples, parse_assignments, print_json
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import Commands
 from megaopt_core.registry import get_registry
@@ -25,7 +25,15 @@ def add_command(commands: Commands) -> None:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
     about = "run the conformance kit against a plugin's optimizers"
-    parser = commands.add_parser("check-plugin", help=about, description=f"{about.capitalize()}.")
+    parser = commands.add_parser(
+        "check-plugin",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog=examples(
+            "megaopt check-plugin my_plugin",
+            "megaopt check-plugin my_optimizer --set my_optimizer_beta=0.5",
+        ),
+    )
     parser.add_argument("name", metavar="NAME", help="a plugin, for all of its optimizers, or one optimizer")
     add_set_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -6,16 +6,14 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
 from megaopt_core import get_registry
-from megaopt_core.plugin_api import Commands
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import CommandError, StoppedError
-from megaopt_tools.options import add_run_options, recipe_of, use_threads
+from megaopt_tools.options import recipe_of, use_threads
 from megaopt_tools.pictures import draw_comparison
 from megaopt_tools.recipe import Recipe
 from megaopt_tools.records import comparison_record, write_json
@@ -24,45 +22,7 @@ from megaopt_tools.targets import learning_rates, settings_by_target
 from megaopt_tools.text import load_text
 from megaopt_tools.training import PARTS, Run, RunResult
 
-__all__ = ["add_compare_command", "run_compare"]
-
-_ABOUT = "train the same small GPT on the same batches with several optimizers"
-
-
-def add_compare_command(commands: Commands) -> None:
-    """Add `megaopt compare`.
-
-    Args:
-        commands: what the hook `megaopt_commands` is given.
-    """
-    parser = commands.add_parser("compare", help=_ABOUT, description=f"{_ABOUT[0].upper()}{_ABOUT[1:]}.")
-    parser.add_argument(
-        "optimizers", nargs="+", metavar="NAME", help="registered names; `megaopt optimizers` lists them"
-    )
-    parser.add_argument(
-        "--lr",
-        action="append",
-        default=[],
-        metavar="[NAME=]LR",
-        help="peak learning rate of one optimizer, or of all; may be repeated; default: what the grid search found",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="assignments",
-        metavar="[NAME:]FIELD=VALUE",
-        help="set a field of the configuration of one optimizer, or of all; may be repeated",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("runs/compare"),
-        help="where files go; default: %(default)s",
-    )
-    add_run_options(parser)
-    parser.set_defaults(run=run_compare)
+__all__ = ["run_compare"]
 
 
 def run_compare(args: Namespace) -> int:

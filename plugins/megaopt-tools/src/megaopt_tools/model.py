@@ -5,34 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from attrs import frozen
 from torch import nn
 from torch.nn import functional
 
+from megaopt_tools.shape import DEFAULT_SHAPE, Shape
 from megaopt_tools.text import VOCABULARY
 
 __all__ = ["DEFAULT_SHAPE", "GPT", "Shape", "build_model"]
-
-
-@frozen
-class Shape:
-    """The sizes of a GPT.
-
-    Args:
-        width: features of a token.
-        layers: blocks.
-        heads: attention heads of a block.
-        expansion: hidden features of the feed-forward part.
-    """
-
-    width: int = 128
-    layers: int = 4
-    heads: int = 4
-    expansion: int = 352
-
-
-DEFAULT_SHAPE = Shape()
-"""0.87 million parameters: small enough for two cores, large enough that optimizers differ."""
 
 
 class Attention(nn.Module):

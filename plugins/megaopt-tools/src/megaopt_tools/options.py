@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from megaopt_tools.errors import CommandError
 from megaopt_tools.recipe import Recipe, tuned
 
@@ -97,6 +95,8 @@ def use_threads(count: int | None) -> int:
     Returns:
         How many there are now.
     """
+    import torch
+
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()

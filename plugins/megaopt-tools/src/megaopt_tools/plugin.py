@@ -13,11 +13,10 @@ megaopt_api = "1"
 @hookimpl
 def megaopt_commands(commands: Commands) -> None:
     """Add `train`, `compare` and `schedule`, and a page to the core's `explain`."""
-    from megaopt_tools.compare_command import add_compare_command
+    from megaopt_tools.commands import add_compare_command, add_train_command
     from megaopt_tools.explain_page import offer_page
-    from megaopt_tools.schedule_command import add_command as add_schedule_command
+    from megaopt_tools.schedule_command import add_schedule_command
     from megaopt_tools.schedule_png import offer_schedule_png
-    from megaopt_tools.train_command import add_train_command
 
     add_train_command(commands)
     add_compare_command(commands)

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from megaopt_tools.model import DEFAULT_SHAPE, Shape
+from megaopt_tools.shape import DEFAULT_SHAPE, Shape
 
 __all__ = ["Recipe", "Tuned", "tuned"]
 

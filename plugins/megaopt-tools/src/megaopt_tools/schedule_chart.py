@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
@@ -15,7 +15,7 @@ from megaopt_core.reporting import format_table
 from megaopt_core.schedules import OptimizerParamScheduler
 from megaopt_tools.text_plot import draw_curve, sample_steps
 
-__all__ = ["ScheduleSamples", "add_schedule_arguments", "run_schedule", "sample_schedule", "scheduler_from"]
+__all__ = ["ScheduleSamples", "run_schedule", "sample_schedule", "scheduler_from"]
 
 _WIDTH, _HEIGHT, _FLAT_HEIGHT = 65, 9, 3
 
@@ -45,77 +45,6 @@ class ScheduleSamples:
 
 
 type DrawPng = Callable[[ScheduleSamples, str], None]
-
-
-def _whole_from(least: int) -> Any:
-    def convert(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ArgumentTypeError(f"{text!r} is no whole number") from None
-        if number < least:
-            raise ArgumentTypeError(f"{number} is below {least}")
-        return number
-
-    return convert
-
-
-def add_schedule_arguments(parser: ArgumentParser) -> None:
-    """Add the options of a schedule and of its drawing.
-
-    Args:
-        parser: the parser of the command; `run_schedule` takes what it parses.
-    """
-    steps = _whole_from(0)
-    lr = parser.add_argument_group("learning rate")
-    lr.add_argument("--lr", type=float, default=1e-3, metavar="LR", help="maximum (default: %(default)s)")
-    lr.add_argument(
-        "--min-lr", type=float, default=0.0, metavar="LR", help="at the end of the decay (default: 0)"
-    )
-    lr.add_argument(
-        "--init-lr", type=float, default=0.0, metavar="LR", help="where warm-up begins (default: 0)"
-    )
-    lr.add_argument(
-        "--warmup-steps", type=steps, default=0, metavar="N", help="length of warm-up (default: 0)"
-    )
-    lr.add_argument(
-        "--decay-steps",
-        type=steps,
-        default=1000,
-        metavar="N",
-        help="step at which the decay ends, counted from step 0 (default: %(default)s)",
-    )
-    lr.add_argument(
-        "--style",
-        default="cosine",
-        help="constant, linear, cosine, inverse-square-root, WSD or a plugin's style (default: %(default)s)",
-    )
-    lr.add_argument("--wsd-decay-steps", type=steps, metavar="N", help="WSD: length of the final decay")
-    lr.add_argument(
-        "--wsd-style",
-        default="exponential",
-        help="WSD: linear, cosine, exponential or minus_sqrt (default: %(default)s)",
-    )
-    wd = parser.add_argument_group("weight decay")
-    wd.add_argument("--wd", type=float, default=0.0, metavar="WD", help="at step 0 (default: 0)")
-    wd.add_argument("--end-wd", type=float, metavar="WD", help="at the end (default: as --wd)")
-    wd.add_argument(
-        "--wd-steps", type=steps, metavar="N", help="length of the way between (default: as --decay-steps)"
-    )
-    wd.add_argument(
-        "--wd-style",
-        help="constant, linear, cosine or a plugin's style (default: constant, or linear if --end-wd is given)",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--points",
-        type=_whole_from(2),
-        default=11,
-        metavar="N",
-        help="rows of numbers (default: %(default)s)",
-    )
-    output.add_argument("--json", action="store_true", help="print settings and numbers as JSON")
-    output.add_argument("--png", metavar="FILE", help="also draw a picture (needs megaopt-tools)")
 
 
 def scheduler_from(args: Namespace) -> OptimizerParamScheduler:

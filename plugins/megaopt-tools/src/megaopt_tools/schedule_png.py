@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from megaopt_core.plugin_api import Commands
-from megaopt_tools.schedule_chart import ScheduleSamples
+
+if TYPE_CHECKING:
+    from megaopt_tools.schedule_chart import ScheduleSamples
 
 __all__ = ["draw_schedule_png", "offer_schedule_png"]
 
@@ -20,6 +24,7 @@ def draw_schedule_png(samples: ScheduleSamples, path: str) -> None:
 
     Example:
         >>> import os, tempfile
+        >>> from megaopt_tools.schedule_chart import ScheduleSamples
         >>> settings = {"lr_decay_style": "linear", "wd_incr_style": "constant"}
         >>> samples = ScheduleSamples(settings, (0, 10), (0.1, 0.0), (0.01, 0.01))
         >>> with tempfile.TemporaryDirectory() as folder:

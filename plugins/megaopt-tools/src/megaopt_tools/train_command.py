@@ -9,37 +9,18 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from megaopt_core.cli import add_set_option, parse_assignments
-from megaopt_core.plugin_api import Commands
+from megaopt_core.cli import parse_assignments
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
-from megaopt_tools.options import add_run_options, recipe_of, use_threads
+from megaopt_tools.options import recipe_of, use_threads
 from megaopt_tools.running import make_folder, run_into
 from megaopt_tools.text import load_text
 from megaopt_tools.training import Run, RunResult, StepRecord
 
 if TYPE_CHECKING:
     from megaopt_core.reporting import OptimizerReport
-__all__ = ["add_train_command", "run_train"]
 
-_ABOUT = "train a small GPT on a text with one optimizer"
-
-
-def add_train_command(commands: Commands) -> None:
-    """Add `megaopt train`.
-
-    Args:
-        commands: what the hook `megaopt_commands` is given.
-    """
-    parser = commands.add_parser("train", help=_ABOUT, description=f"{_ABOUT[0].upper()}{_ABOUT[1:]}.")
-    parser.add_argument(
-        "--optimizer", default="muon", metavar="NAME", help="a registered name; default: %(default)s"
-    )
-    parser.add_argument("--lr", type=float, help="peak learning rate; default: what the grid search found")
-    add_set_option(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where files go; default: runs/NAME")
-    add_run_options(parser)
-    parser.set_defaults(run=run_train)
+__all__ = ["run_train"]
 
 
 def run_train(args: Namespace) -> int:

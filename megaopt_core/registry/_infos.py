@@ -1,0 +1,96 @@
+"""What is known about a plugin before it is imported."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.metadata import EntryPoint
+
+from attrs import evolve, field, frozen
+
+from megaopt_core.registry._faults import traceback_of, words_of
+
+__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus"]
+
+CORE_MODULE = "megaopt_core.builtins"
+"""What the entry point of the core's own plugin names."""
+
+
+class PluginStatus(StrEnum):
+    """What became of a plugin.
+
+    `AVAILABLE`: installed, not imported yet. `BLOCKED`: an environment variable excludes it. `LOADED`: works.
+    `BROKEN`: failed to load.
+    """
+
+    AVAILABLE = "available"
+    BLOCKED = "blocked"
+    LOADED = "loaded"
+    BROKEN = "broken"
+
+
+@frozen
+class PluginInfo:
+    """What is known about a plugin without asking it.
+
+    Args:
+        name: the entry point's name.
+        module: what the entry point names.
+        distribution: the installed distribution; None for an entry point made by hand.
+        version: its version.
+        status: what became of the plugin.
+        error: why it is blocked or broken, in one line.
+        traceback: of the failure; empty unless the plugin is broken.
+    """
+
+    name: str
+    module: str
+    distribution: str | None = None
+    version: str | None = None
+    status: PluginStatus = PluginStatus.AVAILABLE
+    error: str = ""
+    traceback: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, point: EntryPoint) -> PluginInfo:
+        """Return what an entry point says about itself.
+
+        Args:
+            point: the entry point; it is not loaded.
+        """
+        dist = point.dist
+        if dist is None:
+            return cls(point.name, point.value)
+        return cls(point.name, point.value, dist.name, dist.version)
+
+    def broken_by(self, error: BaseException) -> PluginInfo:
+        """Return this with status broken, and what broke it.
+
+        Args:
+            error: what the plugin raised.
+        """
+        return evolve(self, status=PluginStatus.BROKEN, error=words_of(error), traceback=traceback_of(error))
+
+    def goes_by(self, name: str) -> bool:
+        """Return whether a name means this plugin: its own or its distribution's, which may be spelt with `_` for `-`.
+
+        Args:
+            name: a name that a person wrote.
+        """
+        return _normal(name) in {_normal(self.name), _normal(self.distribution or self.name)}
+
+    @property
+    def is_core(self) -> bool:
+        """True for the core's own plugin, which cannot be left out."""
+        return self.module == CORE_MODULE
+
+    @property
+    def source(self) -> str:
+        """Distribution and version, or the module where there is no distribution."""
+        return f"{self.distribution} {self.version}" if self.distribution else self.module
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} ({self.source})"
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")

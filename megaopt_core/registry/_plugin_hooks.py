@@ -1,0 +1,122 @@
+"""A plugin's module and the hooks in it: imported and checked, but not asked for anything yet.
+
+Nothing here needs torch: the command line asks plugins for their commands through it, and answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pluggy
+
+from megaopt_core.errors import PluginError
+from megaopt_core.plugin_api import _hookspecs as hookspecs
+from megaopt_core.registry._faults import naming_slow_imports
+from megaopt_core.registry._infos import PluginInfo
+
+__all__ = ["API_VERSION", "import_plugin", "may_implement"]
+
+API_VERSION = "1"
+"""The `megaopt_api` that a plugin has to declare."""
+
+_HOOKS = tuple(name for name in hookspecs.__all__ if name.startswith("megaopt_"))
+
+
+def import_plugin(point: EntryPoint, info: PluginInfo) -> tuple[Any, pluggy.HookRelay]:
+    """Import a plugin and check its version and the names of its hooks.
+
+    Args:
+        point: its entry point.
+        info: what is known about it.
+
+    Returns:
+        What the entry point names, and the hooks that it implements.
+
+    Raises:
+        PluginError: it is made for another megaopt, or a hook of it is not what it looks like.
+        BaseException: whatever its module raises.
+    """
+    with naming_slow_imports(str(info)):
+        plugin = point.load()
+    _check_api(plugin)
+    return plugin, _register_alone(info.name, plugin).hook
+
+
+def may_implement(point: EntryPoint, hook: str) -> bool:
+    """Return whether a plugin may implement a hook, by the words of its source; imports nothing.
+
+    Args:
+        point: its entry point.
+        hook: the hook's name.
+
+    Returns:
+        False only where the module can be read, and neither names the hook nor takes names from elsewhere unnamed.
+    """
+    if type(point) is not EntryPoint or point.attr:
+        return True
+    source = _source_of(point.module)
+    return source is None or hook in source or "import *" in source
+
+
+def _source_of(module: str) -> str | None:
+    """Return the source of a module without importing it or its packages; None where there is none to read."""
+    path: list[str] | None = None
+    spec: ModuleSpec | None = None
+    parts = module.split(".")
+    try:
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
+            if spec is None:
+                return None
+            path = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+        source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
+    except Exception:  # noqa: BLE001 - finders and loaders are anybody's; who cannot be read is imported
+        return None
+    return source
+
+
+def _check_api(plugin: Any) -> None:
+    declared = getattr(plugin, "megaopt_api", None)
+    if declared is None:
+        raise PluginError(
+            f'it declares no megaopt_api; plugins for this megaopt declare megaopt_api = "{API_VERSION}"'
+        )
+    if declared != API_VERSION:
+        raise PluginError(
+            f"it declares megaopt_api = {declared!r}, and this megaopt loads plugins that declare "
+            f"{API_VERSION!r}; upgrade the older of the two"
+        )
+
+
+def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
+    """Register a plugin in a manager of its own, where all mistakes in its hooks show."""
+    for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
+        if attribute.startswith("megaopt_") and not hasattr(value, "megaopt_impl"):
+            raise PluginError(
+                f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute, _HOOKS)}"
+            )
+    manager = pluggy.PluginManager("megaopt")
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin, name=name)
+    for hook in manager.hook.__dict__.values():
+        if not isinstance(hook, pluggy.HookCaller):
+            continue
+        for impl in hook.get_hookimpls():
+            if not hook.has_spec() and not impl.optionalhook:
+                raise PluginError(f"it implements {hook.name!r}, which is no hook{_meant(hook.name, _HOOKS)}")
+            if impl.wrapper or impl.hookwrapper:
+                raise PluginError(f"its {hook.name!r} is a wrapper; megaopt calls every plugin by itself")
+    return manager
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close and close[0] != name else ""

@@ -13,7 +13,7 @@ from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._live_state import LiveState
-from megaopt_core.optimizers._loading.main_values import require_model_values, start_main_values
+from megaopt_core.optimizers._main_values import require_model_values, start_main_values
 from megaopt_core.optimizers._part import OptimizerPart, common_defaults
 from megaopt_core.optimizers._result import StepResult
 from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.optimizers._building.late_params import LateParams
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
-    from megaopt_core.optimizers._loading.late_params import LateParams
     from megaopt_core.routing._routing import Routing
 
 __all__ = ["MegatronOptimizer"]

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from megaopt_core.errors import OwnershipError
+from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.look import ModelLook
-from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
+from megaopt_core.optimizers._building.late_words import (
+    converted_error,
+    in_words,
+    kind_of,
+    listed,
+    moved_error,
+    words_of,
+)
+from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
+from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._tied_params import Twins
+from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam, named_params
+from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._specs import ParamInfo
-from megaopt_core.routing._routing import Routing
-from megaopt_core.sharding._layout import PieceSpec
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._groups import ChildSpec
+from megaopt_core.routing._routing import ParamRoute, Routing, route_added
+from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._protocol import Piece
-
-if TYPE_CHECKING:
-    from megaopt_core.optimizers._base import MegatronOptimizer
-    from megaopt_core.optimizers._part import OptimizerPart
 
 __all__ = ["LateParams"]
 
@@ -33,24 +43,30 @@ class LateParams:
     """Brings parameters that begin to train after the build to their optimizer, where the strategy can.
 
     Args:
-        look: finds them.
         optimizer: the optimizer whose step looks.
         owners: the optimizers of the routing's children, in their order.
-        fqn: maps `(chunk index, local name)` to a globally unique name.
-        route: `(routing, names)` to a routing that has these parameters too.
-        build: `(routing, position of the child)` to an optimizer that nothing steps yet.
-        info: `(routing, name)` to what an inner optimizer is told of a parameter.
-        count: `(routing, name)` to how it enters norms.
+        builder: built them, and builds what else is needed.
+        overrides: what the model was routed with.
     """
 
-    look: ModelLook
     optimizer: MegatronOptimizer
     owners: list[MegatronOptimizer]
-    fqn: Callable[[int, str], str] | None
-    route: Callable[[Routing, Sequence[str]], Routing]
-    build: Callable[[Routing, int], MegatronOptimizer]
-    info: Callable[[Routing, str], ParamInfo]
-    count: Callable[[Routing, str], Counting]
+    builder: ChildBuilder
+    overrides: Mapping[ParamKey, ParamGroupOverride] | None
+    look: ModelLook = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        routing, chunks = self.optimizer.routing, self.builder.chunks
+        excluded = frozenset() if routing is None else frozenset(routing.excluded)
+        self.look = ModelLook(chunks, self.optimizer.names, self.optimizer.twins)
+        for index, chunk in enumerate(chunks if excluded else ()):
+            for named in named_params(chunk):
+                if self._name(index, named) in excluded:
+                    self.look.leave((named.param, *named.twins))
+
+    def _name(self, chunk_index: int, named: NamedParam) -> str:
+        fqn = self.builder.fqn
+        return named.name if fqn is None else fqn(chunk_index, named.name)
 
     def settle(self) -> OwnershipError | None:
         """Look at the model, and bring to an optimizer what has begun to train.
@@ -63,14 +79,14 @@ class LateParams:
         """
         converted = self.look.converted()
         if converted:
-            return _converted(converted)
+            return converted_error(converted)
         moved = self.look.moved()
         if moved:
-            return _moved(moved)
+            return moved_error(moved)
         names = [self.optimizer.names[param] for param in self.look.frozen() if self._is_in_buffer(param)]
         if names:
             return OwnershipError(
-                f"{_listed(names)} was frozen after the build, and its strategy steps buffers as a whole, with a zero "
+                f"{listed(names)} was frozen after the build, and its strategy steps buffers as a whole, with a zero "
                 "gradient where there is none: weight decay and momentum would move it. Build the optimizer anew",
                 names=names,
             )
@@ -96,7 +112,16 @@ class LateParams:
         if routing is None:
             return None
         if added:
-            routing = self.route(routing, list(added))
+            builder = self.builder
+            routing = route_added(
+                routing,
+                list(added),
+                builder.config,
+                builder.chunks,
+                self.overrides,
+                builder.pgs,
+                builder.fqn,
+            )
             self.look.leave(entry.param for name, entry in added.items() if name in routing.excluded)
             added = {name: entry for name, entry in added.items() if name not in routing.excluded}
         refusal = self._refusal(routing, replaced, by_name, added)
@@ -120,7 +145,7 @@ class LateParams:
             for entry in named_params(chunk):
                 objects = (entry.param, *entry.twins)
                 if any(id(param) in wanted for param in objects):
-                    found[self.fqn(index, entry.name) if self.fqn else entry.name] = entry
+                    found[self._name(index, entry)] = entry
         return found
 
     def _refusal(
@@ -134,8 +159,8 @@ class LateParams:
             reason = self._reason(routing, name, entry, by_name.get(name))
             if reason is not None:
                 return OwnershipError(
-                    f"{name!r} trains since the optimizer was built ({_how(name in replaced)}), and cannot be stepped: "
-                    f"{reason}. Build the optimizer anew, or leave it to another one with the override "
+                    f"{name!r} trains since the optimizer was built ({in_words(name in replaced)}), and cannot be "
+                    f"stepped: {reason}. Build the optimizer anew, or leave it to another one with the override "
                     '{"optimizer": "none"}',
                     names=[name],
                 )
@@ -150,8 +175,8 @@ class LateParams:
         stepped = [twin for twin in entry.twins if twin in self.optimizer.names]
         if stepped:
             return f"it shares the memory of {self.optimizer.names[stepped[0]]!r}, which is stepped already"
-        if before is not None and _kind(before) != _kind(entry.param):
-            return f"it is {_words(entry.param)} now and was {_words(before)}"
+        if before is not None and kind_of(before) != kind_of(entry.param):
+            return f"it is {words_of(entry.param)} now and was {words_of(before)}"
         norm_group = routing.params[name].grad_norm_group
         if norm_group is not None and norm_group not in self.optimizer.norm_groups:
             return f"its grad_norm_group {norm_group!r} is one that the ranks have not agreed on"
@@ -179,19 +204,36 @@ class LateParams:
             )
 
     def _add(self, routing: Routing, added: _Named) -> None:
-        children = len(self.owners)
+        children, infos = len(self.owners), infos_of(routing)
         for at, child in enumerate(routing.children[:children]):
             for name, entry in added.items():
                 group = routing.params[name].spec.group
                 if group in child.groups:
                     owner = self.owners[at]
-                    info, counting = self.info(routing, name), self.count(routing, name)
-                    _add_to(owner.parts[0], child.groups.index(group), routing, entry.param, info, counting)
+                    counting = self._counting(routing.params[name])
+                    _add_to(
+                        owner.parts[0], child.groups.index(group), routing, entry.param, infos[name], counting
+                    )
                     owner.names = {**owner.names, entry.param: name}
         for at in range(children, len(routing.children)):
-            made = self.build(routing, at)
+            made = self._build(routing, routing.children[at])
             self.owners.append(made)
             self.optimizer.join(made)
+
+    def _counting(self, entry: ParamRoute) -> Counting:
+        return counting_rule(
+            self.builder.pgs,
+            shared=entry.shared,
+            tensor_parallel=entry.tensor_parallel,
+            is_expert=entry.spec.is_expert,
+            norm_group=entry.grad_norm_group,
+        )
+
+    def _build(self, routing: Routing, child: ChildSpec) -> MegatronOptimizer:
+        """Return an optimizer that nothing steps yet."""
+        specs = [entry.spec for entry in routing.params.values() if entry.spec.group in child.groups]
+        layout = get_registry().strategy(child.strategy).layout(specs, World(routing.axes), LayoutOptions())
+        return self.builder.build(child, routing, *self.builder.live(routing), layout, {})
 
     def _finish(self, routing: Routing, joined: _Named) -> None:
         twins = {entry.param: entry.twins for entry in joined.values() if entry.twins}
@@ -212,10 +254,10 @@ class LateParams:
             if new_groups
             else ""
         )
-        for names, how in ((added, _how(replaced=False)), (replaced, _how(replaced=True))):
+        for names, how in ((added, in_words(replaced=False)), (replaced, in_words(replaced=True))):
             if names:
                 warnings.warn(
-                    f"{_listed(names)} trains since the optimizer was built ({how}) and is stepped from now on, by "
+                    f"{listed(names)} trains since the optimizer was built ({how}) and is stepped from now on, by "
                     f"{', '.join(sorted({self._optimizer_of(name) for name in names}))}{groups}",
                     UserWarning,
                     stacklevel=5,
@@ -224,44 +266,6 @@ class LateParams:
     def _optimizer_of(self, name: str) -> str:
         routing = self.optimizer.routing
         return "" if routing is None else routing.params[name].spec.optimizer
-
-
-def _how(replaced: bool) -> str:
-    return "replaced, as load_state_dict(assign=True) does" if replaced else "unfrozen or added"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
-def _kind(param: torch.Tensor) -> tuple[object, ...]:
-    return param.shape, param.dtype, param.device, type(param.data)
-
-
-def _words(param: torch.Tensor) -> str:
-    return f"{str(param.dtype).removeprefix('torch.')} {tuple(param.shape)} on {param.device}"
-
-
-def _converted(converted: Sequence[tuple[str, torch.dtype, torch.nn.Parameter]]) -> OwnershipError:
-    names = [name for name, _, _ in converted]
-    name, before, param = converted[0]
-    return OwnershipError(
-        f"{_listed(names)}: {name!r} is {str(param.dtype).removeprefix('torch.')} now and was "
-        f"{str(before).removeprefix('torch.')} when its optimizer was built: convert the model (.to(dtype), .half(), "
-        ".bfloat16()) before building its optimizer",
-        names=names,
-    )
-
-
-def _moved(moved: Sequence[tuple[str, torch.device, torch.nn.Parameter]]) -> OwnershipError:
-    names = [name for name, _, _ in moved]
-    name, before, param = moved[0]
-    return OwnershipError(
-        f"{_listed(names)}: {name!r} is on {param.device} now and was on {before} when its optimizer was built, which "
-        "keeps its states there: move the model (.to(device), .cuda()) before building its optimizer",
-        names=names,
-    )
 
 
 def _position(part: OptimizerPart, param: torch.nn.Parameter) -> int | None:

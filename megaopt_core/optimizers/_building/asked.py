@@ -1,0 +1,187 @@
+"""What may be asked for: arguments of the right kinds, settings that something acts on, every parameter taken once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
+from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, MegatronGradScaler
+from megaopt_core.precision._choice import require_possible
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
+from megaopt_core.routing._routing import Routing
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+    from megaopt_core.parallel._groups import ProcessGroupCollection
+    from megaopt_core.sharding._protocol import LiveModel
+
+__all__ = [
+    "refusal",
+    "require_config",
+    "require_name",
+    "require_ownership",
+    "require_supported",
+    "require_trainable",
+    "unused",
+]
+
+_STRATEGY_SETTINGS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+
+
+def require_name(optimizer: object) -> None:
+    """Raise unless an optimizer is asked for by a name.
+
+    Args:
+        optimizer: what a user gave.
+    """
+    if isinstance(optimizer, str):
+        return
+    if isinstance(optimizer, (OptimizerConfig, Mapping)):
+        advice = "a configuration goes to get_megatron_optimizer(config, model), its settings here as keywords: lr=..."
+    elif isinstance(optimizer, torch.optim.Optimizer):
+        advice = "an optimizer that is built already is wrapped: FP32Optimizer(optimizer, config)"
+    else:
+        advice = "`megaopt optimizers` lists the names; a class of another package gets one from a plugin"
+    shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+    raise ConfigurationError(
+        f"optimizer: got {shown}; give a registered name: {advice}",
+        setting="optimizer",
+        value=optimizer,
+    )
+
+
+def require_config(config: object) -> None:
+    """Raise unless a configuration is one.
+
+    Args:
+        config: what a user gave.
+    """
+    if isinstance(config, OptimizerConfig):
+        return
+    if isinstance(config, Mapping):
+        advice = "OptimizerConfig.from_dict(settings) makes one of a mapping"
+    elif isinstance(config, type):
+        advice = f"give an instance: {config.__name__}(lr=...)"
+    else:
+        advice = "the configuration comes first, then the model: get_megatron_optimizer(config, model)"
+    shown = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
+    raise ConfigurationError(
+        f"config: got {shown}, not an OptimizerConfig; {advice}", setting="config", value=config
+    )
+
+
+def require_trainable(routing: Routing) -> None:
+    """Raise if no rank has a parameter to step.
+
+    Args:
+        routing: what was routed.
+    """
+    if routing.groups:
+        return
+    if routing.frozen or routing.excluded:
+        left = f"{len(routing.frozen)} are frozen (requires_grad=False)"
+        left += f", {len(routing.excluded)} left to somebody else" if routing.excluded else ""
+        raise ConfigurationError(
+            f"there is nothing to train: of the model's {len(routing.frozen) + len(routing.excluded)} parameters "
+            f"{left}; unfreeze those that are to train before you build",
+            setting="model",
+        )
+    raise ConfigurationError("there is nothing to train: the model has no parameters", setting="model")
+
+
+def require_supported(config: OptimizerConfig, routing: Routing) -> None:
+    """Raise if a setting is on that nothing in use acts on.
+
+    Args:
+        config: the run's configuration.
+        routing: which optimizers and strategies are in use.
+    """
+    registry = get_registry()
+    require_possible(
+        config, {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children}
+    )
+    used = sorted({child.strategy for child in routing.children})
+    for setting in _STRATEGY_SETTINGS:
+        supported = any(setting in registry.strategy(name).supported_settings for name in used)
+        if getattr(config, setting) and not supported:
+            raise UnsupportedSettingError(
+                f"{setting}=True: has no effect with the sharding strategy {', '.join(map(repr, used))}, which gathers "
+                "no parameters; leave it out, or choose a strategy that overlaps",
+                setting=setting,
+                value=True,
+            )
+
+
+def unused(
+    config: OptimizerConfig,
+    routing: Routing,
+    model: LiveModel,
+    pgs: ProcessGroupCollection,
+    scaler: MegatronGradScaler | None,
+) -> tuple[str, ...]:
+    """Return the settings that nothing in use acts on, and warn of them.
+
+    Args:
+        config: the run's configuration.
+        routing: which optimizers are in use.
+        model: this rank's parameters.
+        pgs: the process groups.
+        scaler: the loss scaler.
+    """
+    registry = get_registry()
+    unused = unused_settings(
+        Use(
+            config,
+            frozenset(param.dtype for param in model.params.values() if param.is_floating_point()),
+            {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children},
+            routing,
+            model.chunks,
+            pgs,
+            scales_dynamically=isinstance(scaler, DynamicGradScaler),
+        )
+    )
+    warn_of_unused(unused, stacklevel=4)
+    return unused
+
+
+def refusal(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> ShardingError | None:
+    """Return why a strategy cannot take one of this rank's parameters; other ranks may hold none like it.
+
+    Args:
+        routing: which strategy each is given to.
+        params: this rank's parameters by name.
+    """
+    registry = get_registry()
+    for name, param in params.items():
+        entry = routing.params[name]
+        with registry.blaming("strategy", entry.strategy):
+            reason = registry.strategy(entry.strategy).refuse(param, entry.spec)
+        if reason is not None:
+            return ShardingError(f"sharding={entry.strategy!r} cannot take {name!r}: {reason}")
+    return None
+
+
+def require_ownership(
+    children: Sequence[MegatronOptimizer], params: Mapping[str, torch.nn.Parameter]
+) -> None:
+    """Raise unless every parameter is stepped by one optimizer.
+
+    Args:
+        children: the optimizers.
+        params: this rank's parameters by name.
+    """
+    owned: dict[torch.nn.Parameter, int] = {}
+    for child in children:
+        for param in child.get_parameters():
+            owned[param] = owned.get(param, 0) + 1
+    wrong = [name for name, param in params.items() if owned.get(param, 0) != 1]
+    if wrong:
+        raise OwnershipError(
+            f"{len(wrong)} trainable parameters are not owned exactly once: {', '.join(wrong[:5])}",
+            names=wrong,
+        )

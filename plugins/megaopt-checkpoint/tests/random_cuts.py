@@ -13,7 +13,8 @@ import torch.distributed as dist
 from attrs import define, frozen
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import build, hookimpl
+from megaopt_core import hookimpl
+from megaopt_core.optimizers._building import builder
 from megaopt_core.parallel import is_distributed
 from megaopt_core.params import Granularity
 from megaopt_core.routing import _wrapped_model as wrapped
@@ -125,6 +126,6 @@ def random_cuts(*seeds, **where):
     with ExitStack() as patches:
         if "rank" in where:
             patches.enter_context(mock.patch.object(wrapped, "require_partition"))
-            patches.enter_context(mock.patch.object(build, "require_attached"))
+            patches.enter_context(mock.patch.object(builder, "require_attached"))
         patches.enter_context(temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"))
         yield [f"cut{seed}" for seed in seeds]

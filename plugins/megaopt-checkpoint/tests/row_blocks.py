@@ -7,7 +7,8 @@ import torch
 from attrs import define, frozen
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import build, hookimpl
+from megaopt_core import hookimpl
+from megaopt_core.optimizers._building import builder
 from megaopt_core.params import Granularity, Shard
 from megaopt_core.routing import _wrapped_model as wrapped
 from megaopt_core.sharding import PieceSpec, ShardedParams, ShardingStrategy
@@ -97,7 +98,7 @@ def row_blocks(ranks, rank):
     """Register the strategy for the time of a `with` block; this process stands for one rank of several."""
     with (
         mock.patch.object(wrapped, "require_partition"),
-        mock.patch.object(build, "require_attached"),
+        mock.patch.object(builder, "require_attached"),
         temporary_plugin(BlockPlugin(ranks, rank), name="row-blocks"),
     ):
         yield

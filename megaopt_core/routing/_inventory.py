@@ -34,7 +34,7 @@ class InventoryItem:
         decision: its role with reason and view.
         part: this rank's part of the logical tensor over all tensor-parallel ranks.
         dtype: of the parameter.
-        is_expert: the attribute `allreduce` is False.
+        is_expert: the attribute `allreduce` is False, or it lies on the ranks of experts.
         shared: it is counted elsewhere.
         grad_norm_group: name of the norm that it counts in.
         shared_embedding: an embedding that pipeline stages share.
@@ -58,7 +58,7 @@ class InventoryItem:
 
     @is_expert.default
     def _is_expert(self) -> bool:
-        return not getattr(self.param, "allreduce", True)
+        return self.part.is_expert
 
     @shared.default
     def _shared(self) -> bool:

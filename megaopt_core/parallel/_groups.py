@@ -10,6 +10,7 @@ import torch.distributed as dist
 from attrs import define
 
 from megaopt_core.errors import ParallelGroupError
+from megaopt_core.parallel._timeouts import limit_waiting
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -190,6 +191,7 @@ class ProcessGroupCollection:
                 return mesh.get_group(present[0])
             part: Any = mesh[present]
             group: ProcessGroup = part._flatten("_".join(present)).get_group()
+            limit_waiting(group)
             return group
 
         copies = of("dp_replicate")

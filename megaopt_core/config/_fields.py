@@ -16,6 +16,7 @@ from megaopt_core.config._validators import (
     at_least_one,
     default_only,
     dtype_setting,
+    fraction,
     is_function,
     is_name,
     is_text,
@@ -32,8 +33,6 @@ from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 __all__ = ["CORE_FIELD_NAMES", "CoreFieldInfo", "CoreFields", "core_field_info"]
 
 _NO_FP8 = "megaopt does not train with fp8 parameters"
-_NO_OFFLOAD = "megaopt does not keep optimizer states on the CPU"
-_NO_GRAPH = "megaopt does not capture the optimizer step as a CUDA graph"
 
 
 @define(slots=False, kw_only=True, eq=False, repr=False)
@@ -85,7 +84,7 @@ class CoreFields:
     sharding: str | None = setting(
         None,
         optional(is_name),
-        "Sharding strategy over the data-parallel ranks. None: the one that claims the model, else none.",
+        "Sharding strategy over the data-parallel ranks. None: every rank keeps everything.",
     )
     use_distributed_optimizer: bool = switch(
         "Another way to write `sharding='distributed'`: each rank steps its share of the elements.",
@@ -155,23 +154,21 @@ class CoreFields:
     reuse_grad_buf_for_mxfp8_param_ag: bool = default_only(
         default=False, why=_NO_FP8, help="Gather mxfp8 parameters through the gradient buffer."
     )
-    optimizer_cpu_offload: bool = default_only(
-        default=False, why=_NO_OFFLOAD, help="Keep optimizer states on the CPU."
+    optimizer_cpu_offload: bool = switch(
+        "Keep optimizer states in CPU memory, and step there what is stepped element by element (megaopt-device)."
     )
-    optimizer_offload_fraction: float = default_only(
-        default=0.0, why=_NO_OFFLOAD, help="Share of the states that is kept on the CPU."
+    optimizer_offload_fraction: float = setting(
+        0.0,
+        fraction,
+        "Share of each optimizer's bytes that `optimizer_cpu_offload` keeps on the CPU: whole pieces, largest first.",
     )
-    use_torch_optimizer_for_cpu_offload: bool = default_only(
-        default=False, why=_NO_OFFLOAD, help="Step on the CPU with torch.optim."
+    use_torch_optimizer_for_cpu_offload: bool = switch(
+        "Step what is on the CPU with torch's class of the same optimizer."
     )
-    overlap_cpu_optimizer_d2h_h2d: bool = default_only(
-        default=False, why=_NO_OFFLOAD, help="Overlap the step on the CPU with copies to and from it."
-    )
-    pin_cpu_grads: bool = default_only(default=True, why=_NO_OFFLOAD, help="Pin gradients in CPU memory.")
-    pin_cpu_params: bool = default_only(default=True, why=_NO_OFFLOAD, help="Pin parameters in CPU memory.")
-    optimizer_cuda_graph: bool = default_only(
-        default=False, why=_NO_GRAPH, help="Capture the optimizer step as a CUDA graph."
-    )
+    overlap_cpu_optimizer_d2h_h2d: bool = switch("Copy to and from the CPU while other pieces are stepped.")
+    pin_cpu_grads: bool = switch(default=True, help="Pin the memory of gradients on the CPU.")
+    pin_cpu_params: bool = switch(default=True, help="Pin the memory of parameters and states on the CPU.")
+    optimizer_cuda_graph: bool = switch("Replay the optimizer step as a CUDA graph (megaopt-device).")
 
     def __attrs_post_init__(self) -> None:
         _check_together(self)
@@ -186,6 +183,7 @@ def _check_together(config: CoreFields) -> None:
         raise ConfigurationError(
             "fp16=True and bf16=True: at most one of them can be True", setting="fp16", value=True
         )
+    _check_placement(config)
     _ordered(config, "min_lr", "lr")
     _ordered(config, "decoupled_min_lr", "decoupled_lr")
     _ordered(config, "min_loss_scale", "initial_loss_scale")
@@ -199,6 +197,23 @@ def _check_together(config: CoreFields) -> None:
                 setting=name,
                 value=dtype,
             )
+
+
+def _check_placement(config: CoreFields) -> None:
+    if config.optimizer_cpu_offload and not config.optimizer_offload_fraction:
+        raise ConfigurationError(
+            "optimizer_cpu_offload=True: offloads optimizer_offload_fraction=0.0 of the states, which is none; give "
+            "the fraction, 1.0 for all of them",
+            setting="optimizer_cpu_offload",
+            value=True,
+        )
+    if config.optimizer_cpu_offload and config.optimizer_cuda_graph:
+        raise ConfigurationError(
+            "optimizer_cuda_graph=True: a graph captures what the device does, and optimizer_cpu_offload=True leaves "
+            "a part of the step to the CPU; choose one",
+            setting="optimizer_cuda_graph",
+            value=True,
+        )
 
 
 def _ordered(config: CoreFields, low: str, high: str) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "between",
     "default_only",
     "dtype_setting",
+    "fraction",
     "is_function",
     "is_name",
     "is_text",
@@ -64,6 +65,17 @@ def between(low: float, high: float) -> Validator:
             raise _refuse(attribute, value, f"a number in [{low}, {high})")
 
     return check
+
+
+def fraction(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Refuse what is no number from 0 to 1.
+
+    Args:
+        attribute: the field.
+        value: what was given.
+    """
+    if not (_number(value) and 0.0 <= value <= 1.0):
+        raise _refuse(attribute, value, "a number from 0 to 1")
 
 
 def positive() -> Validator:

@@ -107,8 +107,10 @@ class ExchangedStep:
         Args:
             info: one of the exchange's `owned`.
         """
-        like = self.stepped[self._position[info.name]]
-        return torch.empty((), dtype=like.dtype, device=like.device).expand(info.shape)
+        position = self._position[info.name]
+        # Updates travel, and are transformed, where the model is, wherever a piece of it is stepped.
+        device = self.pieces[position].model_params[0].device
+        return torch.empty((), dtype=self.stepped[position].dtype, device=device).expand(info.shape)
 
     def init_state(self) -> None:
         """Put placeholders where the first step will make state: of slices, and of whole tensors with their owners."""

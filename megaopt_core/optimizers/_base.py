@@ -410,6 +410,30 @@ class MegatronOptimizer(torch.optim.Optimizer):
                 self._start_sync(part)
             self._finish_sync()
 
+    @torch.no_grad()
+    def offload_to_cpu(self) -> None:
+        """Move states and main parameters to CPU memory until :meth:`restore_from_cpu`, as between phases of a run.
+
+        Reinforcement learning does so while it samples. Checkpoints can be saved meanwhile; a step raises. The model
+        stays where it is; so does what an optimizer keeps outside of its `state`.
+
+        Example:
+            >>> from megaopt_core import build_optimizer
+            >>> optimizer = build_optimizer(torch.nn.Linear(4, 2), "adam", lr=1e-3)
+            >>> optimizer.offload_to_cpu()
+            >>> optimizer.restore_from_cpu()
+        """
+        for part in self.parts:
+            part.runner.offload(part)
+            part.changes.forget()
+
+    @torch.no_grad()
+    def restore_from_cpu(self) -> None:
+        """Move back what :meth:`offload_to_cpu` moved, to where it was; nothing to do where nothing was moved."""
+        for part in self.parts:
+            part.runner.restore(part)
+            part.changes.forget()
+
     def check(self, model: torch.nn.Module | Sequence[torch.nn.Module] | None = None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer, its model and other ranks; empty when all is well.
 

@@ -60,8 +60,8 @@ def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
         parts: the optimizer's parts.
     """
     for part in parts:
-        for tensor in part.stepped:
-            return tensor.device
+        for piece in part.pieces:
+            return (*piece.model_params, piece.param)[0].device
     if dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

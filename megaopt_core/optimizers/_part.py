@@ -12,8 +12,8 @@ from attrs import define, evolve, field
 from megaopt_core.config._group_values import GroupChecks, group_checks
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.execution._exchanged_step import ExchangedStep
-from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._stages import stage
+from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
@@ -50,6 +50,7 @@ class OptimizerPart:
         scalar_states: state keys with one number for a parameter.
         split: drives the step in three parts, where the pieces have an exchange; None: the inner optimizer steps.
         checks: key of a group to what may stand there; by default, what the inner optimizer's defaults say.
+        runner: runs the inner optimizer's step.
     """
 
     inner: torch.optim.Optimizer
@@ -62,6 +63,7 @@ class OptimizerPart:
     scalar_states: frozenset[str] = SCALAR_STATES
     split: ExchangedStep | None = None
     checks: GroupChecks = field()
+    runner: StepRunner = field(factory=StepRunner)
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     writes: ForeignWrites = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
@@ -104,7 +106,9 @@ class OptimizerPart:
 
         Raises:
             ConfigurationError: a value cannot be; the message names group, key, value and what is allowed.
+            UnsupportedOperationError: what is stepped was brought to the CPU, and not back.
         """
+        self.runner.require_restored()
         for index, group in enumerate(self.groups):
             seen = self._seen.setdefault(index, {})
             for key, check in self.checks.items():
@@ -172,19 +176,12 @@ class OptimizerPart:
                 with stage(self.config, "optimizer-inner-step"):
                     self.split.step()
             elif self.overlapped is None:
-                self._step_pieces(range(len(self.pieces)))
+                self.runner.step(self, range(len(self.pieces)))
             else:
                 self._step_in_units(self.overlapped)
         self.precision.discard_grads()
         self._copy_settings_outward()
         self.changes.after(watched, before)
-
-    def _step_pieces(self, indices: Sequence[int]) -> None:
-        """Step what the inner optimizer holds, which are the pieces at these positions."""
-        with stage(self.config, "optimizer-inner-step"):
-            run_inner(self.precision, self.inner, self.inner.step)
-        with stage(self.config, "optimizer-copy-main-to-model-params"):
-            self.precision.write_back(indices)
 
     def _step_in_units(self, sharded: OverlappedParams) -> None:
         """Step one unit after the other, and begin to bring each to the other ranks while the next is stepped."""
@@ -195,7 +192,7 @@ class OptimizerPart:
             for number, unit in enumerate(sharded.units):
                 if number in stepped:
                     next(turns)
-                    self._step_pieces(unit)
+                    self.runner.step(self, unit)
                 sharded.start_unit_sync(number)
 
     @property
@@ -217,8 +214,7 @@ class OptimizerPart:
         if switch is None:
             return False
         self._copy_settings_inward()
-        run_inner(self.precision, self.inner, switch, store_all=True)
-        self.precision.write_back(range(len(self.pieces)))
+        self.runner.switch_mode(self, switch)
         self._copy_settings_outward()
         return True
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ONLY_BUILT = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
 _WHOLE = (None, "replicated")
+_RUN_BY_PLUGINS = ("optimizer_cpu_offload", "optimizer_cuda_graph")
 
 __all__ = ["FP32Optimizer", "Float16OptimizerWithFloat16Params", "MixedPrecisionOptimizer"]
 
@@ -115,6 +116,14 @@ def _require_whole(config: OptimizerConfig, wrapper: str) -> None:
             setting=setting,
             value=value,
         )
+    for setting in _RUN_BY_PLUGINS:
+        if getattr(config, setting):
+            raise UnsupportedSettingError(
+                f"{setting}=True: {wrapper} steps an optimizer that was built before, where its parameters are; "
+                "build_optimizer and get_megatron_optimizer place what they build",
+                setting=setting,
+                value=True,
+            )
 
 
 def _require_no_dtensor(optimizer: torch.optim.Optimizer, wrapper: str) -> None:

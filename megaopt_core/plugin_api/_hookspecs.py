@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.execution._step_runner import StepRunner
     from megaopt_core.params._keys import ParamKey
     from megaopt_core.params._overrides import ParamGroupOverride
     from megaopt_core.params._roles import Role, RoleDecision
@@ -37,6 +38,7 @@ __all__ = [
     "megaopt_schedules",
     "megaopt_sharding_strategies",
     "megaopt_state_codes",
+    "megaopt_step_runner",
     "megaopt_stored_routing",
 ]
 
@@ -129,6 +131,22 @@ def megaopt_state_codes() -> Mapping[str, Decoder]:  # type: ignore[empty-body]
 
     Returns:
         `{name: decoder}`; a decoder takes a `StoredSlice` and returns its values in fp32, flat.
+    """
+
+
+@hookspec
+def megaopt_step_runner(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> StepRunner | None:
+    """Offer what runs the steps of an inner optimizer otherwise than in place and at once.
+
+    Asked for each inner optimizer when it is built, where `optimizer_cpu_offload` or `optimizer_cuda_graph` is set.
+
+    Args:
+        config: the run's configuration.
+        entry: the optimizer's entry.
+        name: its registered name.
+
+    Returns:
+        A new runner; None: the plugin runs no such optimizer.
     """
 
 

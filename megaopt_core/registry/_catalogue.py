@@ -27,6 +27,7 @@ __all__ = [
     "RESOLVER",
     "ROLE_READER",
     "SETTING_PREFIXES",
+    "STEP_RUNNER",
     "STRATEGIES",
     "deprecated_alias",
     "distribution_of_setting",
@@ -41,6 +42,9 @@ ROLE_READER = "megaopt-roles"
 
 CHECKPOINT_READER = "megaopt-checkpoint"
 """The distribution that reads checkpoints."""
+
+STEP_RUNNER = "megaopt-device"
+"""The distribution that runs inner steps otherwise than in place."""
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -92,7 +96,6 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
         "distributed": "megaopt-distributed",
         "zero1": "megaopt-distributed",
         "layer_wise": "megaopt-layerwise",
-        "fsdp": "megaopt-fsdp",
     }
 )
 """Sharding strategy to the distribution that brings it."""

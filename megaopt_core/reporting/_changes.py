@@ -226,6 +226,12 @@ class ChangeRecord:
         self._values, self._watched = ({}, {}), ()
         self.method = "step skipped"
 
+    def forget(self) -> None:
+        """Let go of all memory of the tensors; which of them the last step changed is not known afterwards."""
+        self._all, self._some = _BitSums(), Samples()
+        self._reader, self._first = self._all, True
+        self._values, self._watched = ({}, {}), ()
+
     @property
     def has_step(self) -> bool:
         """True once a step was recorded, made or skipped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,7 @@ class ParamRow:
         bytes: what this rank sends for that in one step.
         note: how its optimizer steps it, in the optimizer's words.
         owner: which of the ranks that share it makes the step, such as `"dp 1"`; empty where nobody tells.
+        place: where its state lies and its step is made, where that is not the parameter's device; empty where it is.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ParamRow:
     bytes: int = 0
     note: str = ""
     owner: str = ""
+    place: str = ""
 
 
 @frozen
@@ -144,18 +146,12 @@ class OptimizerReport:
             for row in self.params
         ]
         header = ["parameter", "shape", "role", "optimizer", "group", "lr", "wd", "why"]
-        if any(row.travels for row in self.params):
-            header.insert(-1, "travels")
-            for cells, row in zip(rows, self.params, strict=True):
-                cells.insert(-1, f"{row.travels}, {row.bytes:,} B" if row.travels else "-")
-        if any(row.note for row in self.params):
-            header.insert(-1, "how")
-            for cells, row in zip(rows, self.params, strict=True):
-                cells.insert(-1, row.note or "-")
-        if any(row.owner for row in self.params):
-            header.insert(-1, "owner")
-            for cells, row in zip(rows, self.params, strict=True):
-                cells.insert(-1, row.owner or "-")
+        for column, cell in _OPTIONAL.items():
+            cells_of = [cell(row) for row in self.params]
+            if any(cells_of):
+                header.insert(-1, column)
+                for cells, shown in zip(rows, cells_of, strict=True):
+                    cells.insert(-1, shown or "-")
         text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
         if self.readers:
             text += f"\n\nroles read by {', '.join(self.readers)}"
@@ -166,6 +162,15 @@ class OptimizerReport:
         for problem in self.problems:
             text += f"\n\nPROBLEM: {problem}"
         return text
+
+
+_OPTIONAL: Mapping[str, Callable[[ParamRow], str]] = {
+    "travels": lambda row: f"{row.travels}, {row.bytes:,} B" if row.travels else "",
+    "how": lambda row: row.note,
+    "owner": lambda row: row.owner,
+    "place": lambda row: row.place,
+}
+"""Columns that are shown where a row has something to say in them."""
 
 
 def _plugin_of(optimizer: str | None) -> str:
@@ -207,6 +212,9 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
         for name, note in _notes(registered, part.inner).items():
             if name in rows:
                 rows[name] = evolve(rows[name], note=note)
+        for name, place in part.runner.places(part).items():
+            if name in rows:
+                rows[name] = evolve(rows[name], place=place)
         changed = sum(part.changes.changed) if after_step else None
         parts.append(
             PartRow(

@@ -26,6 +26,13 @@ _SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hyster
 _OF_OVERRIDES = ("decoupled_lr", "decoupled_min_lr", "apply_wd_to_qk_layernorm")
 _DECAY = ("decoupled_weight_decay", "cautious_weight_decay")
 _STATE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_OF_OFFLOAD = (
+    "optimizer_offload_fraction",
+    "use_torch_optimizer_for_cpu_offload",
+    "overlap_cpu_optimizer_d2h_h2d",
+    "pin_cpu_grads",
+    "pin_cpu_params",
+)
 _DEFAULTS = {info.name: info.default for info in core_field_info()}
 
 
@@ -41,6 +48,7 @@ class Use:
         chunks: the model chunks, which some entries look at.
         pgs: the process groups, which some entries look at.
         scales_dynamically: the loss scale follows the configuration.
+        by_runners: setting to why what runs the inner steps does not act on it.
     """
 
     config: OptimizerConfig
@@ -50,6 +58,7 @@ class Use:
     chunks: Sequence[torch.nn.Module] = ()
     pgs: ProcessGroupCollection | None = None
     scales_dynamically: bool = False
+    by_runners: Mapping[str, str] = Factory(dict)
 
     def is_set(self, name: str) -> bool:
         """Return whether a core field differs from its default.
@@ -78,6 +87,11 @@ def unused_settings(use: Use) -> tuple[str, ...]:
         use: the configuration, and what it is used for.
     """
     found = [*_dtypes(use), *_scaling(use), *_overrides(use), *_decay(use), *_of_other_optimizers(use)]
+    found += [use.says(name, why) for name, why in use.by_runners.items()]
+    if not use.config.optimizer_cpu_offload:
+        found += [
+            use.says(name, "optimizer_cpu_offload is False") for name in _OF_OFFLOAD if use.is_set(name)
+        ]
     if use.config.barrier_with_L1_time and use.config.timers is None:
         found.append(use.says("barrier_with_L1_time", "there are no timers"))
     return tuple(sorted(found))

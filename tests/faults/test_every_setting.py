@@ -34,6 +34,8 @@ COMPANIONS = {
     "sgd_momentum_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
     "decoupled_min_lr": {"decoupled_lr": 0.02},
     "barrier_with_L1_time": {"timers": True},
+    "optimizer_cpu_offload": {"optimizer_offload_fraction": 1.0},
+    "optimizer_offload_fraction": {"optimizer_cpu_offload": True},
     "muon_coefficients": {"muon_coefficient_type": "custom"},
     "soap_extra_scale_factor": {"soap_orthogonalize": True},
     "cautious_weight_decay": {"weight_decay": 0.1},

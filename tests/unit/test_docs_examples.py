@@ -153,6 +153,14 @@ def test_every_plugin_of_the_documentation_trains_and_resumes(block: str, tmp_pa
             )
             made = build_optimizer(Model(), "example_adam", lr=0.05, routing=path)
             assert {route.decision.role for route in made.routing.params.values()} == {"matrix"}
+        if hasattr(module, "megaopt_step_runner"):
+            model = Model()
+            made = build_optimizer(model, "example_adam", lr=0.05)
+            entry = registry.optimizer("example_adam")
+            assert module.megaopt_step_runner(made.config, entry, "example_adam") is None
+            made.parts[0].runner = module.megaopt_step_runner(made.config, entry, "mine")
+            _train(model, made, range(1))
+            assert capsys.readouterr().out == f"{len(list(model.parameters()))} tensors are stepped\n"
         assert cases or any(hasattr(module, hook) for hook in _HOOKS_WITHOUT_NAMES)
 
 
@@ -163,6 +171,7 @@ _HOOKS_WITHOUT_NAMES = (
     "megaopt_state_codes",
     "megaopt_stored_routing",
     "megaopt_resolve_optimizer",
+    "megaopt_step_runner",
 )
 
 

@@ -4,10 +4,12 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
 
-LEANS_ON = {"megaopt_fsdp": {"megaopt_layerwise"}, "megaopt_layerwise": {"megaopt_distributed"}}
+LEANS_ON = {"megaopt_layerwise": {"megaopt_distributed"}}
 """The plugins that may import others of ours, and which."""
 
 
@@ -54,6 +56,7 @@ def test_every_plugin_is_under_the_contracts() -> None:
 
 TYPES_FROM_ABOVE = {
     ("plugin_api", "config"),
+    ("plugin_api", "execution"),
     ("plugin_api", "precision"),
     ("registry", "config"),
     ("reporting", "optimizers"),
@@ -78,3 +81,17 @@ def test_few_types_come_from_higher_layers() -> None:
             if height[name] > height[mine]:
                 pairs.add((mine, name))
     assert pairs == TYPES_FROM_ABOVE
+
+
+@pytest.mark.parametrize("folder", ["precision", "sharding"])
+def test_precision_and_sharding_do_not_know_where_steps_run(folder) -> None:
+    """Neither a word of placement or of graphs, nor an import of what runs steps."""
+    words = re.compile(r"offload|pin_memory|pinned|cuda_?graph|\bgraphs?\b|step_?runner", re.IGNORECASE)
+    files = sorted((ROOT / "megaopt_core" / folder).rglob("*.py"))
+    assert files
+    assert [
+        f"{file.name}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if words.search(line)
+    ] == []

@@ -123,6 +123,7 @@ def unused(
     model: LiveModel,
     pgs: ProcessGroupCollection,
     scaler: MegatronGradScaler | None,
+    by_runners: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Return the settings that nothing in use acts on, and warn of them.
 
@@ -132,6 +133,7 @@ def unused(
         model: this rank's parameters.
         pgs: the process groups.
         scaler: the loss scaler.
+        by_runners: setting to why what runs the inner steps does not act on it.
     """
     registry = get_registry()
     unused = unused_settings(
@@ -143,6 +145,7 @@ def unused(
             model.chunks,
             pgs,
             scales_dynamically=isinstance(scaler, DynamicGradScaler),
+            by_runners=by_runners,
         )
     )
     warn_of_unused(unused, stacklevel=4)

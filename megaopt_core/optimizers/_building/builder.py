@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 from megaopt_core.config._group_values import group_checks
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.execution._exchanged_step import exchanged_step
-from megaopt_core.execution._inner import build_inner, init_inner_state
+from megaopt_core.execution._inner import build_inner
+from megaopt_core.execution._step_runner import step_runner
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._gradients.grad_scaler import (
     ConstantGradScaler,
@@ -125,6 +126,8 @@ class ChildBuilder:
             sharded = strategy.attach(layout, model, self.pgs, child.groups, is_expert=child.is_expert)
         require_sharded_params(sharded, child.strategy)
         require_attached(sharded, layout, model.rank, child.groups, child.strategy)
+        runner = step_runner(self.config, entry, child.optimizer)
+        sharded = runner.place(sharded)
         precision = precision_policy(self.config, entry, child.optimizer)
         stepped = precision.attach(sharded.pieces)
         for piece, tensor in zip(sharded.pieces, stepped, strict=True):
@@ -143,7 +146,7 @@ class ChildBuilder:
             inner = build_inner(entry, private, self.config, model.chunks, self.pgs, dict(child.settings))
             split = exchanged_step(entry, child.optimizer, self.config, inner, precision, sharded, stepped)
             if split is None:
-                init_inner_state(inner, precision, entry.init_state_fn, self.config)
+                runner.init_state(inner, precision, stepped, entry.init_state_fn, self.config)
             else:
                 split.init_state()
         for group, inside in zip(public, inner.param_groups, strict=True):
@@ -160,6 +163,7 @@ class ChildBuilder:
             entry.scalar_states,
             split,
             group_checks(entry, inner.defaults),
+            runner,
         )
         return MegatronOptimizer(
             [part],

@@ -75,10 +75,9 @@ def test_overrides_may_be_written_inline(tmp_path) -> None:
         ("[overrides]\nlr = 1\n", 1, "overrides is a list of tables: begin each with [[overrides]]"),
         ('x = 1\noverrides = "all"\n', 2, "overrides is a list of tables: begin each with [[overrides]]"),
         (
-            "optimizer_cpu_offload = true\n",
-            1,
-            "optimizer_cpu_offload=True: megaopt does not keep optimizer states on the CPU; "
-            "only the default False is accepted",
+            'lr = 0.1\nfp8_recipe = "delayed"\n',
+            2,
+            "fp8_recipe='delayed': megaopt does not train with fp8 parameters; only the default None is accepted",
         ),
     ],
 )

@@ -1,0 +1,205 @@
+"""How the step of one inner optimizer is run: in place and at once, or as the runner of a plugin does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from megaopt_core.errors import PluginError, UnsupportedOperationError
+from megaopt_core.execution._away import AwayParts, InnerPart
+from megaopt_core.execution._inner import init_inner_state, run_inner
+from megaopt_core.execution._stages import stage
+from megaopt_core.precision._policy import PrecisionPolicy
+from megaopt_core.registry._catalogue import STEP_RUNNER
+from megaopt_core.registry._missing import absent_plugin
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.sharding._protocol import ShardedParams
+
+if TYPE_CHECKING:
+    from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.plugin_api._entries import InitState, OptimizerEntry
+
+__all__ = ["StepRunner", "step_runner", "unused_by_runners"]
+
+_ASKED_BY = ("optimizer_cpu_offload", "optimizer_cuda_graph")
+"""Settings that no inner optimizer acts on by itself."""
+
+
+class StepRunner:
+    """Steps an inner optimizer where its tensors are, all of them at once.
+
+    A plugin that runs steps otherwise inherits from it, and offers it by `megaopt_step_runner`: it may wrap the pieces
+    before a precision policy sees them, make state in parts, step a part at a time, and call the step itself in its own
+    way. Neither the precision policy nor the sharding strategy learns of it.
+
+    Example:
+        >>> class Counted(StepRunner):
+        ...     steps = 0
+        ...
+        ...     def call(self, part, action):
+        ...         self.steps += 1
+        ...         super().call(part, action)
+    """
+
+    _away: AwayParts | None = None
+
+    def place(self, sharded: ShardedParams) -> ShardedParams:
+        """Return the pieces as they are to be stepped; asked once, before anything is made for them.
+
+        Args:
+            sharded: what the strategy attached.
+        """
+        return sharded
+
+    def init_state(
+        self,
+        inner: torch.optim.Optimizer,
+        precision: PrecisionPolicy,
+        stepped: Sequence[torch.Tensor],
+        init_state_fn: InitState | None,
+        config: OptimizerConfig,
+    ) -> None:
+        """Make the inner optimizer's state before its first step, or what stands in for it.
+
+        Args:
+            inner: the inner optimizer.
+            precision: gives the tensors their memory.
+            stepped: the tensor that is stepped for each piece.
+            init_state_fn: what makes the state; None: a step that is undone tells which there will be.
+            config: the run's configuration.
+        """
+        init_inner_state(inner, precision, init_state_fn, config)
+
+    def step(self, part: InnerPart, indices: Sequence[int]) -> None:
+        """Step what the inner optimizer holds, and bring it into the pieces.
+
+        Args:
+            part: what is stepped.
+            indices: positions of the pieces that the groups hold now.
+        """
+        for turn in self.turns(part, indices):
+            with stage(part.config, "optimizer-inner-step"):
+                self.call(part, part.inner.step)
+            with stage(part.config, "optimizer-copy-main-to-model-params"):
+                part.precision.write_back(turn)
+
+    def turns(self, part: InnerPart, indices: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield positions of the pieces that are stepped together, while the groups hold them alone.
+
+        Args:
+            part: what is stepped.
+            indices: positions of the pieces that the groups hold now.
+        """
+        yield indices
+
+    def call(self, part: InnerPart, action: Callable[[], Any]) -> None:
+        """Call the step of the inner optimizer on what its groups hold, with the memory that it needs.
+
+        Args:
+            part: what is stepped.
+            action: the step.
+        """
+        run_inner(part.precision, part.inner, action)
+
+    def switch_mode(self, part: InnerPart, action: Callable[[], Any]) -> None:
+        """Call the inner optimizer's `train` or `eval`, and bring what it changes into the pieces.
+
+        Args:
+            part: what is switched.
+            action: its method.
+        """
+        for turn in self.turns(part, range(len(part.pieces))):
+            run_inner(part.precision, part.inner, action, store_all=True)
+            part.precision.write_back(turn)
+
+    def offload(self, part: InnerPart) -> None:
+        """Bring states and main parameters to the CPU, until :meth:`restore`.
+
+        Args:
+            part: what is moved.
+        """
+        if self._away is None:
+            self._away = AwayParts()
+            self._away.leave(part)
+
+    def restore(self, part: InnerPart) -> None:
+        """Bring what :meth:`offload` moved back to where it was.
+
+        Args:
+            part: what is moved.
+        """
+        away, self._away = self._away, None
+        if away is not None:
+            away.come_back(part)
+
+    def require_restored(self) -> None:
+        """Raise where states were brought to the CPU and not back.
+
+        Raises:
+            UnsupportedOperationError: they are away.
+        """
+        if self._away is not None:
+            raise UnsupportedOperationError(
+                "a step after offload_to_cpu(): call restore_from_cpu() before training goes on"
+            )
+
+    def unused_settings(self, part: InnerPart) -> Mapping[str, str]:
+        """Return the settings of runs that change nothing here, each with the reason.
+
+        Args:
+            part: what is stepped.
+        """
+        return {}
+
+    def places(self, part: InnerPart) -> Mapping[str, str]:
+        """Return where the states of parameters lie, by name, for the report; those of the usual place may be missing.
+
+        Args:
+            part: what is stepped.
+        """
+        return {}
+
+
+def step_runner(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> StepRunner:
+    """Return what runs the steps of one inner optimizer.
+
+    Args:
+        config: the run's configuration.
+        entry: the optimizer's entry.
+        name: its registered name.
+
+    Raises:
+        PluginNotInstalledError: a setting asks for another way of running than in place, and no plugin offers one.
+        PluginError: two plugins offer one.
+    """
+    asked = [setting for setting in _ASKED_BY if getattr(config, setting)]
+    if not asked:
+        return StepRunner()
+    registry = get_registry()
+    found = registry.call_each("megaopt_step_runner", config=config, entry=entry, name=name)
+    if not found:
+        what = f"{asked[0]}=True"
+        absent = absent_plugin(what, what, STEP_RUNNER, registry.plugins())
+        raise absent or PluginError(f"{what}: {STEP_RUNNER} is installed, and offers no runner for {name!r}")
+    if len(found) > 1:
+        raise PluginError(f"the steps of {name!r} would be run by {found[0][0]} and by {found[1][0]}")
+    runner = found[0][1]
+    if not isinstance(runner, StepRunner):
+        raise PluginError(
+            f"{found[0][0]}: megaopt_step_runner returned {type(runner).__name__}; it must return a StepRunner"
+        )
+    return runner
+
+
+def unused_by_runners(parts: Sequence[Any]) -> dict[str, str]:
+    """Return the settings that no runner acts on, each with the reason that the first one gives.
+
+    Args:
+        parts: what is stepped, each with its `runner`.
+    """
+    told = [part.runner.unused_settings(part) for part in parts if part.pieces]
+    return (
+        {} if not told else {name: why for name, why in told[0].items() if all(name in one for one in told)}
+    )

@@ -100,7 +100,8 @@ class OptimizerEntry:
             tensors only.
         refuses_split: the configuration to None when its step can be split, else why not in words. None: it always can.
         supports_peers: several ranks may step parts of one tensor together; its class finds their process group and
-            the dimension that is cut in the `peers` of a tensor's `param_info`.
+            the dimension that is cut in the `peers` of a tensor's `param_info`. State has an element for each element.
+        refuses_peers: the configuration to None when peers can step it, else why not in words. None: they always can.
         state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
         state_dtype_settings: state key to the setting, of the core or of `settings`, that says in which of them; every
             key of `state_dtypes` needs one.
@@ -146,6 +147,7 @@ class OptimizerEntry:
     split_step: SplitStepFactory | str | None = None
     refuses_split: SplitRefusal | None = None
     supports_peers: bool = False
+    refuses_peers: SplitRefusal | None = None
     state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
     state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
     positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_names)
@@ -193,16 +195,17 @@ class OptimizerEntry:
         return None if self.refuses_split is None else self.refuses_split(config)
 
     def configured(self, config: OptimizerConfig) -> OptimizerEntry:
-        """Return the entry as it is for one configuration: its granularity, and a split step only if it can be split.
+        """Return the entry as it is for one configuration: its granularity, whether it can be split and takes peers.
 
         Args:
             config: the run's configuration.
         """
         granularity = self.granularity if self.granularity_for is None else self.granularity_for(config)
         split_step = self.split_step if self.split_refusal(config) is None else None
-        if (granularity, split_step) == (self.granularity, self.split_step):
+        peers = self.supports_peers and (self.refuses_peers is None or self.refuses_peers(config) is None)
+        if (granularity, split_step, peers) == (self.granularity, self.split_step, self.supports_peers):
             return self
-        return evolve(self, granularity=granularity, split_step=split_step)
+        return evolve(self, granularity=granularity, split_step=split_step, supports_peers=peers)
 
     def load_split_step(self) -> SplitStepFactory | None:
         """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.

@@ -125,6 +125,12 @@ def _refuses_split(config: OptimizerConfig) -> str | None:
     return None
 
 
+def _refuses_peers(config: OptimizerConfig) -> str | None:
+    if config.adaptive_muon_moment2_method != "adamuon":
+        return "its second moment has one value for several elements, some of which other ranks would have"
+    return None
+
+
 def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
     from megaopt_muon.muon import init_state
 
@@ -168,6 +174,7 @@ def optimizer_entries() -> Mapping[str, OptimizerEntry]:
             init_state_fn=_init_state,
             config_to_kwargs=_muon_kwargs,
             split_step="megaopt_muon.split_step:MuonSplit",
+            supports_peers=True,
             settings=MuonSettings,
             setting_prefixes=("muon",),
             granularity=Granularity.TENSOR,
@@ -189,6 +196,8 @@ def optimizer_entries() -> Mapping[str, OptimizerEntry]:
             config_to_kwargs=_adaptive_muon_kwargs,
             split_step="megaopt_muon.split_step:AdaptiveMuonSplit",
             refuses_split=_refuses_split,
+            supports_peers=True,
+            refuses_peers=_refuses_peers,
             settings=AdaptiveMuonSettings,
             setting_prefixes=("adaptive_muon", "muon"),
             granularity=Granularity.TENSOR,

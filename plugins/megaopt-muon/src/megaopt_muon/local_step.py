@@ -136,14 +136,18 @@ def gradient_of(param: torch.Tensor) -> torch.Tensor:
 
 
 def runs_of(params: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Cut a list into runs of limited size, equal shapes next to each other.
+    """Cut a list into runs of limited size, equal shapes next to each other; what peers share comes last, one by one.
 
     Args:
         params: what is stepped.
     """
     order: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    shared: list[torch.Tensor] = []
     for param in params:
-        order.setdefault(tuple(param.shape), []).append(param)
+        if _has_peers(param):
+            shared.append(param)
+        else:
+            order.setdefault(tuple(param.shape), []).append(param)
     chunk: list[torch.Tensor] = []
     size = 0
     for param in (param for same in order.values() for param in same):
@@ -154,3 +158,9 @@ def runs_of(params: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += param.numel()
     if chunk:
         yield chunk
+    # Peers wait for each other, so they need one order on all ranks, whatever else each has.
+    yield from ([param] for param in shared)
+
+
+def _has_peers(param: torch.Tensor) -> bool:
+    return getattr(getattr(param, "param_info", None), "peers", None) is not None

@@ -207,11 +207,8 @@ MOMENTS: Mapping[str, Moment] = MappingProxyType(
 
 def _logical_lengths(plan: MatrixPlan) -> tuple[int, int]:
     """Return rows and columns of the whole logical matrix."""
-    _, rows, columns = plan.logical_shape
-    if plan.cut is None:
-        return rows, columns
-    ranks = plan.cut.group.size()
-    return (rows * ranks, columns) if plan.cut.dim == 0 else (rows, columns * ranks)
+    _, rows, columns = plan.whole_logical_shape
+    return rows, columns
 
 
 def _frobenius(matrix: torch.Tensor, plan: MatrixPlan) -> torch.Tensor:

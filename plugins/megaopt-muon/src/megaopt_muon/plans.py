@@ -31,12 +31,23 @@ class Cut:
         dim: the same of the logical matrix: 0 rows, 1 columns.
         mode: how its matrices are orthogonalized: `"duplicated"` or `"distributed"`; `"whole"` where each, a head, is
             on one rank.
+        extent: length of the cut dimension of the whole stored tensor; None: the ranks have equal parts.
     """
 
     group: ProcessGroup
     stored_dim: int
     dim: int
     mode: str = "duplicated"
+    extent: int | None = None
+
+    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the whole stored tensor.
+
+        Args:
+            shape: of a rank's part.
+        """
+        extent = shape[self.stored_dim] * self.group.size() if self.extent is None else self.extent
+        return tuple(extent if dim == self.stored_dim else length for dim, length in enumerate(shape))
 
 
 @frozen
@@ -64,6 +75,12 @@ class MatrixPlan:
     def logical_shape(self) -> tuple[tuple[int, ...], int, int]:
         """Batch dimensions, rows and columns of this rank's part, as if it were not split into pieces."""
         return evolve(self.view, split_sizes=(), head_sizes=()).logical_shape(self.shape)
+
+    @property
+    def whole_logical_shape(self) -> tuple[tuple[int, ...], int, int]:
+        """The same of the whole parameter, over all ranks that have parts."""
+        shape = self.shape if self.cut is None else self.cut.whole(self.shape)
+        return evolve(self.view, split_sizes=(), head_sizes=()).logical_shape(shape)
 
 
 def is_expert(param: torch.Tensor) -> bool:
@@ -145,6 +162,8 @@ def plan_parameter(
 ) -> MatrixPlan:
     """Return what is to be done with one parameter.
 
+    Peers that step parts of it together sum Gram matrices, whatever the mode.
+
     Args:
         param: the tensor that is stepped.
         view: how it is seen.
@@ -156,11 +175,14 @@ def plan_parameter(
         ViewError: the view does not fit the parameter.
     """
     shape = tuple(param.shape)
+    shared = _cut_of_peers(param, view)
+    if shared is not None:
+        complete = _local_plan(shared.whole(shape), view, scale)
+        return evolve(_local_plan(shape, view, scale), scales=complete.scales, cut=shared)
     cut = _cut_of(param, view, group)
     if cut is None:
         return _local_plan(shape, view, scale)
-    ranks = cut.group.size()
-    whole = tuple(length * ranks if dim == cut.stored_dim else length for dim, length in enumerate(shape))
+    ranks, whole = cut.group.size(), cut.whole(shape)
     extent = shape[cut.stored_dim]
     splits_cut_dim = bool(view.split_sizes or view.head_sizes) and view.split_dim == cut.dim
     if splits_cut_dim and extent % sum(view.split_sizes or view.head_sizes):
@@ -185,6 +207,22 @@ def plan_parameter(
 def _local_plan(shape: tuple[int, ...], view: MatrixView, scale: Callable[[int, int], float]) -> MatrixPlan:
     pieces = pieces_of(view, shape)
     return MatrixPlan(shape, view, pieces, tuple(scale(*piece.shape[-2:]) for piece in pieces))
+
+
+def _cut_of_peers(param: torch.Tensor, view: MatrixView) -> Cut | None:
+    """Return how the ranks that step parts of a parameter together cut it; None: this rank steps alone.
+
+    Raises:
+        ViewError: the cut runs through the matrices that the parameter splits into, or tells batches apart.
+    """
+    info: ParamInfo | None = getattr(param, "param_info", None)
+    if info is None or info.peers is None:
+        return None
+    stored = info.peers.dim
+    dim = 0 if (stored == view.batch_dims) != view.transposed else 1
+    if stored < view.batch_dims or ((view.split_sizes or view.head_sizes) and view.split_dim == dim):
+        raise ViewError(f"{view}: peers cut {info.name!r} along dimension {stored}, through its matrices")
+    return Cut(info.peers.group, stored, dim, "distributed", info.shape[stored])
 
 
 def _cut_of(param: torch.Tensor, view: MatrixView, group: ProcessGroup | None) -> Cut | None:

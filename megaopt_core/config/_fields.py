@@ -92,6 +92,12 @@ class CoreFields:
     use_layer_wise_distributed_optimizer: bool = switch(
         "Another way to write `sharding='layer_wise'`: each rank steps whole tensors."
     )
+    peers_per_matrix: int | None = setting(
+        None,
+        optional(whole_number(1)),
+        "Ranks that step one matrix together, where strategy and optimizer can. None: the strategy's cost model "
+        "chooses; 1: every matrix is stepped whole.",
+    )
     overlap_param_gather: bool = switch(
         "Gather updated parameters while the forward pass computes; give DDP the same value."
     )

@@ -231,6 +231,7 @@ class ParamSpec:
         shared_embedding: an embedding that pipeline stages share; layouts give it a bucket of its own.
         splits: its optimizer offers its step in three parts, of which two may run on any slice.
         takes_peers: its optimizer lets several ranks step parts of one tensor together.
+        peers: how many ranks were asked to; None: a strategy chooses.
 
     Example:
         >>> cut = AxisPlacement("tp", 2, dim=0)
@@ -256,6 +257,7 @@ class ParamSpec:
     shared_embedding: bool = False
     splits: bool = False
     takes_peers: bool = False
+    peers: int | None = None
 
     @property
     def numel(self) -> int:

@@ -341,7 +341,7 @@ def param_route(
     optimizer = given.key.optimizer
     entry = get_registry().optimizer(optimizer).configured(config)
     with get_registry().blaming("optimizer", optimizer):
-        spec = item.spec(optimizer, group, entry)
+        spec = evolve(item.spec(optimizer, group, entry), peers=config.peers_per_matrix)
     return ParamRoute(
         spec=spec,
         chunk=item.chunk,

@@ -210,13 +210,18 @@ def reduced_elsewhere(
     world, rank = World(routing.axes), routing.rank
     lies_in = {name: (key, buffer) for key, buffer in buffers.items() for name in buffer.param_ranges}
     for strategy, layout in layouts.items():
-        steps = (shard for piece in layout.pieces(rank) for _, shard in piece.members)
-        for shard in (_held_here(shard, routing) for shard in steps):
+        steps = ((piece.peers, shard) for piece in layout.pieces(rank) for _, shard in piece.members)
+        for peers, shard in ((peers, _held_here(shard, routing)) for peers, shard in steps):
             if shard.name not in lies_in or not shard.numel:
                 continue
             key, buffer = lies_in[shard.name]
             axis = "expert_dp" if key.is_expert else "dp"
-            low, high = buffer.share(buffer.bucket_of[shard.name], rank.get(axis, 0), world.size(axis))
+            first = last = rank.get(axis, 0)
+            if peers is not None and peers.axis == axis and peers.dim is not None:
+                # Together the peers have all of it, and exchange what each steps.
+                first, last = first - peers.index, first - peers.index + peers.size - 1
+            bucket, ranks = buffer.bucket_of[shard.name], world.size(axis)
+            low, high = buffer.share(bucket, first, ranks)[0], buffer.share(bucket, last, ranks)[1]
             begin = buffer.param_ranges[shard.name][0]
             first, last = extent_of(routing.params[shard.name].box, shard)
             if begin + first < low or begin + last > high:

@@ -56,10 +56,25 @@ def states_of(optimizer) -> dict[str, torch.Tensor]:
     """Return every optimizer state and main parameter whole and flat, put together from what all ranks hold."""
     held = [None] * dist.get_world_size()
     dist.all_gather_object(held, list(_held_by(optimizer)))
-    ranges: dict[str, dict[int, torch.Tensor]] = {}
-    for name, start, values in (entry for entries in held for entry in entries):
-        ranges.setdefault(name, {})[start] = values
-    return {name: torch.cat([parts[start] for start in sorted(parts)]) for name, parts in ranges.items()}
+    parts: dict[str, dict[tuple, torch.Tensor]] = {}
+    shapes = {}
+    for name, shape, box, start, values in (entry for entries in held for entry in entries):
+        shapes[name] = shape
+        parts.setdefault(name, {})[box, start] = values
+    return {name: _joined(shapes[name], parts[name]) for name in parts}
+
+
+def _joined(shape, parts):
+    """Return a state flat: runs of the whole one after the other, boxes each in its place."""
+    if len({box for box, _ in parts}) == 1:
+        return torch.cat([parts[key] for key in sorted(parts)])
+    whole = torch.full(shape, torch.nan)
+    for ((offsets, sizes), _), values in parts.items():
+        view = whole
+        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            view = view.narrow(dim, offset, size)
+        view.copy_(values.view(sizes))
+    return whole.flatten()
 
 
 def _held_by(optimizer):
@@ -72,4 +87,5 @@ def _held_by(optimizer):
                 for offset, shard in piece.spec.members:
                     name, flat = f"{shard.name}/{key}", value.flatten().clone()
                     is_whole = flat.numel() == piece.param.numel()
-                    yield (name, shard.start, flat[offset:][: shard.numel]) if is_whole else (name, 0, flat)
+                    box, values = (shard.box, flat[offset:][: shard.numel]) if is_whole else (None, flat)
+                    yield name, shard.shape, box, shard.start if is_whole else 0, values

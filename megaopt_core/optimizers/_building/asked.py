@@ -115,6 +115,31 @@ def require_supported(config: OptimizerConfig, routing: Routing) -> None:
                 setting=setting,
                 value=True,
             )
+    _require_peers_possible(config, routing)
+
+
+def _require_peers_possible(config: OptimizerConfig, routing: Routing) -> None:
+    """Raise if peers are asked for where no strategy gives any, or no optimizer takes any."""
+    asked = config.peers_per_matrix
+    if asked is None:
+        return
+    registry, setting = get_registry(), "peers_per_matrix"
+    giving = [
+        child for child in routing.children if setting in registry.strategy(child.strategy).supported_settings
+    ]
+    if not giving:
+        used = sorted({child.strategy for child in routing.children})
+        reason = f"with the sharding strategy {', '.join(map(repr, used))} no rank steps a part of a matrix"
+    elif asked > 1 and not any(
+        registry.optimizer(child.optimizer).configured(config).supports_peers for child in giving
+    ):
+        used = sorted({child.optimizer for child in giving})
+        reason = f"{', '.join(map(repr, used))}, as configured, must have whole matrices"
+    else:
+        return
+    raise UnsupportedSettingError(
+        f"{setting}={asked}: has no effect: {reason}; leave it out", setting=setting, value=asked
+    )
 
 
 def unused(

@@ -4,6 +4,7 @@ import math
 import time
 
 import torch
+from attrs import evolve
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
 from megaopt_core.params import AxisPlacement
@@ -32,12 +33,12 @@ LAYER = {
 }
 
 
-def matrix(name, shape, view, placements=()):
+def matrix(name, shape, view, placements=(), *, takes_peers=False):
     """Return a weight that costs what orthogonalizing it does."""
     cost = 0.0
     for *batch, rows, columns in view.matrix_shapes(shape):
         small, large = sorted((rows, columns))
-        cost += math.prod(batch) * (4.0 * small**2 * large + 2.0 * small**3)
+        cost += 5 * math.prod(batch) * (4.0 * small**2 * large + 2.0 * small**3)
     is_expert = "experts" in name
     return ParamSpec(
         name,
@@ -51,6 +52,7 @@ def matrix(name, shape, view, placements=()):
         view=view,
         placements=placements,
         is_expert=is_expert,
+        takes_peers=takes_peers,
     )
 
 
@@ -140,3 +142,47 @@ def test_of_few_matrices_most_ranks_have_none():
     require_partition("layer_wise", layout, specs, world)
     loads, _ = loads_of(layout, specs, world.ranks("dp"))
     assert sorted(load for load in loads if load) == sorted(spec.cost for spec in specs)
+
+
+def test_the_cost_model_chooses_peers_where_ranks_outnumber_matrices():
+    """Every element is stepped by one rank, with and without buffers that are planned so, and the step is shorter."""
+    strategy, world = get_registry().strategy("layer_wise"), World({"dp": 512})
+    shapes = {"q": (8192, 8192), "up": (28672, 8192), "down": (8192, 28672), "small": (8, 64)}
+    specs = [
+        matrix(f"{layer}.{name}", shape, MatrixView(), takes_peers=True)
+        for layer in range(30)
+        for name, shape in shapes.items()
+    ]
+    laid_out = strategy.buffers(specs, world, LayoutOptions(bucket_size=1 << 30)).buffers
+    for options in (LayoutOptions(), LayoutOptions(buffers=laid_out)):
+        layout = strategy.layout(specs, world, options)
+        require_partition("layer_wise", layout, specs, world)
+        owners = layout.owners({"dp": 0})
+        peers_of = {
+            name: {len(owners[f"{layer}.{name}"].shared.ranks) for layer in range(30)} for name in shapes
+        }
+        assert peers_of["small"] == {1}
+        assert max(peers_of["up"]) > 1
+        peers = [piece for rank in world.ranks("dp") for piece in layout.pieces(rank) if piece.peers]
+        assert {piece.peers.dim for piece in peers} == {0, 1}
+        _, stepped = loads_of(layout, specs, world.ranks("dp"))
+        assert stepped == {spec.name: spec.numel for spec in specs}
+
+
+def test_one_peer_a_matrix_is_a_whole_matrix():
+    """Whoever asks for it gets no peers, whatever the cost model expects of them."""
+    world = World({"dp": 16})
+    specs = [
+        evolve(matrix("up", (28672, 8192), MatrixView(), takes_peers=True), peers=asked)
+        for asked in (None, 1)
+    ]
+    chosen, whole = (
+        get_registry()
+        .strategy("layer_wise")
+        .layout([spec], world, LayoutOptions())
+        .owners({"dp": 0})["up"]
+        .shared
+        for spec in specs
+    )
+    assert len(chosen.ranks) > 1
+    assert len(whole.ranks) == 1

@@ -45,6 +45,7 @@ DEFAULTS = {
     "cautious_weight_decay": False,
     "use_distributed_optimizer": False,
     "use_layer_wise_distributed_optimizer": False,
+    "peers_per_matrix": None,
     "overlap_param_gather": False,
     "overlap_param_gather_with_optimizer_step": False,
     "optimizer_cpu_offload": False,

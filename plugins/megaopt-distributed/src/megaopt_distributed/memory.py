@@ -17,7 +17,6 @@ from megaopt_core.sharding import (
     Piece,
     PieceSpec,
     finish_grad_sync,
-    gradient_of,
 )
 from megaopt_distributed.buffers.bucket import Bucket, Reduction
 from megaopt_distributed.buffers.collectives import communicator
@@ -107,11 +106,9 @@ class OwnMemory:
         Args:
             piece: a live piece.
         """
-        grad = gradient_of(piece.model_params[0])
         _, shard = piece.spec.members[0]
-        if grad is None:
-            return None
-        return grad.reshape(-1)[shard.start : shard.stop].view(piece.spec.shape)
+        grad = self.model.grad(shard)
+        return None if grad is None else grad.view(piece.spec.shape)
 
     def finish_grad_sync(self) -> None:
         """Wait for a wrapper of ours that all-reduces; other engines have reduced during backward.

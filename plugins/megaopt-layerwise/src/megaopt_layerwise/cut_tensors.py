@@ -97,7 +97,11 @@ class CutTensors:
             if owner.data == model.rank.get(spec.data_axis, 0):
                 tensors.setdefault(axis.axis, []).append(_CutTensor.of(spec, axis, owner.cut, model))
         exchanges = {axis: FusedExchange.along(axis, pgs) for axis in sorted(tensors)}
-        specs = [spec for spec in layout.pieces(model.rank) if spec.group in groups and spec.buffer is None]
+        specs = [
+            spec
+            for spec in layout.pieces(model.rank)
+            if spec.group in groups and spec.buffer is None and spec.peers is None
+        ]
         return cls(model, exchanges, {axis: tensors[axis] for axis in exchanges}, specs)
 
     def collect_grads(self) -> None:

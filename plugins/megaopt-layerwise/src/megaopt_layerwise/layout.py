@@ -9,16 +9,20 @@ from megaopt_distributed import LayoutInBuffers
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import ParamSpec, RankCoordinates
-from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, PieceSpec, World
+from megaopt_core.sharding import BufferKey, LayoutOptions, Peers, PerBufferParamLayout, PieceSpec, World
 from megaopt_layerwise.buffers import key_of, lay_out_segments
-from megaopt_layerwise.data_places import ExpertPlaces
-from megaopt_layerwise.planner import Work, plan_owners, work_of
+from megaopt_layerwise.data_places import DataPlaces
+from megaopt_layerwise.planner import CostModel, Division, Owners, Work, peer_dim, plan_owners, work_of
+from megaopt_layerwise.shares import memory_shares, owners_in, stepped_box
 from megaopt_layerwise.units import cutting, unit_box
+from megaopt_layerwise.works import work_at
 
 __all__ = ["LayerWiseLayout", "Owner"]
 
-type _Placed = tuple[BufferKey, str, int, int]
-"""A matrix in memory: its buffer, its name, and where it begins and ends there."""
+type _Placed = tuple[BufferKey, str, int, int, int]
+"""A share of a matrix in memory: its buffer, name, which of its owners has it, and where it begins and ends there."""
+
+_EXPERT_AXES = ("ep", "expert_tp")
 
 
 @frozen
@@ -26,26 +30,35 @@ class Owner:
     """Where the owner of a matrix stands among the ranks that hold it or a part of it.
 
     Args:
-        data: along the axis that shares its optimizer out.
+        shared: along the axis that shares its optimizer out; several where peers or a batch's owners share it.
         cut: along the axis that cuts the matrix; 0 where none does.
     """
 
-    data: int
+    shared: Owners
     cut: int = 0
+
+    @property
+    def data(self) -> int:
+        """The first place along the axis that shares its optimizer out."""
+        return self.shared.ranks[0]
 
 
 @define(eq=False)
 class LayerWiseLayout(LayoutInBuffers):
-    """Every matrix has one owner among the ranks that hold it or a part of it.
+    """Every matrix has one owner among the ranks that hold it or a part of it, or a few that share it.
 
     Where data-parallel ranks hold whole matrices, an owner's piece is a range of a buffer in which the matrices of one
     owner lie together. Where another axis cuts a matrix, its parts lie in the share of the owner's place along the data
     axis, and the owner steps the whole in memory of its own.
 
+    Of a batch each of several owners steps whole matrices. Peers step parts of one matrix: rows where Gram matrices are
+    summed over rows, which are ranges of a buffer, and else columns, in memory of their own.
+
     Args:
         specs: name to parameter.
         world: number of ranks along each axis.
         options: the buffers that the model is wrapped in; without them owners are balanced over the whole model.
+        model: weighs operations against exchanged bytes.
 
     Raises:
         ShardingError: the model is wrapped in buffers that lack a parameter, or cut one.
@@ -54,13 +67,14 @@ class LayerWiseLayout(LayoutInBuffers):
     specs: Mapping[str, ParamSpec]
     world: World
     options: LayoutOptions
+    model: CostModel = field(factory=CostModel)
     _telling: tuple[str, ...] = field(init=False)
     _axes: tuple[str, ...] = field(init=False)
     _owners: dict[tuple[int, ...], Mapping[str, Owner]] = field(factory=dict, init=False)
     _buffers: dict[tuple[int, ...], Mapping[BufferKey, PerBufferParamLayout]] = field(
         factory=dict, init=False
     )
-    _experts: dict[int, ExpertPlaces] = field(factory=dict, init=False)
+    _places: dict[tuple[tuple[str, int], ...], DataPlaces] = field(factory=dict, init=False)
     _owned: dict[tuple[int, ...], dict[tuple[str, int], list[_Placed]]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -84,23 +98,35 @@ class LayerWiseLayout(LayoutInBuffers):
             self._owners[place] = _owners(held, data)
         return self._owners[place]
 
-    def _data_places(self, specs: Sequence[ParamSpec], rank: RankCoordinates) -> Mapping[str, int]:
+    def _data_places(self, specs: Sequence[ParamSpec], rank: RankCoordinates) -> Mapping[str, Owners]:
         if self.options.buffers is not None:
             return {
-                name: place
+                name: owners
                 for key, buffer in self.options.buffers.items()
-                for name, place in _places_in(buffer, self.shards(key)).items()
+                for name, owners in self._owners_in(buffer, self.shards(key)).items()
             }
-        stage = {"pp": rank.get("pp", 0)}
-        if stage["pp"] not in self._experts:
+        stage = {axis: rank.get(axis, 0) for axis in ("pp", *self._telling) if axis not in _EXPERT_AXES}
+        key = tuple(stage.items())
+        if key not in self._places:
             # The same on every rank of a stage: dense owners must not depend on which experts a rank has.
             experts = [spec for spec in self.specs.values() if spec.is_expert]
             places = [{**stage, **at} for at in self.world.ranks("ep", "expert_tp")]
-            works = [[_work(spec, at) for spec in experts if _is_at(spec, at, at)] for at in places]
-            self._experts[stage["pp"]] = ExpertPlaces(works, self.world)
-        found = self._experts[stage["pp"]]
-        dense = found.plan_dense([_work(spec, rank) for spec in specs if not spec.is_expert])
-        return dense | found.at(rank.get("ep", 0) * self.world.size("expert_tp") + rank.get("expert_tp", 0))
+            works = [[work_at(spec, at) for spec in experts if _is_at(spec, at, at)] for at in places]
+            dense = [work_at(spec, rank) for spec in specs if not spec.is_expert]
+            self._places[key] = DataPlaces(dense, works, self.world, self.model)
+        place = rank.get("ep", 0) * self.world.size("expert_tp") + rank.get("expert_tp", 0)
+        return self._places[key].at(place)
+
+    def _owners_in(self, buffer: PerBufferParamLayout, ranks: int) -> dict[str, Owners]:
+        """Return who owns each parameter that lies in one rank's share, or over several as a plan lays it out."""
+        found = {}
+        for name, (begin, end) in buffer.param_ranges.items():
+            bucket = buffer.bucket_of[name]
+            start, ends = buffer.buckets[bucket][0], buffer.ends(bucket, ranks)
+            owners = owners_in(self.specs[name], begin, end, start, ends) if name in self.specs else None
+            if owners is not None:
+                found[name] = owners
+        return found
 
     def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
         """Return where a rank's parameters lie.
@@ -117,29 +143,31 @@ class LayerWiseLayout(LayoutInBuffers):
                 if spec.held_by(rank):
                     local = evolve(spec, shape=spec.box(rank)[1], placements=())
                     by_key.setdefault(key_of(spec, self.options.chunk_of.get(spec.name, 0)), []).append(local)
-            places = {name: owner.data for name, owner in self.owners(rank).items()}
+            places = {name: owner.shared for name, owner in self.owners(rank).items()}
             self._buffers[place] = {
                 key: lay_out_segments([specs], places, self.shards(key)) for key, specs in by_key.items()
             }
         return self._buffers[place]
 
     def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
-        """Return the matrices that a rank owns, in the order of memory, and then those that are cut over ranks.
+        """Return what a rank owns: ranges of memory in their order, then columns of peers, then what other axes cut.
 
         Args:
             rank: its coordinates.
         """
         owners = self.owners(rank)
-        whole, cut = [], []
-        for key, name, begin, end in self._owned_at(rank):
-            spec = self.specs[name]
+        whole: list[PieceSpec] = []
+        parts: list[PieceSpec] = []
+        cut: list[PieceSpec] = []
+        for key, name, index, begin, end in self._owned_at(rank):
+            spec, owner = self.specs[name], owners[name]
             axis = cutting(spec)
             if axis is None:
-                shard = spec.shard(rank)
-                whole.append(PieceSpec(spec.group, shard.box[1], ((0, shard),), (key, begin, end)))
-            elif owners[name].cut == rank.get(axis.axis, 0):
+                piece = _piece(spec, rank, owner.shared, index, (key, begin, end))
+                (parts if piece.buffer is None else whole).append(piece)
+            elif owner.cut == rank.get(axis.axis, 0):
                 cut.append(PieceSpec.of(spec.part(unit_box(spec, rank)), spec.group))
-        return whole + cut
+        return whole + parts + cut
 
     def _owned_at(self, rank: RankCoordinates) -> list[_Placed]:
         """Return what the owners at a rank's place along the data axes own, in the order of memory."""
@@ -148,10 +176,17 @@ class LayerWiseLayout(LayoutInBuffers):
             owners = self.owners(rank)
             found: dict[tuple[str, int], list[_Placed]] = {}
             for key, buffer in self.buffers(rank).items():
-                for name, (begin, end) in sorted(buffer.param_ranges.items(), key=lambda entry: entry[1]):
-                    if name in self.specs:
-                        at = self.specs[name].data_axis, owners[name].data
-                        found.setdefault(at, []).append((key, name, begin, end))
+                for name, (begin, _) in sorted(buffer.param_ranges.items(), key=lambda entry: entry[1]):
+                    spec = self.specs.get(name)
+                    if spec is None:
+                        continue
+                    position = begin
+                    for index, (at, numel) in enumerate(
+                        memory_shares(spec.box(rank)[1], owners[name].shared)
+                    ):
+                        mine = found.setdefault((spec.data_axis, at), [])
+                        mine.append((key, name, index, position, position + numel))
+                        position += numel
             self._owned[place] = found
         owned = self._owned[place]
         return [each for axis in ("dp", "expert_dp") for each in owned.get((axis, rank.get(axis, 0)), ())]
@@ -164,7 +199,9 @@ class LayerWiseLayout(LayoutInBuffers):
                 f"{len(absent)} trainable parameters are not in the buffers of the wrapped model: "
                 f"{', '.join(absent[:5])}; wrap the model after its parameters are chosen to train"
             )
-        places = {name for key, buffer in buffers.items() for name in _places_in(buffer, self.shards(key))}
+        places = {
+            name for key, buffer in buffers.items() for name in self._owners_in(buffer, self.shards(key))
+        }
         divided = [name for name in self.specs if name not in places]
         if divided:
             raise ShardingError(
@@ -185,38 +222,32 @@ def _is_at(spec: ParamSpec, place: RankCoordinates, axes: Container[str] | None 
     )
 
 
-def _work(spec: ParamSpec, rank: RankCoordinates) -> Work:
-    """Return the work that a matrix makes for each of the ranks that share it out at one place along the data axis."""
-    unit = evolve(spec, shape=unit_box(spec, rank)[1], placements=())
-    axis = cutting(spec)
-    share = (unit.numel / spec.numel if spec.numel else 1.0) / (1 if axis is None else axis.size)
-    work = work_of(unit)
-    return evolve(
-        work, cost=spec.cost * share, state_bytes=work.state_bytes / (1 if axis is None else axis.size)
-    )
-
-
-def _owners(specs: Sequence[ParamSpec], data: Mapping[str, int]) -> dict[str, Owner]:
+def _owners(specs: Sequence[ParamSpec], shared: Mapping[str, Owners]) -> dict[str, Owner]:
     """Return owners at given places along the data axis, balanced over the ranks that have parts."""
     cut: dict[tuple[str, int, int], list[Work]] = {}
     for spec in specs:
         axis = cutting(spec)
         if axis is not None:
-            cut.setdefault((axis.axis, axis.size, data[spec.name]), []).append(work_of(spec))
+            data = shared[spec.name].ranks[0]
+            cut.setdefault((axis.axis, axis.size, data), []).append(work_of(spec))
     places = {
         name: owners.ranks[0]
         for (_, size, _), works in cut.items()
         for name, owners in plan_owners(works, size).owners.items()
     }
-    return {spec.name: Owner(data[spec.name], places.get(spec.name, 0)) for spec in specs}
+    return {spec.name: Owner(shared[spec.name], places.get(spec.name, 0)) for spec in specs}
 
 
-def _places_in(buffer: PerBufferParamLayout, ranks: int) -> dict[str, int]:
-    """Return in which rank's share each parameter lies; those that lie in two are left out."""
-    found = {}
-    for name, (begin, end) in buffer.param_ranges.items():
-        ends = buffer.ends(buffer.bucket_of[name], ranks)
-        place = next((place for place, stop in enumerate(ends) if begin < stop), len(ends) - 1)
-        if end <= ends[place]:
-            found[name] = place
-    return found
+def _piece(
+    spec: ParamSpec, rank: RankCoordinates, owners: Owners, index: int, buffer: tuple[BufferKey, int, int]
+) -> PieceSpec:
+    """Return what one owner of a matrix that nothing cuts steps."""
+    if owners.division is Division.WHOLE:
+        shard = spec.shard(rank)
+        return PieceSpec(spec.group, shard.box[1], ((0, shard),), buffer)
+    box = stepped_box(spec, spec.box(rank), owners, index)
+    shard, dim = spec.part(box), peer_dim(spec)
+    if owners.division is Division.MATRICES:
+        return PieceSpec(spec.group, box[1], ((0, shard),), buffer)
+    peers = Peers(spec.data_axis, len(owners.ranks), index, dim)
+    return PieceSpec(spec.group, box[1], ((0, shard),), buffer if dim == 0 else None, peers)

@@ -10,6 +10,7 @@ from megaopt_distributed import FlatMemory
 
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams, Travel
 from megaopt_layerwise.cut_tensors import CutTensors
+from megaopt_layerwise.peer_parts import PeerParts
 from megaopt_layerwise.routes import Route
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ __all__ = ["LayerWiseParams"]
 
 @define(eq=False)
 class LayerWiseParams(ShardedParams):
-    """Matrices that this rank owns: ranges of flat memory, and those that were cut over ranks in memory of their own.
+    """Matrices that this rank owns, or its parts of them: ranges of flat memory, and what has memory of its own.
 
-    Units are first what is cut, whose values must be back before anything is gathered, then the buckets.
+    Units are first what has memory of its own, whose values must be back before anything is gathered, then the buckets.
 
     Args:
         memory: the flat memory, which all optimizers of the model share.
         cut: the matrices that another axis cuts.
+        parts: the columns that this rank steps with peers.
         specs: this rank's pieces.
         groups: the groups that are stepped here, on any rank.
         stats_group: norms and counts add up over it.
@@ -36,6 +38,7 @@ class LayerWiseParams(ShardedParams):
     takes_values_together = True
     memory: FlatMemory
     cut: CutTensors
+    parts: PeerParts
     specs: Sequence[PieceSpec]
     groups: tuple[int, ...]
     stats_group: ProcessGroup | None
@@ -45,7 +48,10 @@ class LayerWiseParams(ShardedParams):
     _buckets: Sequence[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.pieces = [self.cut.pieces.get(spec) or self.memory.piece(spec) for spec in self.specs]
+        self.pieces = [
+            self.cut.pieces.get(spec) or self.parts.pieces.get(spec) or self.memory.piece(spec)
+            for spec in self.specs
+        ]
         gathering = self.memory.gathering
         self._buckets = gathering.buckets_with(self.groups)
         places = [gathering.bucket_at(spec) for spec in self.specs]
@@ -60,24 +66,27 @@ class LayerWiseParams(ShardedParams):
             if piece.spec.buffer is not None:
                 piece.grad = self.memory.grad(piece)
         self.cut.collect_grads()
+        self.parts.collect_grads()
 
     def take_model_values(self) -> None:
-        """Bring the model's values to the owners of what is cut; all other pieces are the model's memory."""
+        """Bring the model's values to pieces with memory of their own; all others are the model's memory."""
         self.cut.take_model_values()
+        self.parts.take_model_values()
 
     def start_param_sync(self) -> None:
-        """Bring values back into the parts of what is cut, and begin to gather every bucket that is stepped."""
+        """Bring values back from memory of their own, and begin to gather every bucket that is stepped."""
         for unit in range(len(self.units)):
             self.start_unit_sync(unit)
 
     def start_unit_sync(self, unit: int) -> None:
-        """Bring back what is cut, or begin to gather a bucket, if every optimizer has stepped its part of it.
+        """Bring back what has memory of its own, or begin to gather a bucket that every optimizer has stepped.
 
         Args:
             unit: position in `units`.
         """
         if unit == 0:
             self.cut.store_values()
+            self.parts.store_values()
         else:
             self.memory.gathering.stepped(self._buckets[unit - 1], self.groups)
 
@@ -87,7 +96,7 @@ class LayerWiseParams(ShardedParams):
 
     def travels(self) -> Mapping[str, Travel]:
         """Return what this rank sends for each matrix in a step."""
-        exchanged = self.cut.bytes_sent()
+        exchanged = {**self.cut.bytes_sent(), **self.parts.bytes_sent()}
         return {
             name: Travel("whole", route.gathered + exchanged.get(name, 0), route.owner)
             for name, route in self.routes.items()

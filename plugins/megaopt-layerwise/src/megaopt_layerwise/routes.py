@@ -9,6 +9,8 @@ from attrs import frozen
 from megaopt_core.params import ParamSpec
 from megaopt_core.sharding import LiveModel
 from megaopt_layerwise.layout import LayerWiseLayout, Owner
+from megaopt_layerwise.planner import Division, Owners
+from megaopt_layerwise.shares import memory_shares
 from megaopt_layerwise.units import cutting
 
 __all__ = ["Route", "routes_of"]
@@ -45,8 +47,16 @@ def routes_of(layout: LayerWiseLayout, model: LiveModel, groups: Collection[int]
 
 def _route(spec: ParamSpec, owner: Owner, layout: LayerWiseLayout, model: LiveModel) -> Route:
     axis = cutting(spec)
-    told = f"{spec.data_axis} {owner.data}" + ("" if axis is None else f", {axis.axis} {owner.cut}")
-    sends = owner.data == model.rank.get(spec.data_axis, 0)
+    told = f"{spec.data_axis} {_shown(owner.shared)}"
+    told += "" if axis is None else f", {axis.axis} {owner.cut}"
+    mine = model.rank.get(spec.data_axis, 0)
+    shares = dict(memory_shares(spec.box(model.rank)[1], owner.shared))
     others = layout.world.size(spec.data_axis) - 1
-    numel = spec.shard(model.rank).numel
-    return Route(told, sends * others * numel * spec.dtype.itemsize)
+    return Route(told, shares.get(mine, 0) * others * spec.dtype.itemsize)
+
+
+def _shown(owners: Owners) -> str:
+    """Return who owns a matrix: `3`, peers `4-7`, or the owners of a batch `2, 5, 6`."""
+    if owners.division is Division.PEERS:
+        return f"{owners.ranks[0]}-{owners.ranks[-1]}"
+    return ", ".join(map(str, owners.ranks))

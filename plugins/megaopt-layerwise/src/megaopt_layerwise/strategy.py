@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from megaopt_distributed import memory_of
 
 from megaopt_core import Granularity, MegatronOptimizer, ParamSpec, ProcessGroupCollection, ShardingStrategy
@@ -15,6 +15,8 @@ from megaopt_layerwise.buffers import lay_out_buckets
 from megaopt_layerwise.cut_tensors import CutTensors
 from megaopt_layerwise.layout import LayerWiseLayout
 from megaopt_layerwise.params import LayerWiseParams
+from megaopt_layerwise.peer_parts import PeerParts
+from megaopt_layerwise.planner import CostModel
 from megaopt_layerwise.routes import routes_of
 from megaopt_layerwise.units import cutting_axes
 
@@ -31,15 +33,21 @@ class LayerWise(ShardingStrategy):
     as one contiguous segment. A matrix that tensor parallelism cuts goes to its owner and back in one fused all-to-all
     a direction.
 
+    Of a batch of experts each of several ranks may step some. Where ranks outnumber matrices, or one matrix outweighs
+    the others, a few data-parallel ranks step parts of it together, if the cost model expects a shorter step of that or
+    `peers_per_matrix` asks for it.
+
     Args:
         name: the registered name.
+        model: weighs operations against the bytes and messages that peers exchange.
     """
 
     name: str = "layer_wise"
+    model: CostModel = field(factory=CostModel)
     granularities: frozenset[Granularity] = frozenset({Granularity.TENSOR})
     fallback: str | None = "distributed"
     supported_settings: frozenset[str] = frozenset(
-        {"overlap_param_gather", "overlap_param_gather_with_optimizer_step"}
+        {"overlap_param_gather", "overlap_param_gather_with_optimizer_step", "peers_per_matrix"}
     )
 
     def refuse(self, param: torch.nn.Parameter, spec: ParamSpec) -> str | None:
@@ -68,7 +76,7 @@ class LayerWise(ShardingStrategy):
             world: how many ranks share the parameters out.
             options: bucket size and padding.
         """
-        return FullParamLayout(lay_out_buckets(specs, world, options))
+        return FullParamLayout(lay_out_buckets(specs, world, options, self.model))
 
     def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ParamLayout:
         """Return who owns what.
@@ -81,7 +89,7 @@ class LayerWise(ShardingStrategy):
         Raises:
             ShardingError: the model is wrapped in buffers that lack a parameter, or cut one.
         """
-        return LayerWiseLayout({spec.name: spec for spec in specs}, world, options)
+        return LayerWiseLayout({spec.name: spec for spec in specs}, world, options, self.model)
 
     def attach(
         self,
@@ -108,6 +116,7 @@ class LayerWise(ShardingStrategy):
         return LayerWiseParams(
             memory=memory_of(layout, model, pgs),
             cut=CutTensors.of(layout, model, pgs, wanted),
+            parts=PeerParts.of(layout, model, pgs, wanted),
             specs=specs,
             groups=tuple(groups),
             stats_group=pgs.sharded_stats_group(is_expert=is_expert),

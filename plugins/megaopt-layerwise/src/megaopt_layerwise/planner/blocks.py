@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from megaopt_layerwise.planner.cost_model import CostModel
-from megaopt_layerwise.planner.works import Work
+from megaopt_layerwise.planner.works import Carried, Work
 
 __all__ = ["Kind", "Packed", "block_sizes", "kinds_of", "pack_blocks"]
 
@@ -82,6 +82,7 @@ def kinds_of(works: Sequence[Work]) -> list[Kind]:
             float(work.most_peers),
             work.repeated,
             work.exchanged,
+            float(work.asked_peers or 0),
         )
         by_numbers.setdefault(numbers, []).append(work)
     return [
@@ -97,10 +98,11 @@ def pack_blocks(
     *,
     room: float = math.inf,
     limit: float = math.inf,
+    carried: Carried | None = None,
 ) -> Packed | None:
     """Share works out over blocks: those of large blocks first, each size by the longest time first.
 
-    Inside a block all ranks have the same loads while only blocks of its size or larger ones are packed.
+    The ranks of a block wait for each other: it is as full as the fullest of them.
 
     Args:
         kinds: the works.
@@ -109,33 +111,45 @@ def pack_blocks(
         model: tells the time of a part.
         room: bytes of state that no part may take a rank beyond while another block has room.
         limit: seconds that no rank may take.
+        carried: what the ranks step besides.
 
     Returns:
         Where the works went; None where a rank would take longer than the limit.
     """
     parts = _parts(kinds, sizes, model)
-    seconds, state = [0.0], [0.0]
+    first_seconds = [model.compute_seconds(cost) for cost in carried.costs] if carried else [0.0] * ranks
+    first_state = list(carried.state_bytes) if carried else [0.0] * ranks
+    seconds, state = [0.0], [0.0]  # of what was packed: equal inside blocks of the width
     width = ranks
     first_ranks: dict[str, tuple[int, int]] = {}
     for size in sorted(parts, reverse=True):
         seconds = [each for each in seconds for _ in range(width // size)]
         state = [each for each in state for _ in range(width // size)]
         width = size
-        queue = [(seconds[block], state[block], block) for block in range(ranks // size)]
+        before, state_before = _fullest(first_seconds, size), _fullest(first_state, size)
+        queue = [
+            (seconds[block] + before[block], state[block] + state_before[block], block)
+            for block in range(ranks // size)
+        ]
         heapq.heapify(queue)
         for part_seconds, part_state, name in parts[size]:
-            block = _take(queue, part_state, room)
+            load, held, block = _take(queue, part_state, room)
             seconds[block] += part_seconds
             state[block] += part_state
-            if seconds[block] > limit:
+            if load + part_seconds > limit:
                 return None
-            heapq.heappush(queue, (seconds[block], state[block], block))
+            heapq.heappush(queue, (load + part_seconds, held + part_state, block))
             first_ranks[name] = block * size, size
     return Packed(
         first_ranks,
-        [each for each in seconds for _ in range(width)],
-        [each for each in state for _ in range(width)],
+        [each + seconds[rank // width] for rank, each in enumerate(first_seconds)],
+        [each + state[rank // width] for rank, each in enumerate(first_state)],
     )
+
+
+def _fullest(values: Sequence[float], size: int) -> list[float]:
+    """Return the largest value in each block of a size."""
+    return [max(values[at : at + size]) for at in range(0, len(values), size)]
 
 
 def _parts(
@@ -154,7 +168,7 @@ def _parts(
     }
 
 
-def _take(queue: list[tuple[float, float, int]], state: float, room: float) -> int:
+def _take(queue: list[tuple[float, float, int]], state: float, room: float) -> tuple[float, float, int]:
     """Take the least loaded block with room; where none has room, the emptiest one."""
     full = []
     while queue and queue[0][1] and queue[0][1] + state > room:
@@ -166,4 +180,4 @@ def _take(queue: list[tuple[float, float, int]], state: float, room: float) -> i
         full.remove(found)
     for entry in full:
         heapq.heappush(queue, entry)
-    return found[2]
+    return found

@@ -53,11 +53,14 @@ def plan_globally(
         divided = _packed(divided_into_units(works, most_load), Loads(ranks, room, carried))
         if max(divided[2].load) < max(loads.load):
             units, owners, loads = divided
-    meets = carried is None and Division.PEERS in divisions and any(work.most_peers > 1 for work in works)
-    if meets and imbalance(loads.load) > _GOOD_ALONE:
-        shared = _with_peers(works, ranks, model, room)
-        if shared is not None and shared.step_seconds < model.compute_seconds(max(loads.load)):
-            return {name: _block(*place) for name, place in shared.first_ranks.items()}
+    asked = any(_is_asked(work) for work in works)
+    meets = Division.PEERS in divisions and any(work.most_peers > 1 for work in works)
+    if meets and (asked or imbalance(loads.load) > _GOOD_ALONE):
+        # Where whole owners fill memory more, peers may do so too, if that is what it takes to be faster.
+        for most in sorted({room, max(room, *loads.bytes)}):
+            shared = _with_peers(works, ranks, model, most, carried)
+            if shared is not None and (asked or shared.step_seconds < model.compute_seconds(max(loads.load))):
+                return {name: _block(*place) for name, place in shared.first_ranks.items()}
     return _owners(units, owners)
 
 
@@ -67,12 +70,18 @@ def _packed(units: Sequence[Unit], loads: Loads) -> tuple[Sequence[Unit], list[i
     return units, owners, loads
 
 
-def _with_peers(works: Sequence[Work], ranks: int, model: CostModel, room: float) -> Packed | None:
+def _is_asked(work: Work) -> bool:
+    return work.most_peers > 1 and (work.asked_peers or 1) > 1
+
+
+def _with_peers(
+    works: Sequence[Work], ranks: int, model: CostModel, room: float, carried: Carried | None
+) -> Packed | None:
     """Return a plan with peers, None where some works cannot be owned by all ranks."""
     everywhere = tuple(range(ranks))
     if any(work.ranks not in (None, everywhere) for work in works):
         return None
-    return plan_peers(works, ranks, model, room)
+    return plan_peers(works, ranks, model, room, carried)
 
 
 def _block(first: int, size: int) -> Owners:

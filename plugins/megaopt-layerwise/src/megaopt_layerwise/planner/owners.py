@@ -49,8 +49,8 @@ def plan_owners(
             can own.
         model: weighs operations against exchanged bytes; None: the default one.
         most_memory: bytes of state of the fullest rank over their mean that `GLOBAL` stays below where it can.
-        carried: what the ranks step besides; `BUCKET` and `GLOBAL` level the sum, without peers. The plan's own costs
-            and bytes do not hold it.
+        carried: what the ranks step besides; `BUCKET` and `GLOBAL` level the sum. The plan's own costs and bytes do not
+            hold it.
 
     Raises:
         ShardingError: names occur twice, a work names a rank that is not there, or what is carried is of other ranks.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, field
 
 from megaopt_layerwise.planner.blocks import Kind, Packed, block_sizes, kinds_of, pack_blocks
 from megaopt_layerwise.planner.cost_model import CostModel
-from megaopt_layerwise.planner.works import Work
+from megaopt_layerwise.planner.works import Carried, Work
 
 __all__ = ["plan_peers"]
 
@@ -22,7 +23,9 @@ type _Sizes = tuple[Mapping[int, int], ...]
 """For each kind of works, size of a block to how many of them get such a block."""
 
 
-def plan_peers(works: Sequence[Work], ranks: int, model: CostModel, room: float) -> Packed:
+def plan_peers(
+    works: Sequence[Work], ranks: int, model: CostModel, room: float, carried: Carried | None = None
+) -> Packed:
     """Return blocks of peers for works, some of one rank alone, with the shortest step that was found.
 
     First every kind of works gets the smallest block in which its part takes at most some time, for every time that
@@ -33,8 +36,9 @@ def plan_peers(works: Sequence[Work], ranks: int, model: CostModel, room: float)
         ranks: how many there are.
         model: weighs operations against what peers exchange.
         room: bytes of state for each rank.
+        carried: what the ranks step besides.
     """
-    search = _Search(kinds_of(works), ranks, model, room)
+    search = _Search(kinds_of(works), ranks, model, room, carried)
     search.begin()
     search.improve()
     return search.best
@@ -46,6 +50,7 @@ class _Search:
     ranks: int
     model: CostModel
     room: float
+    carried: Carried | None = None
     best: Packed = field(init=False)
     _sizes: _Sizes = field(init=False)
     _options: list[list[int]] = field(init=False)
@@ -53,14 +58,19 @@ class _Search:
 
     def __attrs_post_init__(self) -> None:
         possible = block_sizes(self.ranks)
-        self._options = [
-            [size for size in possible if size == 1 or size <= kind.work.most_peers] for kind in self.kinds
-        ]
+        self._options = [_options_of(kind.work, possible) for kind in self.kinds]
         self._trials = max(_EFFORT // max(sum(len(kind.names) for kind in self.kinds), 1), 40)
-        self._sizes = tuple({1: len(kind.names)} for kind in self.kinds)
-        packed = pack_blocks(self.kinds, self._sizes, self.ranks, self.model, room=self.room)
+        self._sizes = tuple(
+            {options[0]: len(kind.names)} for kind, options in zip(self.kinds, self._options, strict=True)
+        )
+        packed = self._pack(self._sizes)
         assert packed is not None  # noqa: S101 - without a limit there is always a plan
         self.best = packed
+
+    def _pack(self, sizes: _Sizes, limit: float = math.inf) -> Packed | None:
+        return pack_blocks(
+            self.kinds, sizes, self.ranks, self.model, room=self.room, limit=limit, carried=self.carried
+        )
 
     def _rank(self, packed: Packed) -> tuple[float, float]:
         """Return what plans are compared by: time, lengthened where a rank has more state than it has room for."""
@@ -71,7 +81,7 @@ class _Search:
         """Keep a plan if it is better than the best one."""
         self._trials -= 1
         before = self._rank(self.best)
-        packed = pack_blocks(self.kinds, sizes, self.ranks, self.model, room=self.room, limit=before[0])
+        packed = self._pack(sizes, limit=before[0])
         if packed is None:
             return False
         after = self._rank(packed)
@@ -131,3 +141,11 @@ class _Search:
                             changed = {**counts, source: count - moved, target: counts.get(target, 0) + moved}
                             kept = {size: some for size, some in changed.items() if some}
                             yield (*current[:at], kept, *current[at + 1 :])
+
+
+def _options_of(work: Work, possible: Sequence[int]) -> list[int]:
+    """Return the sizes of blocks that a work may get: all up to the largest, or the one that was asked for."""
+    allowed = [size for size in possible if size == 1 or size <= work.most_peers]
+    if work.asked_peers is None:
+        return allowed
+    return [max(size for size in allowed if size <= work.asked_peers)]

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import ParamSpec
 
-__all__ = ["Carried", "Work", "work_of"]
+__all__ = ["Carried", "Work", "peer_dim", "work_of"]
 
 
 def _ranks(value: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -32,6 +32,7 @@ class Work:
         most_peers: the largest number of ranks that may step parts of it together.
         repeated: the fraction of `cost` that every peer does again, whatever its part.
         exchanged: bytes that peers add up in each step, such as Gram matrices.
+        asked_peers: how many ranks somebody wants to step it together; None: the plan chooses.
 
     Raises:
         ShardingError: a number is out of range.
@@ -51,6 +52,7 @@ class Work:
     most_peers: int = 1
     repeated: float = 0.0
     exchanged: float = 0.0
+    asked_peers: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if min(self.cost, self.numel, self.state_bytes, self.repeated, self.exchanged) < 0:
@@ -88,10 +90,10 @@ def work_of(
 ) -> Work:
     """Return the work of stepping a parameter, from its spec.
 
-    Only leading dimensions that the view counts as a batch divide it into whole matrices. Peers (`takes_peers`) are
-    taken to add up a square matrix of the smaller dimension in each of several rounds, in fp32, and to multiply it by
-    itself: with `m` and `n` the smaller and the larger dimension a round has `4 m^2 n` operations that peers divide,
-    and `2 m^3` that each does again.
+    Only leading dimensions that the view counts as a batch divide it into whole matrices. Peers (`takes_peers`) cut it
+    along :func:`peer_dim`. They are taken to add up a square matrix of the other dimension in each of several rounds,
+    in fp32, and to multiply it by itself: with `m` and `n` the smaller and the larger dimension a round has `4 m^2 n`
+    operations that peers divide, and `2 m^3` that each does again.
 
     Args:
         spec: the parameter, as the whole logical tensor.
@@ -110,11 +112,13 @@ def work_of(
     matrices, peers, repeated, exchanged = 1, 1, 0.0, 0.0
     if spec.view is not None:
         matrices = math.prod(spec.shape[: spec.view.batch_dims]) or 1
-    if spec.view is not None and spec.takes_peers and matrices == 1:
+    dim = peer_dim(spec)
+    if spec.view is not None and dim is not None:
         shapes = [shape[-2:] for shape in spec.view.matrix_shapes(spec.shape)]
         divided = sum(4.0 * min(shape) ** 2 * max(shape) for shape in shapes)
         again = sum(2.0 * min(shape) ** 3 for shape in shapes)
-        peers = min(max(shape) for shape in shapes)
+        # In memory peers lie row by row.
+        peers = min(spec.shape[0], spec.shape[dim])
         repeated = again / (divided + again) if divided else 0.0
         exchanged = sum(4.0 * rounds * min(shape) ** 2 for shape in shapes)
     return Work(
@@ -125,7 +129,38 @@ def work_of(
         bucket,
         ranks,
         matrices,
-        peers,
+        max(peers, 1),
         repeated,
         exchanged,
+        spec.peers,
     )
+
+
+def peer_dim(spec: ParamSpec) -> int | None:
+    """Return the stored dimension that peers cut, across which Gram matrices are the smaller ones; None: there is none.
+
+    What splits into several matrices is not cut along the dimension that it splits along. A batch has no peers, since
+    its matrices go to different ranks as they are.
+
+    Args:
+        spec: the parameter, as the whole logical tensor.
+
+    Example:
+        >>> import torch
+        >>> from megaopt_core.params import Granularity, MatrixView
+        >>> tensor = Granularity.TENSOR
+        >>> spec = ParamSpec("qkv", (24, 32), torch.float32, torch.float32, "any", 0, tensor, 5.0, takes_peers=True,
+        ...     view=MatrixView(split_sizes=(8, 8, 8)))
+        >>> peer_dim(spec)
+        1
+    """
+    view = spec.view
+    if view is None or not spec.takes_peers or view.batch_dims:
+        return None
+    _, *lengths = view.logical_shape(spec.shape)
+    cut = 0 if lengths[0] >= lengths[1] else 1
+    if view.split_sizes or view.head_sizes:
+        cut = 1 - view.split_dim
+    if any(shape[-2:][1 - cut] > lengths[cut] for shape in view.matrix_shapes(spec.shape)):
+        return None
+    return 0 if (cut == 0) != view.transposed else 1

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     )
     from megaopt_core.schedules import OptimizerParamScheduler, get_canonical_lr_for_logging
     from megaopt_core.sharding import ShardingStrategy
-    from megaopt_core.state import LoadReport
 
 __all__ = [
     "BasePrecisionPolicy",
@@ -61,7 +60,6 @@ __all__ = [
     "Float16OptimizerWithFloat16Params",
     "Fused",
     "Granularity",
-    "LoadReport",
     "MatrixView",
     "MegaoptError",
     "MegatronOptimizer",
@@ -106,7 +104,6 @@ _HOME = {
     "Float16OptimizerWithFloat16Params": "optimizers",
     "Fused": "params._views",
     "Granularity": "params",
-    "LoadReport": "state",
     "MatrixView": "params",
     "MegaoptError": "errors",
     "MegatronOptimizer": "optimizers",

@@ -71,7 +71,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     if names is None:
         names = _by_position(optimizer, state_dict)
     source = torch_source(optimizer, state_dict, names)
-    plan = plan_load(source, None, optimizer, None, strict=strict, rename=None, ranks=ALONE)
+    plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
     if strict:
         _require_state(optimizer, source.manifest.parameters)
     plan.apply(ALONE)

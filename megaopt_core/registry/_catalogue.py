@@ -173,6 +173,7 @@ LEFT_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "DistributedDataParallel": "megaopt-distributed",
         "DistributedDataParallelConfig": "megaopt-distributed",
+        "LoadReport": "megaopt-checkpoint",
         "load_checkpoint": "megaopt-checkpoint",
         "plan_full_param_layout": "megaopt-distributed",
         "save_checkpoint": "megaopt-checkpoint",

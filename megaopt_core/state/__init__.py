@@ -4,9 +4,14 @@ from megaopt_core.state._document import describe_optimizer, optimizer_names, pl
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
 from megaopt_core.state._pieces import collect_state, sliced
 from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.load_report import LoadReport
-from megaopt_core.state._restore.plan import LoadPlan, plan_load
-from megaopt_core.state._restore.renaming import Rename, renamed
+from megaopt_core.state._restore.fitting import (
+    load_or_restore,
+    named_errors,
+    require_same_shapes,
+    require_tensors,
+)
+from megaopt_core.state._restore.matching import LoadedBeside
+from megaopt_core.state._restore.plan import LoadPlan, Restore, plan_load
 from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import MemorySource, Request, Source, read_values
 from megaopt_core.state._stateful import OptimizerCheckpointState
@@ -18,13 +23,13 @@ from megaopt_core.state._values.sliced import SlicedTensor
 __all__ = [
     "FORMAT_VERSION",
     "LoadPlan",
-    "LoadReport",
+    "LoadedBeside",
     "Manifest",
     "MemorySource",
     "OptimizerCheckpointState",
     "Ranks",
-    "Rename",
     "Request",
+    "Restore",
     "SlicedTensor",
     "Source",
     "StoredChunk",
@@ -34,13 +39,16 @@ __all__ = [
     "describe_optimizer",
     "dtype_named",
     "encode",
+    "load_or_restore",
     "name_of_dtype",
+    "named_errors",
     "names_in",
     "optimizer_names",
     "plan_load",
     "plugins_of",
     "read_values",
-    "renamed",
+    "require_same_shapes",
+    "require_tensors",
     "shown",
     "sliced",
     "torch_source",

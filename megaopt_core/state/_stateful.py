@@ -84,7 +84,7 @@ class OptimizerCheckpointState:
         kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
         source = _PlacesSource("the checkpoint", Manifest(optimizer=described, **kept), tensors)
         ranks = Ranks()
-        plan_load(source, None, self._optimizer, None, strict=True, rename=None, ranks=ranks).apply(ranks)
+        plan_load(source, self._optimizer, strict=True, ranks=ranks).apply(ranks)
 
 
 def _full_key(key: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.state._restore.group_settings import GroupMerge
 from megaopt_core.state._restore.piece import PieceRestore
+from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import MemorySource, Request, Source
 from megaopt_core.state._values.encoding import decode, dtype_named
 
@@ -22,6 +23,7 @@ __all__ = [
     "load_or_restore",
     "named_errors",
     "require_numbers",
+    "require_same_shapes",
     "require_settings",
     "require_tensors",
 ]
@@ -43,6 +45,25 @@ def named_errors(source: Source, what: str) -> Iterator[None]:
         raise CheckpointMismatchError(
             f"{source.name} does not fit: {what}: {type(error).__name__}: {error}", path=source.name
         ) from error
+
+
+def require_same_shapes(source: Source, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    """Raise where shapes are others in a checkpoint.
+
+    Args:
+        source: the checkpoint.
+        wrong: name to its shape there and its shape here.
+
+    Raises:
+        CheckpointMismatchError: there is one.
+    """
+    if wrong:
+        described = [
+            f"{name} has shape {there} there and {here} here" for name, (there, here) in wrong.items()
+        ]
+        raise CheckpointMismatchError(
+            f"{source.name} does not fit: {shown(described)}", path=source.name, names=list(wrong)
+        )
 
 
 def require_tensors(source: Source, requests: Iterable[Request]) -> None:

@@ -1,48 +1,73 @@
-"""Comparing what is here with what a checkpoint has, by name, over all ranks."""
+"""Comparing what an optimizer has here with what a checkpoint has, by name, over all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._document import optimizer_names
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.load_report import LoadReport
-from megaopt_core.state._restore.renaming import NameTable, Rename
+from megaopt_core.state._restore.fitting import require_same_shapes
 from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import Source
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["Matching", "match"]
+__all__ = ["LoadedBeside", "Matching", "match"]
+
+
+def _same_name(name: str, among: Mapping[str, object]) -> str | None:
+    return name if name in among else None
+
+
+@frozen
+class LoadedBeside:
+    """What is loaded together with an optimizer, such as a model, as far as the optimizer's load asks.
+
+    Args:
+        find: returns what a name here is called among names of the checkpoint, None when it is not there.
+        main_keys: name of a parameter here to the key of its value in the checkpoint, for main values that were not
+            saved.
+        missing: what is here and not in the checkpoint, over all ranks.
+        unexpected: what is in the checkpoint and not here.
+    """
+
+    find: Callable[[str, Mapping[str, object]], str | None] = _same_name
+    main_keys: Mapping[str, str] = MappingProxyType({})
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 @define
 class Matching:
-    """Which name here is which name there.
+    """Which parameter here is which in a checkpoint, as far as optimizer state goes.
 
     Args:
         source: the checkpoint.
-        names: names here to names there.
-        report: what did not match.
-        model: model tensor here to its name there.
+        beside: what is loaded together with the state, and how names are called.
         state: parameter here to its name there.
         same: parameters here whose optimizer is the one that saved their state.
+        here: parameters whose state some rank has.
+        missing: what is here but not in the checkpoint; it stays as it was.
+        unexpected: what is in the checkpoint but not here; it is left.
+        reset: parameter to the reason why its state starts anew.
     """
 
     source: Source
-    names: NameTable
-    report: LoadReport
-    model: dict[str, str] = field(factory=dict)
+    beside: LoadedBeside = field(factory=LoadedBeside)
     state: dict[str, str] = field(factory=dict)
     same: list[str] = field(factory=list)
+    here: frozenset[str] = frozenset()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    reset: dict[str, str] = field(factory=dict)
 
     def record(self, name: str) -> Mapping[str, Any]:
         """Return what the checkpoint has of a parameter.
@@ -54,136 +79,79 @@ class Matching:
         return found
 
     def main_key(self, name: str) -> str | None:
-        """Return the key of a parameter's main copy in the checkpoint, None when there is none.
+        """Return the key of a parameter's main copy in the checkpoint, else of its value, None when there is none.
 
         Args:
             name: name here.
         """
-        stored = self.names.find(name, self.source.manifest.parameters)
-        if stored is None:
-            return None
-        key: str | None = self.source.manifest.parameters[stored]["state"].get("main_param", {}).get("tensor")
+        parameters = self.source.manifest.parameters
+        stored = self.beside.find(name, parameters)
+        record = {} if stored is None else parameters[stored]["state"].get("main_param", {})
+        key: str | None = record.get("tensor", self.beside.main_keys.get(name))
         return key
 
 
 def match(
-    source: Source,
-    model: Mapping[str, torch.Tensor] | None,
-    optimizer: NamedState | None,
-    *,
-    strict: bool,
-    rename: Rename | None,
-    ranks: Ranks,
+    source: Source, optimizer: NamedState | None, beside: LoadedBeside, *, strict: bool, ranks: Ranks
 ) -> Matching:
     """Compare names, shapes and optimizers: a collective; nothing is changed.
 
     Args:
         source: the checkpoint.
-        model: the model's tensors by name; None: it is not loaded.
         optimizer: the optimizer, or None.
+        beside: what is loaded together with it.
         strict: names must be the same on both sides.
-        rename: names in the checkpoint to names here.
         ranks: who loads.
 
     Raises:
         CheckpointMismatchError: something does not fit.
     """
-    manifest = source.manifest
-    stored_model: Mapping[str, str] = manifest.model.get("tensors", {})
-    aliases, objects = manifest.model.get("aliases", {}), manifest.model.get("objects", {})
-    names = ranks.agree(
-        lambda: NameTable.of([*stored_model, *manifest.parameters, *objects], aliases, rename)
-    )
-    report = LoadReport(world_size=manifest.world_size, configuration=manifest.configuration)
-    found = Matching(source, names, report)
-    for name in model or ():
-        stored = names.find(name, stored_model)
-        if stored is not None:
-            found.model[name] = stored
+    stored, find = source.manifest.parameters, beside.find
+    found = Matching(source, beside)
     steps = {} if optimizer is None else optimizer_names(optimizer)
-    for name in [] if optimizer is None else optimizer.names.values():
-        stored = names.find(name, manifest.parameters)
-        if stored is not None:
-            found.state[name] = stored
-    ranks.agree(lambda: _check_shapes(found, model or {}, optimizer))
-    here_model = set().union(*ranks.gather(set(model))) if model is not None else set()
-    here_state = set().union(
-        *ranks.gather(set(steps) & set(optimizer.names.values()) if optimizer else set())
-    )
-    if optimizer is not None and manifest.optimizer is None:
+    mine = [] if optimizer is None else list(optimizer.names.values())
+    found.state = {name: there for name in mine if (there := find(name, stored)) is not None}
+    ranks.agree(lambda: _check_shapes(found, optimizer))
+    found.here = frozenset[str]().union(*ranks.gather(set(steps) & set(mine)))
+    if optimizer is not None and source.manifest.optimizer is None:
         raise CheckpointMismatchError(
             f"{source.name} was saved without an optimizer; load it with optimizer=None", path=source.name
         )
-    if model is not None and not stored_model:
-        raise CheckpointMismatchError(
-            f"{source.name} was saved without a model; load it with model=None", path=source.name
-        )
-    report.missing = _missing(names, here_model, stored_model) + _missing(
-        names, here_state, manifest.parameters, " (state)"
-    )
-    used_model = {names.find(name, stored_model) for name in here_model}
-    used_state = {names.find(name, manifest.parameters) for name in here_state}
-    if model is not None:
-        report.unexpected += tuple(sorted(set(stored_model) - used_model))
-    if optimizer is not None:
-        report.unexpected += tuple(
-            f"{name} (state)" for name in sorted(set(manifest.parameters) - used_state)
-        )
-    report.renamed = {here: old for here, old in names.renamed().items() if here in here_model | here_state}
-    _require_names(source, report, strict)
+    used = {name: find(name, stored) for name in sorted(found.here)}
+    found.missing = (*beside.missing, *(f"{name} (state)" for name, there in used.items() if there is None))
+    left = () if optimizer is None else sorted(set(stored) - set(used.values()))
+    found.unexpected = (*beside.unexpected, *(f"{name} (state)" for name in left))
+    if strict:
+        _require_names(found)
     readers = () if optimizer is None or optimizer.routing is None else optimizer.routing.readers
     ranks.agree(lambda: _compare_optimizers(found, steps, ", ".join(readers), strict))
-    merged: dict[str, str] = {}
-    for of_rank in ranks.gather(report.reset):
-        merged.update(of_rank)
-    report.reset = dict(sorted(merged.items()))
-    report.loaded = tuple(sorted(set().union(*ranks.gather(set(found.same)))))
     return found
 
 
-def _missing(
-    names: NameTable, here: Iterable[str], stored: Mapping[str, Any], what: str = ""
-) -> tuple[str, ...]:
-    return tuple(f"{name}{what}" for name in sorted(here) if names.find(name, stored) is None)
-
-
-def _require_names(source: Source, report: LoadReport, strict: bool) -> None:
-    if not strict or not (report.missing or report.unexpected):
-        return
+def _require_names(found: Matching) -> None:
     parts = []
-    if report.missing:
-        parts.append(f"it lacks {shown(report.missing)}")
-    if report.unexpected:
-        parts.append(f"it has {shown(report.unexpected)}, which is not here")
-    raise CheckpointMismatchError(
-        f"{source.name} does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of "
-        "load_checkpoint maps old names to new ones",
-        path=source.name,
-        names=[name.removesuffix(" (state)") for name in (*report.missing, *report.unexpected)],
-    )
-
-
-def _check_shapes(found: Matching, tensors: Mapping[str, torch.Tensor], optimizer: NamedState | None) -> None:
-    wrong = {}
-    stored_model = found.source.manifest.model.get("tensors", {})
-    for name, stored in found.model.items():
-        there, here = found.source.stored(stored_model[stored]).shape, tuple(tensors[name].shape)
-        if there != here:
-            wrong[name] = there, here
-    if optimizer is not None:
-        for piece in piece_states(optimizer):
-            for _, shard in piece.members:
-                if shard.name in found.state:
-                    there = tuple(found.record(shard.name)["shape"])
-                    if there != shard.shape:
-                        wrong[shard.name] = there, shard.shape
-    if wrong:
-        described = [
-            f"{name} has shape {there} there and {here} here" for name, (there, here) in wrong.items()
-        ]
+    if found.missing:
+        parts.append(f"it lacks {shown(found.missing)}")
+    if found.unexpected:
+        parts.append(f"it has {shown(found.unexpected)}, which is not here")
+    if parts:
         raise CheckpointMismatchError(
-            f"{found.source.name} does not fit: {shown(described)}", path=found.source.name, names=list(wrong)
+            f"{found.source.name} does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of "
+            "load_checkpoint maps old names to new ones",
+            path=found.source.name,
+            names=[name.removesuffix(" (state)") for name in (*found.missing, *found.unexpected)],
         )
+
+
+def _check_shapes(found: Matching, optimizer: NamedState | None) -> None:
+    wrong = {}
+    for piece in () if optimizer is None else piece_states(optimizer):
+        for _, shard in piece.members:
+            if shard.name in found.state:
+                there = tuple(found.record(shard.name)["shape"])
+                if there != shard.shape:
+                    wrong[shard.name] = there, shard.shape
+    require_same_shapes(found.source, wrong)
 
 
 def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str, strict: bool) -> None:
@@ -209,15 +177,15 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
                     path=found.source.name,
                     names=[name],
                 )
-            found.report.reset[name] = f"it was stepped by {absent}"
+            found.reset[name] = f"it was stepped by {absent}"
         else:
-            found.report.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}{otherwise}"
-    if strict and found.report.reset:
-        described = [f"{name!r}: {why.removesuffix(otherwise)}" for name, why in found.report.reset.items()]
+            found.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}{otherwise}"
+    if strict and found.reset:
+        described = [f"{name!r}: {why.removesuffix(otherwise)}" for name, why in found.reset.items()]
         raise CheckpointMismatchError(
             f"{found.source.name} routes {len(described)} parameters otherwise{otherwise}: {shown(described)}. Build "
             "the optimizer with the same configuration and overrides, or with the checkpoint's routing "
             "(build_optimizer(..., routing=path)), or let their state start anew: strict=False",
             path=found.source.name,
-            names=list(found.report.reset),
+            names=list(found.reset),
         )

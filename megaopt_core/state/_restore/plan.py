@@ -1,16 +1,14 @@
-"""What a load will do, found out before it does anything."""
+"""What a load of an optimizer will do, found out before it does anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from attrs import define, field
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
-from megaopt_core.precision._policy import LOW_PRECISION
 from megaopt_core.state._pieces import PieceState, piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
@@ -21,16 +19,28 @@ from megaopt_core.state._restore.fitting import (
     require_tensors,
 )
 from megaopt_core.state._restore.group_settings import GroupMerge, merge_groups
-from megaopt_core.state._restore.load_report import LoadReport
-from megaopt_core.state._restore.matching import Matching, match
+from megaopt_core.state._restore.matching import LoadedBeside, Matching, match
 from megaopt_core.state._restore.piece import MAIN_PARAM, Member, PieceRestore
-from megaopt_core.state._restore.renaming import Rename
-from megaopt_core.state._sources import Request, Source, read_values
+from megaopt_core.state._sources import Source, read_values
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["LoadPlan", "plan_load", "plan_optimizer"]
+__all__ = ["LoadPlan", "Restore", "plan_load"]
+
+
+class Restore(Protocol):
+    """Something else that a load writes: a model, a scheduler."""
+
+    def write_settings(self, undo: list[Callable[[], None]]) -> None:
+        """Write what may be refused by whoever gets it, before any value is written.
+
+        Args:
+            undo: receives what takes back each thing that was written.
+        """
+
+    def write(self) -> None:
+        """Write values; before those of the optimizer."""
 
 
 @define
@@ -39,25 +49,21 @@ class LoadPlan:
 
     Args:
         source: what is loaded.
-        report: what the caller is told.
+        found: which name is which.
         optimizer: the optimizer, if it is loaded.
-        model_requests: `(key, place)` of the model's tensors.
         pieces: the state of this rank's pieces.
         groups: group settings.
         scaler: the loss scaler's state.
-        scheduler: the scheduler and its state.
-        objects: modules and their extra state.
+        others: what else is written.
     """
 
     source: Source
-    report: LoadReport
+    found: Matching
     optimizer: NamedState | None = None
-    model_requests: list[Request] = field(factory=list)
     pieces: list[PieceRestore] = field(factory=list)
     groups: GroupMerge = field(factory=GroupMerge)
     scaler: Any = None
-    scheduler: tuple[Any, Any] | None = None
-    objects: list[tuple[torch.nn.Module, Any]] = field(factory=list)
+    others: list[Restore] = field(factory=list)
 
     def apply(self, ranks: Ranks) -> None:
         """Write everything; whatever can refuse goes first.
@@ -82,15 +88,8 @@ class LoadPlan:
         if self.scaler is not None and scaler is not None:
             with named_errors(self.source, "the loss scaler does not take its state"):
                 undo.append(load_or_restore(scaler.load_state_dict, self.scaler, scaler.state_dict()))
-        for module, value in self.objects:
-            with named_errors(self.source, f"{type(module).__name__} does not take its extra state"):
-                undo.append(load_or_restore(module.set_extra_state, value, module.get_extra_state()))
-        if self.scheduler is not None:
-            scheduler, state = self.scheduler
-            before = dict(vars(scheduler))
-            undo.append(lambda: vars(scheduler).update(before))
-            with named_errors(self.source, "the scheduler does not take its state"):
-                scheduler.load_state_dict(state)
+        for other in self.others:
+            other.write_settings(undo)
 
     def _write(self) -> None:
         try:
@@ -104,10 +103,8 @@ class LoadPlan:
 
     def _write_values(self) -> None:
         with torch.no_grad():
-            self.source.read(self.model_requests)
-            if self.optimizer is not None and self.model_requests:
-                for part in self.optimizer.parts:
-                    part.sharded.take_model_values()
+            for other in self.others:
+                other.write()
             self.source.read([request for piece in self.pieces for request in piece.requests])
             for piece in self.pieces:
                 for final in piece.finals:
@@ -118,42 +115,31 @@ class LoadPlan:
 
 def plan_load(
     source: Source,
-    model: Mapping[str, torch.Tensor] | None,
     optimizer: NamedState | None,
-    scheduler: Any,
     *,
     strict: bool,
-    rename: Rename | None,
     ranks: Ranks,
-    extra_state: Mapping[str, torch.nn.Module] = MappingProxyType({}),
+    beside: LoadedBeside | None = None,
 ) -> LoadPlan:
     """Find out what a load will do: a collective; nothing is changed.
 
     Args:
         source: what is loaded.
-        model: the model's tensors by canonical name, or the parts of them that are here; None: it is not loaded.
         optimizer: the optimizer, or None.
-        scheduler: the scheduler, or None.
         strict: names must be the same on both sides.
-        rename: names in the checkpoint to names here.
         ranks: who loads.
-        extra_state: name of a module's extra state to the module.
+        beside: what is loaded together with the optimizer.
 
     Raises:
         CheckpointError: it does not fit.
     """
-    found = match(source, model, optimizer, strict=strict, rename=rename, ranks=ranks)
-    plan = LoadPlan(source, found.report, optimizer)
+    found = match(source, optimizer, beside or LoadedBeside(), strict=strict, ranks=ranks)
+    plan = LoadPlan(source, found, optimizer)
 
     def fill() -> list[str]:
         with named_errors(source, "it cannot be planned"):
-            _plan_model(plan, found, model or {}, extra_state)
-            require_tensors(source, plan.model_requests)
             if optimizer is not None and source.manifest.optimizer is not None:
-                plan_optimizer(plan, found, optimizer)
-            if scheduler is not None:
-                _plan_scheduler(plan, scheduler)
-            plan.report.extra = read_values(source, source.manifest.extra)
+                _plan_optimizer(plan, found, optimizer)
         return [entry for piece in plan.pieces for entry in piece.missing]
 
     absent = ranks.agree(fill)
@@ -167,55 +153,13 @@ def plan_load(
         )
     for entry in missing:
         name, _, key = entry.partition(": ")
-        found.report.reset[name] = f"the checkpoint has no {key!r}"
-    found.report.settings.update(plan.groups.kept)
+        found.reset[name] = f"the checkpoint has no {key!r}"
     return plan
 
 
-def _plan_model(
-    plan: LoadPlan,
-    found: Matching,
-    tensors: Mapping[str, torch.Tensor],
-    extra_state: Mapping[str, torch.nn.Module],
-) -> None:
-    manifest = plan.source.manifest
-    for name, place in tensors.items():
-        stored = found.model.get(name)
-        if stored is None:
-            continue
-        key = manifest.model["tensors"][stored]
-        main = found.main_key(name)
-        # A parameter that is fp32 here and was not there is best read from its fp32 main parameter.
-        if main is not None and place.dtype == torch.float32 and plan.source.stored(key).dtype in _LOW_NAMES:
-            key = main
-            found.report.converted[name] = (
-                f"{plan.source.stored(manifest.model['tensors'][stored]).dtype} -> float32"
-            )
-        elif plan.source.stored(key).dtype != str(place.dtype).removeprefix("torch."):
-            found.report.converted[name] = (
-                f"{plan.source.stored(key).dtype} -> {str(place.dtype).removeprefix('torch.')}"
-            )
-        plan.model_requests.append((key, place))
-    for name, module in extra_state.items():
-        objects = manifest.model.get("objects", {})
-        stored = found.names.find(name, objects)
-        if stored is not None:
-            plan.objects.append((module, read_values(plan.source, objects[stored])))
-
-
-_LOW_NAMES = tuple(str(dtype).removeprefix("torch.") for dtype in LOW_PRECISION)
-
-
-def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> None:
-    """Find out what will be written into an optimizer; nothing is changed.
-
-    Args:
-        plan: receives it.
-        found: which name is which.
-        optimizer: the optimizer.
-    """
+def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> None:
     for piece in piece_states(optimizer):
-        restore = PieceRestore(piece, _members(plan.source, found, piece), plan.source)
+        restore = PieceRestore(piece, _members(found, piece), plan.source)
         restore.plan()
         plan.pieces.append(restore)
         require_tensors(plan.source, restore.requests)
@@ -231,23 +175,11 @@ def plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> No
     require_settings(plan.source, optimizer, plan.groups)
 
 
-def _members(source: Source, found: Matching, piece: PieceState) -> list[Member]:
+def _members(found: Matching, piece: PieceState) -> list[Member]:
     members = []
     for offset, shard in piece.members:
         record = found.record(shard.name) if shard.name in found.same else {"state": {}}
         state, is_fresh = record["state"], "fresh" in record
-        main = found.main_key(shard.name)
-        if main is None and shard.name in found.model:
-            main = source.manifest.model["tensors"][found.model[shard.name]]
         kept = {key: value for key, value in state.items() if key != MAIN_PARAM}
-        members.append(Member(offset, shard, kept, main, is_fresh))
+        members.append(Member(offset, shard, kept, found.main_key(shard.name), is_fresh))
     return members
-
-
-def _plan_scheduler(plan: LoadPlan, scheduler: Any) -> None:
-    if plan.source.manifest.scheduler is None:
-        raise CheckpointMismatchError(
-            f"{plan.source.name} was saved without a scheduler; load it with scheduler=None",
-            path=plan.source.name,
-        )
-    plan.scheduler = scheduler, read_values(plan.source, plan.source.manifest.scheduler)

@@ -12,7 +12,7 @@ from megaopt_checkpoint.reader import CheckpointReader
 from training import make
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state._restore import plan
+from megaopt_core.state import LoadPlan
 
 
 def fill(model, optimizer, number):
@@ -40,7 +40,7 @@ def save(path, number):
     save_checkpoint(path, model, optimizer, extra=[number, torch.full((3,), number)])
 
 
-@pytest.mark.parametrize("step", ["plan_load", "check_files"])
+@pytest.mark.parametrize("step", ["plan_checkpoint", "check_files"])
 def test_a_save_in_the_middle_of_a_load(tmp_path, monkeypatch, step):
     """A new checkpoint takes the path after the old one was opened or checked: the old one is loaded, all of it."""
     save(tmp_path / "last", 1)
@@ -106,14 +106,14 @@ def test_bytes_that_change_after_the_check(tmp_path, monkeypatch):
     """They are checked again while they are read."""
     save(tmp_path / "last", 1)
     file = tmp_path / "last" / "rank-00000.bin"
-    done = plan.LoadPlan.apply
+    done = LoadPlan.apply
 
     def changed(*args):
         with file.open("r+b") as opened:
             opened.write(b"\x77")
         done(*args)
 
-    monkeypatch.setattr(plan.LoadPlan, "apply", changed)
+    monkeypatch.setattr(LoadPlan, "apply", changed)
     with pytest.raises(CheckpointError, match=r"rank-00000\.bin is damaged: .*partly loaded: load again"):
         load_checkpoint(tmp_path / "last", *make())
     load_checkpoint(tmp_path / "last", *make(), verify=False)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megaopt_checkpoint.convert import convert_checkpoint
     from megaopt_checkpoint.foreign import load_torch_state_dict
+    from megaopt_checkpoint.load_report import LoadReport
     from megaopt_checkpoint.loading import load_checkpoint
     from megaopt_checkpoint.saving import save_checkpoint
     from megaopt_checkpoint.verify import verify_checkpoint
 
 __all__ = [
+    "LoadReport",
     "convert_checkpoint",
     "load_checkpoint",
     "load_torch_state_dict",
@@ -19,6 +21,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "LoadReport": "load_report",
     "convert_checkpoint": "convert",
     "load_checkpoint": "loading",
     "load_torch_state_dict": "foreign",

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_checkpoint.planning import plan_checkpoint
+from megaopt_checkpoint.renaming import renamed
 from megaopt_core.errors import StateDictError
 from megaopt_core.params import named_params
-from megaopt_core.state import LoadReport, Ranks, Rename, names_in, plan_load, renamed, torch_source
+from megaopt_core.state import Ranks, names_in, torch_source
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from megaopt_checkpoint.load_report import LoadReport
+    from megaopt_checkpoint.renaming import Rename
     from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = ["load_torch_state_dict"]
@@ -71,10 +75,10 @@ def load_torch_state_dict(
             optimizer, state_dict, _names(state_dict, param_names, model), lambda name: renamed(name, rename)
         )
     )
-    plan = plan_load(source, None, optimizer, None, strict=strict, rename=rename, ranks=ranks)
+    plan, report = plan_checkpoint(source, None, optimizer, strict=strict, rename=rename, ranks=ranks)
     plan.groups.changes.clear()
     plan.apply(ranks)
-    return plan.report
+    return report
 
 
 def _names(

@@ -12,19 +12,17 @@ import torch
 from attrs import asdict
 
 from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_megaopt, require_pair
+from megaopt_checkpoint.planning import plan_checkpoint
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import (
-    LoadReport,
-    Ranks,
-    Rename,
-    plan_load,
-)
+from megaopt_core.state import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from megaopt_checkpoint.load_report import LoadReport
+    from megaopt_checkpoint.renaming import Rename
     from megaopt_core.optimizers import MegatronOptimizer
     from megaopt_core.routing import NameMap
 
@@ -93,22 +91,15 @@ def load_checkpoint(
         finish_param_sync(model)
         ranks.agree(lambda: require_pair(model, optimizer))
         tensors = None if model is None else ranks.agree(lambda: collect_model(model, optimizer, fqn))
-        plan = plan_load(
-            source,
-            None if tensors is None else tensors.tensors,
-            optimizer,
-            scheduler,
-            strict=strict,
-            rename=rename,
-            ranks=ranks,
-            extra_state={} if tensors is None else tensors.owners,
+        plan, report = plan_checkpoint(
+            source, tensors, optimizer, scheduler, strict=strict, rename=rename, ranks=ranks
         )
         if verify:
             ranks.agree(
                 lambda: check_files(source.folder, source.manifest, part=ranks.rank, parts=ranks.size)
             )
         plan.apply(ranks)
-    return plan.report
+    return report
 
 
 def _open(path: str | os.PathLike[str], ranks: Ranks, verify: bool) -> FileSource:

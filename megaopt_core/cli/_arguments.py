@@ -80,11 +80,12 @@ def _add_explain(commands: Commands) -> None:
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="function or class that makes the model")
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings and [[overrides]]")
     parser.add_argument("--optimizer", metavar="NAME", help="the optimizer; it wins over the file's")
+    parser.add_argument("--lr", type=float, help="the learning rate; it wins over the file's")
     add_set_option(parser)
     parser.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--all", action="store_true", help="a row for every parameter, however many there are"
+        "--all", action="store_true", help="a row for every parameter; otherwise repeated layers share one"
     )
     parser.add_argument(
         "--html", metavar="PAGE", help="write one self-contained page: a table and a map of the model"

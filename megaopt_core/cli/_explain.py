@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import inspect
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -11,29 +11,28 @@ from typing import Any
 import attrs
 
 from megaopt_core.cli._assignments import parse_assignments
+from megaopt_core.cli._explain_text import rows_text, summary_text
 from megaopt_core.cli._factories import build_model
-from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.cli._output import print_json, terminal_width
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
 from megaopt_core.errors import PluginNotInstalledError
 from megaopt_core.registry._catalogue import EXPLAIN_PAGE
+from megaopt_core.registry._constructor import constructor_parameters
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import ParamRoute, Routing, route
 
-__all__ = ["MANY", "run"]
+__all__ = ["run"]
 
 type WritePage = Callable[[str, Mapping[str, Any]], None]
-
-MANY = 60
-"""With more parameters than this, those that are alike share a row."""
 
 
 def run(args: Namespace) -> int:
     """Print the routing of a model.
 
     Args:
-        args: `factory`, `config`, `optimizer`, `assignments`, `device`, `json`, `html`, `all`.
+        args: `factory`, `config`, `optimizer`, `lr`, `assignments`, `device`, `json`, `html`, `all`.
 
     Returns:
         0.
@@ -49,12 +48,8 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(explained)
         return 0
-    if args.html:
-        _print_summary(rows, routing)
-        return 0
-    _print_rows(rows, everything=args.all)
-    print()
-    _print_summary(rows, routing)
+    summary = summary_text(rows, routing, terminal_width())
+    print(summary if args.html else f"{summary}\n\n{rows_text(rows, terminal_width(), everything=args.all)}")
     return 0
 
 
@@ -77,8 +72,9 @@ def _page_writer(args: Namespace) -> WritePage | None:
 def _run_file(args: Namespace) -> RunFile:
     run = RunFile(OptimizerConfig()) if args.config is None else RunFile.load(args.config)
     changes = parse_assignments(args.assignments)
-    if args.optimizer is not None:
-        changes["optimizer"] = args.optimizer
+    for name in ("optimizer", "lr"):
+        if getattr(args, name) is not None:
+            changes[name] = getattr(args, name)
     return attrs.evolve(run, config=run.config.replace(**changes))
 
 
@@ -95,88 +91,20 @@ def _row(entry: ParamRoute, routing: Routing) -> dict[str, Any]:
         "plugin": _plugin_of(entry.spec.optimizer),
         "strategy": entry.strategy,
         "group": entry.spec.group,
-        "lr": group.get("lr"),
+        "lr": _default_lr(entry.spec.optimizer) if group.get("lr") is None else group["lr"],
+        "lr_is_default": group.get("lr") is None,
         "weight_decay": group["weight_decay"],
         "reason": entry.reason,
         "overrides": list(entry.matched),
     }
 
 
+def _default_lr(optimizer: str) -> float | None:
+    """Return the learning rate that an optimizer's class takes where none is given; None where it needs one."""
+    parameter = constructor_parameters(get_registry().optimizer(optimizer).load_class()).get("lr")
+    default = inspect.Parameter.empty if parameter is None else parameter.default
+    return float(default) if isinstance(default, int | float) else None
+
+
 def _plugin_of(optimizer: str) -> str:
     return get_registry().owner("optimizer", optimizer).source
-
-
-def _print_rows(rows: list[dict[str, Any]], *, everything: bool) -> None:
-    header = [
-        "parameter",
-        "count",
-        "shape",
-        "role",
-        "matrix view",
-        "optimizer",
-        "plugin",
-        "group",
-        "lr",
-        "wd",
-        "why",
-    ]
-    groups = _alike(rows) if len(rows) > MANY and not everything else [(row["name"], [row]) for row in rows]
-    if all(len(members) == 1 for _, members in groups):
-        header.remove("count")
-    shown = []
-    for name, members in groups:
-        row = members[0]
-        cells = {
-            "parameter": name,
-            "count": len(members),
-            "shape": "x".join(map(str, row["shape"])) or "scalar",
-            "role": row["role"] + ("?" if row["uncertain"] else ""),
-            "matrix view": _short_view(row["view"]),
-            "optimizer": row["optimizer"],
-            "plugin": row["plugin"].partition(" ")[0],
-            "group": row["group"],
-            "lr": "-" if row["lr"] is None else f"{row['lr']:.6g}",
-            "wd": f"{row['weight_decay']:.6g}",
-            "why": row["reason"],
-        }
-        shown.append([cells[column] for column in header])
-    print_table(header, shown, right=["count", "group", "lr", "wd"])
-    if len(groups) < len(rows):
-        print(
-            f"\n{len(rows)} parameters in {len(groups)} rows: * stands for a number; --all shows each by itself"
-        )
-
-
-def _short_view(view: str | None) -> str:
-    return "-" if view is None else view.removeprefix("MatrixView(").removesuffix(")")
-
-
-def _alike(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return rows that differ in nothing but the numbers in their names, together under one pattern."""
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", f".{row['name']}")[1:]
-        facts = tuple(str(value) for key, value in row.items() if key != "name")
-        groups.setdefault((pattern, facts), []).append(row)
-    return [(members[0]["name"] if len(members) == 1 else key[0], members) for key, members in groups.items()]
-
-
-def _print_summary(rows: list[dict[str, Any]], routing: Routing) -> None:
-    shown = []
-    for child in routing.children:
-        mine = [row for row in rows if row["group"] in child.groups]
-        what = child.optimizer + (" (experts)" if child.is_expert else "")
-        settings = ", ".join(f"{key}={value!r}" for key, value in child.settings.items()) or "-"
-        plugin = _plugin_of(child.optimizer)
-        shown.append(
-            [what, plugin, child.strategy, len(mine), f"{sum(row['elements'] for row in mine):,}", settings]
-        )
-    header = ["optimizer", "plugin", "sharding", "parameters", "elements", "settings of its own"]
-    print_table(header, shown, right=["parameters", "elements"])
-    if routing.frozen:
-        print(f"\n{len(routing.frozen)} parameters do not train: {', '.join(routing.frozen)}")
-    if any(row["uncertain"] for row in rows):
-        print(
-            "\nA role with ? is doubtful: a matrix optimizer leaves the parameter to its fallback. The attribute that "
-            "its row names settles it; so does an example batch."
-        )

@@ -4,16 +4,58 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from megaopt_core.errors import ConfigurationError
 
 __all__ = ["build_model", "find_factory"]
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+_RANDOM = frozenset(
+    f"{name}_"
+    for name in (
+        *(
+            "bernoulli",
+            "cauchy",
+            "exponential",
+            "geometric",
+            "kaiming_normal",
+            "kaiming_uniform",
+            "log_normal",
+        ),
+        *(
+            "normal",
+            "orthogonal",
+            "random",
+            "sparse",
+            "trunc_normal",
+            "uniform",
+            "xavier_normal",
+            "xavier_uniform",
+        ),
+    )
+)
+"""Functions that fill a tensor with random numbers, of `torch.nn.init` and of tensors."""
+
+
+class _NoRandomNumbers(TorchFunctionMode):
+    """Leaves tensors on the meta device unfilled: torch's decompositions there import a compiler, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _RANDOM:
+            filled = args[0] if args else kwargs.get("tensor")
+            if isinstance(filled, torch.Tensor) and filled.is_meta:
+                return filled
+        return func(*args, **kwargs)
 
 
 def find_factory(target: str) -> Any:
@@ -61,6 +103,24 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
+def _require_no_arguments(factory: Any, target: str) -> None:
+    """Raise if a factory cannot be called without arguments."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    by_call = (inspect.Parameter.POSITIONAL_ONLY, *_NAMED)
+    needed = [p.name for p in parameters if p.kind in by_call and p.default is inspect.Parameter.empty]
+    if needed:
+        name = target.rpartition(":")[2]
+        raise ConfigurationError(
+            f"{target!r} needs arguments ({', '.join(needed)}), and is called without any; name a function that takes "
+            f"none, such as `def build(): return {name}({', '.join(f'{one}=...' for one in needed)})`",
+            setting="factory",
+            value=target,
+        )
+
+
 def build_model(target: str, device: str = "meta") -> list[torch.nn.Module]:
     """Return the model, or the chunks, that a factory makes.
 
@@ -78,8 +138,9 @@ def build_model(target: str, device: str = "meta") -> list[torch.nn.Module]:
             raise ConfigurationError(
                 f"{target!r} is not callable: {factory!r}", setting="factory", value=target
             )
+        _require_no_arguments(factory, target)
         try:
-            with torch.device(device):
+            with torch.device(device), _NoRandomNumbers():
                 made = factory()
         except (Exception, SystemExit) as error:
             hint = "; with --device cpu it may work" if device == "meta" else ""

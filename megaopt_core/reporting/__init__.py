@@ -1,6 +1,19 @@
-"""What was built and whether it moved: reports, proof of change, tables."""
+"""What was built and whether it moved: reports, proof of change, tables.
 
-from megaopt_core.reporting._optimizer_report import OptimizerReport
-from megaopt_core.reporting._text_table import format_table
+Public names are imported when they are first used: a table needs no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from megaopt_core import resolve_lazily
+
+if TYPE_CHECKING:
+    from megaopt_core.reporting._optimizer_report import OptimizerReport
+    from megaopt_core.reporting._text_table import format_table
 
 __all__ = ["OptimizerReport", "format_table"]
+
+_HOME = {"OptimizerReport": "_optimizer_report", "format_table": "_text_table"}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = resolve_lazily(__name__, _HOME)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
-__all__ = ["format_table"]
+__all__ = ["format_table", "wrapped"]
 
-
-def _clip(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+_GAP = 2
+_NARROWEST = 10
 
 
 def format_table(
@@ -23,7 +23,9 @@ def format_table(
     Args:
         header: the columns' names.
         rows: cells; each is shown with `str`.
-        width: largest line; the last column is clipped to keep it. None: no limit.
+        width: longest line; cells of the widest columns are wrapped to keep it: between words as long as that is
+            enough, then names after a dot, and anything else only where that does not help. No column becomes narrower
+            than ten letters. None: no limit.
         right: names of columns that are aligned to the right.
 
     Example:
@@ -32,20 +34,102 @@ def format_table(
         ------  ----
         weight   0.1
         b       0.25
+        >>> print(format_table(["name", "why"], [["h.0.mlp.weight", "a matrix of a layer"]], width=21))
+        name       why
+        ---------  ----------
+        h.0.mlp.   a matrix
+        weight     of a layer
     """
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
-    if width is not None and widths:
-        rest = sum(widths[:-1]) + 2 * (len(widths) - 1)
-        widths[-1] = max(min(widths[-1], width - rest), len(header[-1]))
+    columns = [[row[column] for row in [list(header), *cells]] for column in range(len(header))]
+    widths = [max(map(len, column)) for column in columns]
+    if width is not None:
+        available = width - _GAP * (len(widths) - 1)
+        limits = (_words(columns), _parts_of_names(columns), _narrowest(header, widths))
+        tried = [_narrowed(widths, least, available) for least in limits]
+        widths = next((sizes for sizes in tried if sum(sizes) <= available), tried[-1])
 
     def line(row: Sequence[str]) -> str:
-        shown = [_clip(cell, size) for cell, size in zip(row, widths, strict=True)]
         aligned = [
             cell.rjust(size) if name in right else cell.ljust(size)
-            for cell, size, name in zip(shown, widths, header, strict=True)
+            for cell, size, name in zip(row, widths, header, strict=True)
         ]
-        return "  ".join(aligned).rstrip()
+        return (" " * _GAP).join(aligned).rstrip()
 
-    rule = "  ".join("-" * size for size in widths)
-    return "\n".join([line(list(header)), rule, *(line(row) for row in cells)])
+    lines = _lines_of(list(header), widths, line)
+    lines.append(line(["-" * size for size in widths]))
+    for row in cells:
+        lines += _lines_of(row, widths, line)
+    return "\n".join(lines)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text in lines: broken between words, long names after a dot, and anything else where it must be.
+
+    Args:
+        text: the text.
+        width: longest line.
+
+    Example:
+        >>> wrapped("transformer.h.0.attn.weight is a matrix", 14)
+        ['transformer.h.', '0.attn.weight', 'is a matrix']
+    """
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if len(joined) <= width:
+            lines[-1] = joined
+            continue
+        if not lines[-1]:
+            lines.pop()
+        lines += _broken(word, width)
+    return lines
+
+
+def _broken(word: str, width: int) -> list[str]:
+    """Return one word in lines."""
+    lines = [""]
+    for part in re.split(r"(?<=[.])", word):
+        if len(lines[-1] + part) <= width:
+            lines[-1] += part
+            continue
+        lines += [part[start : start + width] for start in range(0, len(part), width)]
+    return [line for line in lines if line]
+
+
+def _words(columns: list[list[str]]) -> list[int]:
+    return [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+
+
+def _parts_of_names(columns: list[list[str]]) -> list[int]:
+    """Return the longest part of a word that ends with a dot or the word, of every column."""
+    return [
+        max(
+            (len(part) for cell in column for word in cell.split() for part in re.split(r"(?<=[.])", word)),
+            default=0,
+        )
+        for column in columns
+    ]
+
+
+def _narrowest(header: Sequence[str], widths: list[int]) -> list[int]:
+    return [min(size, max(len(name), _NARROWEST)) for size, name in zip(widths, header, strict=True)]
+
+
+def _narrowed(widths: list[int], least: list[int], available: int) -> list[int]:
+    """Take from the widest column again and again until the sum fits, or nothing can be taken."""
+    widths = list(widths)
+    while sum(widths) > available:
+        column = max(range(len(widths)), key=lambda index: (widths[index] > least[index], widths[index]))
+        if widths[column] <= least[column]:
+            break
+        widths[column] -= 1
+    return widths
+
+
+def _lines_of(row: list[str], widths: list[int], line: Callable[[Sequence[str]], str]) -> list[str]:
+    """Return the lines of one row, whose cells may be wrapped."""
+    cells = [wrapped(cell, size) for cell, size in zip(row, widths, strict=True)]
+    height = max((len(cell) for cell in cells), default=1)
+    padded = [cell + [""] * (height - len(cell)) for cell in cells]
+    return [line([cell[index] for cell in padded]) for index in range(height)]

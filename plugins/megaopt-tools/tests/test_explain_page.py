@@ -8,8 +8,8 @@ import torch
 from megaopt_tools.explain_page import write_page
 
 from megaopt_core.cli import main
-from megaopt_core.cli._explain import MANY, _alike
 
+MANY = 60
 PLUGIN = """
 @hookimpl
 def megaopt_optimizer_entries():
@@ -70,21 +70,12 @@ def test_layers_that_are_alike_share_a_row_unless_all_are_asked_for(deep, capsys
     main(["explain", deep, "--optimizer", "plain"])
     short = capsys.readouterr().out
     assert re.search(rf"^\*\.weight +{MANY} +4x4 ", short, re.MULTILINE)
-    assert f"{2 * MANY} parameters in " in short
+    assert short.startswith(f"{2 * MANY} parameters, ")
     main(["explain", deep, "--optimizer", "plain", "--all"])
     assert (
         len([line for line in capsys.readouterr().out.splitlines() if re.match(r"\d+\.(weight|bias) ", line)])
         == 2 * MANY
     )
-
-
-def test_rows_share_a_pattern_only_when_nothing_else_differs():
-    """Another learning rate is another row; only numbers between dots are patterns."""
-    rows = [{"name": f"layers.{i}.w1", "lr": 0.1 if i < 2 else 0.2} for i in range(3)]
-    assert [(name, len(members)) for name, members in _alike(rows)] == [
-        ("layers.*.w1", 2),
-        ("layers.2.w1", 1),
-    ]
 
 
 def test_a_model_of_400_billion_parameters_is_explained_without_weights(deep):

@@ -39,6 +39,29 @@ class Model(torch.nn.Sequential):
 class Namespace:
     model = Model
 
+class Sized(torch.nn.Linear):
+    def __init__(self, width, *, depth, bias=True):
+        super().__init__(width, depth)
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(64, 4)
+        self.norm = torch.nn.LayerNorm(64)
+        self.up = torch.nn.Linear(64, 256)
+        self.down = torch.nn.Linear(256, 64)
+        torch.nn.init.trunc_normal_(self.up.weight)
+        for weight in (self.up.weight, self.down.weight):
+            weight.matrix_view = "matrix"
+
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.transformer = torch.nn.ModuleDict(
+            {"wte": torch.nn.Embedding(500, 64), "h": torch.nn.ModuleList(Block() for _ in range(12)),
+             "ln_f": torch.nn.LayerNorm(64)}
+        )
+
 def chunks():
     return [torch.nn.Linear(2, 2)]
 
@@ -72,14 +95,16 @@ def test_every_parameter_with_its_optimizer_and_reason(capsys) -> None:
     """A model on the meta device is enough."""
     assert main(["explain", "explained_models:Model", "--optimizer", "matrix", "--set", "lr=0.1"]) == 0
     printed = capsys.readouterr().out
-    (header, _, *rows) = printed.splitlines()
+    summary, _, table = printed.partition("\n\nparameter ")
+    assert summary.startswith("5 parameters, 131 elements\n")
+    assert summary.endswith("\n\n1 parameter does not train: 0.bias")
+    (header, _, *rows) = f"parameter {table}".splitlines()
     columns = {"parameter", "optimizer", "plugin", "group", "lr", "wd", "why"}
     assert columns <= set(header.split())
     lines = {line.split()[0]: line for line in rows if line}
     assert re.search(r" 8x8 .* matrix .* megaopt-two .* 0 +0\.1 +0\.01 ", lines["2.weight"])
     assert re.search(r" plain +megaopt-two ", lines["2.bias"])
     assert "no matrix" in printed
-    assert "1 parameters do not train: 0.bias" in printed
 
 
 @pytest.mark.usefixtures("folder")
@@ -91,7 +116,8 @@ def test_json(capsys) -> None:
     assert explained["frozen"] == ["0.bias"]
     row = next(row for row in explained["parameters"] if row["name"] == "2.weight")
     assert row["plugin"] == "megaopt-two 1.0"
-    assert (row["shape"], row["elements"], row["lr"], row["weight_decay"]) == ([8, 8], 64, None, 0.01)
+    assert (row["shape"], row["elements"], row["lr"], row["weight_decay"]) == ([8, 8], 64, 0.001, 0.01)
+    assert row["lr_is_default"]
 
 
 def test_a_run_file_with_overrides(folder, capsys) -> None:
@@ -125,6 +151,11 @@ def test_chunks(capsys) -> None:
             "no_such_module:f",
             "'no_such_module:f': no_such_module cannot be imported "
             "(ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+        (
+            "explained_models:Sized",
+            "'explained_models:Sized' needs arguments (width, depth), and is called without any; name a function that "
+            "takes none, such as `def build(): return Sized(width=..., depth=...)`",
         ),
         ("explained_models:number", "'explained_models:number' is not callable: 5"),
         (
@@ -182,3 +213,75 @@ def test_a_page_needs_who_draws_it(capsys) -> None:
     assert captured.err == (
         "megaopt: error: option --html comes with megaopt-tools, which is not installed: pip install megaopt-tools\n"
     )
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_a_deep_model_fits_the_terminal(monkeypatch, capsys, columns) -> None:
+    """Repeated layers share a row; names are broken after dots alone; what many rows have in common stands once."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["explain", "explained_models:Deep", "--optimizer", "matrix", "--lr", "3e-4"]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines) <= (50 if columns == 60 else 40)
+    assert lines[0].startswith("123 parameters, ")
+    assert lines[2].split()[:4] == ["optimizer", "parameters", "elements", "lr"]
+    header = next(line for line in lines if line.startswith("parameter "))
+    if columns < 140:
+        assert header.split() == ["parameter", "shape", "optimizer", "lr", "why"]
+    start = lines.index(header) + 2
+    size = len(lines[start - 1].split()[0])
+    first = [line[:size].strip() for line in lines[start : lines.index("", start)]]
+    names = "".join(part if part.endswith(".") else f"{part} " for part in first).split()
+    assert names == [
+        "transformer.wte.weight",
+        "transformer.h.*.attention.in_proj_weight",
+        "transformer.h.*.attention.in_proj_bias",
+        "transformer.h.*.attention.out_proj.weight",
+        "transformer.h.*.attention.out_proj.bias",
+        "transformer.h.*.norm.weight",
+        "transformer.h.*.norm.bias",
+        "transformer.h.*.up.weight",
+        "transformer.h.*.up.bias",
+        "transformer.h.*.down.weight",
+        "transformer.h.*.down.bias",
+        "transformer.ln_f.weight",
+        "transformer.ln_f.bias",
+    ]
+    assert len([line for line in lines if line.startswith("[1] ")]) == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_in_a_pipe_a_row_is_a_line(monkeypatch, capsys) -> None:
+    """With every column; `--all` does not fold."""
+    monkeypatch.delenv("COLUMNS")
+    for option, count in (([], 13), (["--all"], 123)):
+        assert main(["explain", "explained_models:Deep", "--optimizer", "matrix", *option]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len([line for line in lines if line.startswith("transformer.")]) == count
+        row = next(line for line in lines if line.startswith("transformer.h.") and "up.weight" in line)
+        assert re.search(r" 256x64 +matrix .* megaopt-two .* 1e-3 \(default\) ", row)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_learning_rate_says_whose_it_is(capsys) -> None:
+    """Given by `--lr`, or the class's own."""
+    assert main(["explain", "explained_models:chunks", "--optimizer", "plain"]) == 0
+    assert "1e-3 (default)" in capsys.readouterr().out
+    assert main(["explain", "explained_models:chunks", "--optimizer", "plain", "--lr", "2e-5"]) == 0
+    printed = capsys.readouterr().out
+    assert "2e-5" in printed
+    assert "default" not in printed
+
+
+def test_explaining_imports_no_compiler(folder, plugins) -> None:
+    """Random numbers on the meta device would, for seconds."""
+    done = plugins.python("""
+        import sys
+        from megaopt_core.cli import main
+        status = main(["explain", "explained_models:Deep", "--optimizer", "plain"])
+        assert not {"torch._dynamo", "sympy"} & set(sys.modules)
+        sys.exit(status)
+        """)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -35,7 +35,7 @@ def many_names() -> nn.Module:
 def names_and_settings(rounds: int) -> dict:
     """Return the seconds that the digests take which ranks exchange at the build."""
     config, pgs = OptimizerConfig(optimizer="adam", lr=1e-3), ProcessGroupCollection()
-    mine = _route_this_rank(config, [many_names()], None, pgs, OverrideSet(), None, None)
+    mine = _route_this_rank(config, [many_names()], None, pgs, OverrideSet(), None, None, None)
     items = mine.inventory.trainable
     candidates = {
         "names, shapes, dtypes, overrides": lambda: Holding.of(items, mine.assignments),
@@ -51,6 +51,8 @@ def values(rounds: int) -> dict:
     models = {
         "gpt2 (124 M), fp32": gpt2,
         "gpt2 (124 M), bf16": [param.bfloat16() for param in gpt2],
+        "gpt2 (124 M), fp64": [param.double() for param in gpt2],
+        "150 of 64, fp32": [param.detach() for param in parameters_of([(64,)] * 150)],
         "5,000 of 128 x 128, fp32": [param.detach() for param in parameters_of([(128, 128)] * 5000)],
         "70,000 of 64, fp32": [param.detach() for param in parameters_of([(64,)] * NAMES)],
     }

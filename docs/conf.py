@@ -38,6 +38,7 @@ packages = {
     "megaopt_checkpoint": "../plugins/megaopt-checkpoint/src/megaopt_checkpoint",
     "megaopt_device": "../plugins/megaopt-device/src/megaopt_device",
     "megaopt_distributed": "../plugins/megaopt-distributed/src/megaopt_distributed",
+    "megaopt_fsdp": "../plugins/megaopt-fsdp/src/megaopt_fsdp",
     "megaopt_layerwise": "../plugins/megaopt-layerwise/src/megaopt_layerwise",
     "megaopt_lion": "../plugins/megaopt-lion/src/megaopt_lion",
     "megaopt_muon": "../plugins/megaopt-muon/src/megaopt_muon",

@@ -72,8 +72,8 @@ def build_optimizer(
         model: the model, or its chunks.
         optimizer: a registered name; `megaopt optimizers` lists them.
         overrides: per-parameter settings; None means the standard ones (no weight decay on biases and vectors).
-        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, or
-            the default group.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, of
+            the mesh that its DTensors lie on, or the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         routing: a checkpoint whose routing is built: every parameter gets the optimizer that stepped it there.
@@ -122,8 +122,8 @@ def get_megatron_optimizer(
         model_chunks: the model's chunks, wrapped or bare; a single one may be given without a list.
         config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
         use_gloo_process_groups: kept for the signature; no gloo groups are made, whatever it says.
-        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, or
-            the default group.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those that the model is wrapped with, of
+            the mesh that its DTensors lie on, or the default group.
         dump_param_to_param_group_map: folder into which `{parameter name: group id}` is written.
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
@@ -204,7 +204,7 @@ def optimizer_from_routing(
     require_ownership(children, model.params)
     by_runners = unused_by_runners([part for child in children for part in child.parts])
     unused_settings = unused(config, routing, model, pgs, builder.scaler, by_runners)
-    optimizer = _chained(children, config.sharding or "replicated")
+    optimizer = _chained(children, routing.sharding)
     optimizer.watched_model = WatchedModel(chunks, fqn, frozenset(routing.excluded))
     optimizer.unused_settings = unused_settings
     if takes_part(pgs):

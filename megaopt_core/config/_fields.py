@@ -84,7 +84,7 @@ class CoreFields:
     sharding: str | None = setting(
         None,
         optional(is_name),
-        "Sharding strategy over the data-parallel ranks. None: every rank keeps everything.",
+        "Sharding strategy over the data-parallel ranks. None: the one that claims the model, else none.",
     )
     use_distributed_optimizer: bool = switch(
         "Another way to write `sharding='distributed'`: each rank steps its share of the elements.",

@@ -9,7 +9,7 @@ from megaopt_core.parallel._groups import (
     size_of,
 )
 from megaopt_core.parallel._meeting import DATA_PARALLEL
-from megaopt_core.parallel._reduction import all_reduce, stopped
+from megaopt_core.parallel._reduction import all_reduce, gather_objects, new_group, stopped
 from megaopt_core.parallel._timeouts import timeout_of
 
 __all__ = [
@@ -20,7 +20,9 @@ __all__ = [
     "all_reduce",
     "communicates",
     "fingerprint",
+    "gather_objects",
     "is_distributed",
+    "new_group",
     "rank_in",
     "size_of",
     "stopped",

@@ -8,33 +8,44 @@ by multiplication with odd numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import torch
+from attrs import define, field
 
 __all__ = ["digest_of_tensors"]
 
-_ROWS = 32
-"""Rows that are added up: few enough for a block to stay in the cache."""
+_ROWS = 31
+"""Rows that are added up: few enough for a block to stay in the cache, and an odd number.
 
-_COLUMNS = (1021, 61)
-"""Words of a row, in large blocks and in those of what is left: primes, so that what moves changes its column."""
+Signs of numbers of 64 bits are the highest bits of words, of which a sum keeps only whether their number is odd.
+"""
 
-_PIECE = 64 * _ROWS * _COLUMNS[0]
+_COLUMNS = 1021
+"""Words of a row in what is large: a prime, so that what moves changes its column."""
+
+_LARGE = 8 * _ROWS * _COLUMNS
+"""Words from which on there is more than one block; what is left of the last one is little of the whole then."""
+
+_PIECE = 64 * _ROWS * _COLUMNS
 """Words that are worked on at a time."""
 
-_SMALL = 1 << 18
+_SMALL = 3 << 16
 """Bytes below which tensors are put together before anything is computed."""
 
-_TOGETHER = 1 << 20
+_TOGETHER = 1 << 19
 """Bytes of small tensors that are put together at a time."""
+
+_MIXED_TOGETHER = 1 << 16
+"""Words of sums that are mixed at a time."""
 
 _ODD = -7046029254386353131  # 2**64 divided by the golden ratio: the multiples of it are spread evenly
 
 
 def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
-    """Return a digest of the bits of tensors, in their order.
+    """Return a digest of the bits of tensors, in their order among those of one dtype and device.
 
     Args:
         tensors: any dtypes and devices; one that is not contiguous counts as if it were.
@@ -47,77 +58,108 @@ def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
         >>> digest_of_tensors([weight]) == digest_of_tensors([weight.flip(0)])
         False
     """
+    by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    totals: list[list[int]] = []
     with torch.no_grad():
-        sums = [total for flat in _flat(tensors) for total in _sums_of(flat)]
-    by_device: dict[torch.device, list[int]] = {}
-    for position, total in enumerate(sums):
-        by_device.setdefault(total.device, []).append(position)
-    values = [0] * len(sums)
-    for positions in by_device.values():
-        told = torch.stack([sums[position] for position in positions]).tolist()
-        for position, value in zip(positions, told, strict=True):
-            values[position] = value
-    return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
+        for some in by_kind.values():
+            mixer = _Mixer()
+            for flat in _flat(some):
+                mixer.add(flat)
+            totals.append(mixer.totals())
+    return hashlib.blake2b(repr(totals).encode(), digest_size=16).digest()
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield one-dimensional tensors: large ones each by itself, small neighbours of one dtype and device together."""
+    """Yield one-dimensional tensors: large ones each by itself, small neighbours together."""
     waiting: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
-        data, bytes_ = tensor.detach(), tensor.nbytes
-        other_kind = waiting and (data.dtype, data.device) != (waiting[0].dtype, waiting[0].device)
-        if waiting and (other_kind or bytes_ >= _SMALL or size >= _TOGETHER):
-            yield _together(waiting)
+        bytes_ = tensor.nbytes
+        if waiting and (bytes_ >= _SMALL or size >= _TOGETHER):
+            yield torch._utils._flatten_dense_tensors(waiting)
             waiting, size = [], 0
         if bytes_ >= _SMALL:
-            yield data.reshape(-1).contiguous()
+            yield tensor.contiguous().view(-1)
         else:
-            waiting.append(data)
+            waiting.append(tensor)
             size += bytes_
     if waiting:
-        yield _together(waiting)
+        yield torch._utils._flatten_dense_tensors(waiting)
 
 
-def _together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    flat: torch.Tensor = torch._utils._flatten_dense_tensors(tensors)
-    return flat
-
-
-def _sums_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield numbers that depend on every word of a flat tensor."""
-    words = _words_of(flat)
-    for start in range(0, words.numel(), _PIECE):
-        piece = words[start : start + _PIECE]
-        for columns in _COLUMNS:
-            whole = piece.numel() // (_ROWS * columns) * (_ROWS * columns)
-            if whole:
-                blocks = piece[:whole].view(-1, _ROWS, columns)
-                yield _mixed(blocks.sum(1).view(-1))
-                if flat.element_size() >= 8:
-                    # The signs are the highest bits, of which a sum of an even number keeps nothing.
-                    yield _mixed((blocks >> 32).sum(1).view(-1))
-                piece = piece[whole:]
-        if piece.numel():
-            yield _mixed(piece)
-
-
-def _words_of(flat: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a flat tensor as 64-bit words, the last one filled up with zeros."""
+def _words_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the bits of a flat tensor as 64-bit words, those of its end filled up with zeros."""
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).view(-1)
-    if flat.nbytes % 8 or flat.data_ptr() % 8:
-        padded = flat.new_zeros(-(-flat.nbytes // 8) * 8 // flat.element_size())
-        padded[: flat.numel()] = flat
-        flat = padded
-    return flat.view(torch.int64)
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    in_word = 8 // flat.element_size()
+    left = flat.numel() % in_word
+    if flat.numel() > left:
+        yield (flat[:-left] if left else flat).view(torch.int64)
+    if left:
+        last = flat.new_zeros(in_word)
+        last[:left] = flat[-left:]
+        yield last.view(torch.int64)
 
 
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """Return a number that depends on every word and its position."""
-    return ((words >> 32).bitwise_xor_(words)).mul_(_odd_numbers(words.device)[: words.numel()]).sum()
+@define
+class _Mixer:
+    """Numbers that depend on every word that was added, and on its position."""
+
+    _waiting: list[torch.Tensor] = field(init=False, factory=list)
+    _size: int = field(init=False, default=0)
+    _totals: list[torch.Tensor] = field(init=False, factory=list)
+
+    def add(self, flat: torch.Tensor) -> None:
+        """Add what a flat tensor holds."""
+        for words in _words_of(flat):
+            for piece in words.split(_PIECE) if words.numel() > _PIECE else (words,):
+                self._add_words(piece)
+
+    def _add_words(self, words: torch.Tensor) -> None:
+        size = words.numel()
+        columns = _COLUMNS if size >= _LARGE else _columns_of(size)
+        whole = size // (_ROWS * columns) * (_ROWS * columns) if columns else 0
+        if whole == _ROWS * columns:
+            self._wait(words.as_strided((_ROWS, columns), (columns, 1)).sum(0))
+        elif whole:
+            self._wait(words[:whole].view(-1, _ROWS, columns).sum(1).view(-1))
+        if whole < size:
+            self._wait(words[whole:])
+
+    def totals(self) -> list[int]:
+        """Return the numbers; what comes from another device comes at one time."""
+        self._mix()
+        numbers: list[int] = torch.stack(self._totals).tolist() if self._totals else []
+        return numbers
+
+    def _wait(self, words: torch.Tensor) -> None:
+        self._waiting.append(words)
+        self._size += words.numel()
+        if self._size >= _MIXED_TOGETHER:
+            self._mix()
+
+    def _mix(self) -> None:
+        if not self._waiting:
+            return
+        words = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        odd = _odd_numbers(words.numel().bit_length(), words.device)[: words.numel()]
+        self._totals.append(((words >> 32).bitwise_xor_(words)).mul_(odd).sum())
+        self._waiting, self._size = [], 0
 
 
 @cache
-def _odd_numbers(device: torch.device) -> torch.Tensor:
-    return torch.arange(1, 2 * _PIECE // _ROWS, 2, device=device).mul_(_ODD)
+def _columns_of(size: int) -> int:
+    """Return the length of rows of which one block is nearly the whole: without the factors that shapes have."""
+    columns = size // (_ROWS + 1)
+    while columns and math.gcd(columns, 2 * 3 * 5 * 7) > 1:
+        columns -= 1
+    return columns
+
+
+@cache
+def _odd_numbers(bits: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, 2 << bits, 2, device=device).mul_(_ODD)

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 from attrs import define
 
 from megaopt_core.errors import ParallelGroupError
+from megaopt_core.parallel._timeouts import limit_waiting
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AXES", "ProcessGroupCollection", "communicates", "is_distributed", "rank_in", "size_of"]
+__all__ = [
+    "AXES",
+    "MESH_DIMS",
+    "ProcessGroupCollection",
+    "communicates",
+    "is_distributed",
+    "rank_in",
+    "size_of",
+]
 
 AXES = ("pp", "dp", "dp_replicate", "tp", "ep", "expert_dp", "expert_dp_replicate", "expert_tp")
 """The axes that ranks stand on: data-parallel ones share an optimizer out, `*_replicate` count whole copies of it."""
 
-_MESH_DIMS = ("tp", "pp", "cp", "dp", "ep")
+MESH_DIMS: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: name for name in ("tp", "pp", "cp", "dp", "ep")},
+        **dict.fromkeys(("dp_shard", "fsdp", "shard", "dp_shard_mod_ep"), "dp"),
+        **dict.fromkeys(("dp_replicate", "replicate", "ddp"), "dp_replicate"),
+        "dp_shard_in_ep": "ep",
+    }
+)
+"""Name of a mesh dimension to what it is; the short names first, then those of FSDP2 and of trainers built on it."""
+
+_SHORT = ("tp", "pp", "cp", "dp", "ep")
 
 
 def is_distributed() -> bool:
@@ -139,11 +159,15 @@ class ProcessGroupCollection:
     def from_device_mesh(cls, mesh: DeviceMesh) -> ProcessGroupCollection:
         """Return the groups of a mesh whose dimensions are named `tp`, `pp`, `cp`, `dp`, `ep` (any subset).
 
-        The combined groups (`dp_cp`, `mp`, `tp_ep_pp`) are flattened from the dimensions that exist.
+        The combined groups (`dp_cp`, `mp`, `tp_ep_pp`) are flattened from the dimensions that exist. With a dimension
+        `dp_replicate` beside `dp` (HSDP) the ranks along `dp` share one instance of a sharded optimizer out, and those
+        along `dp_replicate` have whole copies of it. Other names that FSDP2 and its trainers use are read too:
+        `dp_shard`, `fsdp`, `shard` and `dp_shard_mod_ep` for `dp`, `dp_shard_in_ep` for `ep`, `replicate` and `ddp` for
+        `dp_replicate`.
 
         Args:
-            mesh: the device mesh; `ep` divides data parallelism: expert parameters are reduced over `dp` only, dense
-                ones over `dp`, `ep` and `cp`.
+            mesh: the device mesh, or a part of one; `ep` divides data parallelism: expert parameters are reduced over
+                `dp` only, dense ones over `dp`, `ep` and `cp`.
 
         Raises:
             ParallelGroupError: the mesh has no dimension names, or one that is not known.
@@ -153,34 +177,40 @@ class ProcessGroupCollection:
             raise ParallelGroupError(
                 "the DeviceMesh has no dimension names; name them with mesh_dim_names=('dp', 'tp')"
             )
-        unknown = [name for name in names if name not in _MESH_DIMS]
+        unknown = [name for name in names if name not in MESH_DIMS]
         if unknown:
             raise ParallelGroupError(
-                f"DeviceMesh dimensions {unknown} are not known; allowed are {list(_MESH_DIMS)}"
+                f"DeviceMesh dimensions {unknown} are not known; allowed are {list(_SHORT)}, and {list(MESH_DIMS)[5:]}"
             )
 
         def of(*dims: str) -> ProcessGroup | None:
-            present = tuple(name for name in names if name in dims)
+            present = tuple(name for name in names if MESH_DIMS[name] in dims)
             if not present:
                 return None
             if len(present) == 1:
                 return mesh.get_group(present[0])
             part: Any = mesh[present]
             group: ProcessGroup = part._flatten("_".join(present)).get_group()
+            limit_waiting(group)
             return group
 
+        copies = of("dp_replicate")
         return cls(
             tp=of("tp"),
             pp=of("pp"),
             cp=of("cp"),
-            dp=of("dp", "ep"),
-            dp_cp=of("dp", "ep", "cp"),
+            dp=of("dp_replicate", "dp", "ep"),
+            dp_cp=of("dp_replicate", "dp", "ep", "cp"),
             mp=of("tp", "pp"),
             ep=of("ep"),
             expt_tp=of("tp"),
-            expt_dp=of("dp", "cp"),
+            expt_dp=of("dp_replicate", "dp", "cp"),
             tp_ep_pp=of("tp", "ep", "pp"),
-            intra_dist_opt=of(*_MESH_DIMS),
+            intra_dist_opt=of(*_SHORT),
+            intra_dp_cp=None if copies is None else of("dp", "ep", "cp"),
+            intra_expt_dp=None if copies is None else of("dp", "cp"),
+            inter_dist_opt=copies,
+            inter_expt_dist_opt=copies,
         )
 
     @classmethod

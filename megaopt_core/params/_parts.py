@@ -29,6 +29,7 @@ class LogicalPart:
         coordinates: where this rank stands on these axes.
         tensor_parallel: it is cut over the tensor-parallel group, not the same on all its ranks.
         partition_dim: dimension that tensor parallelism cuts; -1 for none.
+        is_expert: its attribute `allreduce` is False, or it is a DTensor that lies on the ranks of experts.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class LogicalPart:
     coordinates: RankCoordinates = Factory(dict)
     tensor_parallel: bool = False
     partition_dim: int = -1
+    is_expert: bool = False
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -73,6 +75,9 @@ def logical_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollecti
     """
     is_expert = not getattr(param, "allreduce", True)
     if is_dtensor(param):
+        # Attributes vanish when parameters become DTensors; where these lie stays.
+        if not is_expert and size_of(pgs.ep) > 1:
+            is_expert = _lies_on(param, pgs.ep) or _lies_on(param, pgs.of_axis("expert_dp"))
         return _by_placements(param, name, pgs, is_expert)
     return _by_attributes(param, name, pgs, is_expert)
 
@@ -87,10 +92,10 @@ def _by_attributes(
     shape, axis = tuple(param.shape), _tensor_axis(is_expert)
     group = pgs.of_axis(axis)
     if not getattr(param, "tensor_model_parallel", False):
-        return LogicalPart(shape, whole(shape))
+        return LogicalPart(shape, whole(shape), is_expert=is_expert)
     dim = int(getattr(param, "partition_dim", -1))
     if dim < 0 or size_of(group) == 1:
-        return LogicalPart(shape, whole(shape), tensor_parallel=True, partition_dim=dim)
+        return LogicalPart(shape, whole(shape), tensor_parallel=True, partition_dim=dim, is_expert=is_expert)
     if dim >= len(shape):
         raise RoutingError(
             f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}",
@@ -110,6 +115,7 @@ def _by_attributes(
         {axis: rank_in(group)},
         tensor_parallel=True,
         partition_dim=dim,
+        is_expert=is_expert,
     )
 
 
@@ -139,7 +145,13 @@ def _by_placements(param: Any, name: str, pgs: ProcessGroupCollection, is_expert
     for each in ordered:
         box = each.part(box, coordinates[each.axis])
     return LogicalPart(
-        shape, box, ordered, coordinates, tensor_parallel=cut_by_tensor, partition_dim=partition_dim
+        shape,
+        box,
+        ordered,
+        coordinates,
+        tensor_parallel=cut_by_tensor,
+        partition_dim=partition_dim,
+        is_expert=is_expert,
     )
 
 
@@ -152,6 +164,14 @@ def _order(placement: Placement, mesh_dim: int) -> int:
     """Return when a mesh dimension cuts: a strided shard, which `fully_shard` makes of what is cut already, last."""
     strided = getattr(placement, "split_factor", 1) > 1
     return mesh_dim + (1 << 16 if strided else 0)
+
+
+def _lies_on(param: Any, group: dist.ProcessGroup | None) -> bool:
+    """Return whether a dimension of a DTensor's mesh has just the ranks of a group."""
+    if size_of(group) == 1:
+        return False
+    ranks, mesh = dist.get_process_group_ranks(group), param.device_mesh
+    return any(dist.get_process_group_ranks(mesh.get_group(dim)) == ranks for dim in range(mesh.ndim))
 
 
 def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: bool) -> str:

@@ -96,6 +96,7 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
         "distributed": "megaopt-distributed",
         "zero1": "megaopt-distributed",
         "layer_wise": "megaopt-layerwise",
+        "fsdp": "megaopt-fsdp",
     }
 )
 """Sharding strategy to the distribution that brings it."""

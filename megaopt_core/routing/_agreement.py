@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -121,8 +121,7 @@ class Holding:
             assignments: name to where it goes, in the same order.
         """
         assigned = list(assignments.values())
-        are_experts = list(map(attrgetter("is_expert"), items))
-        if not any(are_experts):
+        if not any(map(attrgetter("is_expert"), items)):
             everything = _Params(items, assigned)
             return cls(everything, _Params((), ()), everything.digest)
         dense, experts = (
@@ -132,6 +131,7 @@ class Holding:
             )
             for is_expert in (False, True)
         )
+        are_experts = [item.is_expert for item in items]
         return cls(dense, experts, fingerprint((dense.digest, experts.digest, are_experts)))
 
 
@@ -152,44 +152,27 @@ class _Params:
     @digest.default
     def _digest(self) -> bytes:
         """Return the digest of columns: of what many parameters share, a few words and a number for each."""
-        items = self.items
-        parts = list(map(attrgetter("part"), items))
-        keys = list(map(attrgetter("key"), self.assigned))
-        views = list(map(attrgetter("decision.view"), items))
-        columns = [
-            _column(list(map(attrgetter("dtype"), items)), str),
-            _column_of_objects(keys, _key_words),
-            _column_of_objects(views, repr),
-            _column(list(map(attrgetter("placements"), parts)), repr),
-            _column(list(map(attrgetter("tensor_parallel"), parts)), repr),
-            _column(list(map(attrgetter("grad_norm_group"), items)), repr),
-            _column(list(map(attrgetter("shared"), items)), repr),
-            _column(list(map(attrgetter("shared_embedding"), items)), repr),
-        ]
-        names, shapes = "\0".join(map(attrgetter("name"), items)), list(map(attrgetter("shape"), parts))
-        return fingerprint((names, shapes, columns))
+        names = "\0".join(map(attrgetter("name"), self.items))
+        traits = _column(list(map(attrgetter("traits"), self.items)), _words)
+        return fingerprint((names, traits, _column(list(map(attrgetter("key"), self.assigned)), _key_words)))
 
     def rows(self) -> Rows:
         """Return what there is to say about each parameter."""
         return [_row(item, to.key) for item, to in zip(self.items, self.assigned, strict=True)]
 
 
-def _column(values: Sequence[Hashable], say: Callable[[Any], str]) -> tuple[list[str], list[int]]:
-    """Return the distinct values in words, and the number of each value among them; no numbers where there is one."""
-    if values and values.count(values[0]) == len(values):
-        return [say(values[0])], []
-    words: dict[str, int] = {}
-    numbers = {value: words.setdefault(say(value), len(words)) for value in dict.fromkeys(values)}
-    return list(words), list(map(numbers.__getitem__, values)) if len(words) > 1 else []
+def _column(values: Sequence[Any], say: Callable[[Any], str]) -> tuple[list[str], list[int]]:
+    """Return the distinct values in words, and the number of each value among them; no numbers where there is one.
 
-
-def _column_of_objects(values: Sequence[Any], say: Callable[[Any], str]) -> tuple[list[str], list[int]]:
-    """Return the same of objects that many parameters share, whose hashes would take longer than their words."""
+    Many parameters share one object, which is found sooner than it is hashed.
+    """
     if values and all(map(is_, values, repeat(values[0]))):
         return [say(values[0])], []
     ids = list(map(id, values))
+    words: dict[str, int] = {}
     by_id = dict(zip(ids, values, strict=True))
-    return _column(ids, lambda identity: say(by_id[identity]))
+    numbers = {identity: words.setdefault(say(value), len(words)) for identity, value in by_id.items()}
+    return list(words), list(map(numbers.__getitem__, ids)) if len(words) > 1 else []
 
 
 def _key_words(key: GroupKey) -> str:

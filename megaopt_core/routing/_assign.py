@@ -250,18 +250,18 @@ class Assigner:
         known.passed.append(dict(given))
 
     @staticmethod
-    def strategy_of(config: OptimizerConfig, optimizer: str) -> str:
-        """Return the name of the strategy that shards an optimizer: the configured one, or its fallback.
+    def strategy_of(config: OptimizerConfig, optimizer: str, name: str) -> str:
+        """Return the name of the strategy that shards an optimizer: the routing's, or its fallback.
 
         Args:
             config: the run's configuration.
             optimizer: name of the optimizer.
+            name: the strategy that the routing asks for.
 
         Raises:
             ConfigurationError: neither can shard the optimizer's granularity.
         """
         registry = get_registry()
-        name = config.sharding or "replicated"
         granularity = registry.optimizer(optimizer).configured(config).granularity
         strategy = registry.strategy(name)
         if granularity in strategy.granularities:

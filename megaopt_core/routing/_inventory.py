@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ from megaopt_core.routing._roles.infer import infer_roles
 __all__ = ["Inventory", "InventoryItem", "take_inventory"]
 
 
+@lru_cache(4096)
+def _same_object(*traits: Any) -> tuple[Any, ...]:
+    return traits
+
+
 @frozen(eq=False)
 class InventoryItem:
     """One parameter of this rank.
@@ -34,10 +40,11 @@ class InventoryItem:
         decision: its role with reason and view.
         part: this rank's part of the logical tensor over all tensor-parallel ranks.
         dtype: of the parameter.
-        is_expert: the attribute `allreduce` is False.
+        is_expert: the attribute `allreduce` is False, or it lies on the ranks of experts.
         shared: it is counted elsewhere.
         grad_norm_group: name of the norm that it counts in.
         shared_embedding: an embedding that pipeline stages share.
+        traits: the five before this, its shape, how it is cut and viewed, as one object for all parameters alike.
     """
 
     name: str
@@ -51,6 +58,7 @@ class InventoryItem:
     shared: bool = field(init=False)
     grad_norm_group: str | None = field(init=False)
     shared_embedding: bool = field(init=False)
+    traits: tuple[Any, ...] = field(init=False, repr=False)
 
     @dtype.default
     def _dtype(self) -> torch.dtype:
@@ -58,7 +66,7 @@ class InventoryItem:
 
     @is_expert.default
     def _is_expert(self) -> bool:
-        return not getattr(self.param, "allreduce", True)
+        return self.part.is_expert
 
     @shared.default
     def _shared(self) -> bool:
@@ -71,6 +79,22 @@ class InventoryItem:
     @shared_embedding.default
     def _shared_embedding(self) -> bool:
         return bool(getattr(self.param, "shared_embedding", False))
+
+    @traits.default
+    def _traits(self) -> tuple[Any, ...]:
+        part, view = self.part, self.decision.view
+        return _same_object(
+            self.dtype,
+            self.is_expert,
+            self.shared,
+            repr(self.grad_norm_group),  # a user may have put there what has no hash
+            self.shared_embedding,
+            part.shape,
+            part.placements,
+            part.tensor_parallel,
+            view,
+            () if view is None else view.head_sizes,  # equal views may differ in these
+        )
 
     @property
     def param(self) -> torch.nn.Parameter:

@@ -15,6 +15,7 @@ from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
@@ -33,6 +34,7 @@ from megaopt_core.routing._groups import (
 from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inventory
 from megaopt_core.routing._matching import STANDARD, OverrideSet, raise_unmatched
 from megaopt_core.routing._plugin_faults import PluginFaults, add_plugin_overrides
+from megaopt_core.routing._sharding import UNSHARDED, chosen_strategy, strategies_that_claim
 from megaopt_core.routing._standard import get_standard_config_overrides
 from megaopt_core.routing._stored import GivenRouting, as_stored, read_stored_routing
 
@@ -111,6 +113,7 @@ class Routing:
         axes: number of ranks along each axis of the world.
         rank: this rank's coordinates on these axes.
         digest: equal on two ranks that hold the same parameters and send them to the same groups; empty: not known.
+        sharding: name of the strategy that the configuration asks for, or that claims the model where it asks for none.
     """
 
     params: Mapping[str, ParamRoute]
@@ -122,6 +125,7 @@ class Routing:
     rank: RankCoordinates = Factory(dict)
     excluded: tuple[str, ...] = ()
     digest: bytes = b""
+    sharding: str = UNSHARDED
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -182,6 +186,7 @@ class _Told:
     matched: frozenset[str] = frozenset()
     norm_groups: frozenset[str] = frozenset()
     followed: str = ""
+    claims: frozenset[str] = frozenset()
 
 
 @frozen
@@ -192,11 +197,12 @@ class _Rank:
     assignments: dict[str, Assignment]
     held: Holding
     followed: str = ""
+    claims: frozenset[str] = frozenset()
 
     def tell(self, overrides: OverrideSet) -> _Told:
         norm_groups = {item.grad_norm_group for item in self.inventory.trainable if item.grad_norm_group}
         keys = frozenset(assignment.key for assignment in self.assignments.values())
-        return _Told(keys, frozenset(overrides.matched), frozenset(norm_groups), self.followed)
+        return _Told(keys, frozenset(overrides.matched), frozenset(norm_groups), self.followed, self.claims)
 
 
 def route(
@@ -213,14 +219,15 @@ def route(
 
     Nothing is built and no parameter is read: a model on the meta device is enough. No code of the model is run, but
     for one forward on the meta device where there is an `example`, which settles what is doubtful. It is a collective
-    over the process groups, the default group where none are given: afterwards every rank holds the same optimizers and
+    over the process groups: afterwards every rank holds the same optimizers and
     groups, and what ranks must have alike has been compared. Groups of one rank communicate nothing.
 
     Args:
         config: the run's configuration.
         model_chunks: the model, or its chunks under virtual pipeline parallelism; wrapped or bare.
         config_overrides: `{ParamKey: ParamGroupOverride}`; None means the standard overrides, `{}` none.
-        pg_collection: process groups, or a DeviceMesh that names them.
+        pg_collection: process groups, or a DeviceMesh that names them; None: those of the mesh that the model's
+            DTensors lie on, or the default group.
         fqn: maps `(chunk index, local name)` to a globally unique name, where ranks number locally.
         example: a batch to run one forward with: a tensor, a tuple of arguments or a mapping of keyword arguments.
         routing: a checkpoint, or what a plugin read from one: every parameter gets the optimizer, role and view that it
@@ -245,7 +252,7 @@ def route(
         [('weight', 0), ('bias', 1)]
     """
     chunks = chunks_of(model_chunks)
-    pgs = ProcessGroupCollection.of(pg_collection)
+    pgs = groups_of_model(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     overrides = OverrideSet()
     mine, error = None, None
     try:
@@ -277,7 +284,8 @@ def route(
         )
     raise_unmatched(overrides, everyone.matched, mine.inventory.names())
     ordered = order_children(everyone.keys, config.optimizer)
-    return _assemble(config, mine, ordered, everyone.norm_groups, pgs)
+    sharding = chosen_strategy(config, frozenset[str]().union(*(told.claims for told in gathered)))
+    return _assemble(config, mine, ordered, everyone.norm_groups, pgs, sharding)
 
 
 def _route_this_rank(
@@ -319,7 +327,7 @@ def _route_this_rank(
         overrides.match(item.named, item.decision.role)
     failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
     held = Holding.of(inventory.trainable, assignments)
-    return _Rank(inventory, assignments, held, _digest(stored))
+    return _Rank(inventory, assignments, held, _digest(stored), strategies_that_claim(inventory.trainable))
 
 
 def _digest(stored: StoredRouting | None) -> str:
@@ -392,7 +400,9 @@ def route_added(
     new = order_children(needed - set(present), config.optimizer)
     index = {key: position for position, key in enumerate([*present, *new])}
     strategies = {child.optimizer: child.strategy for child in routing.children}
-    strategies |= {key.optimizer: Assigner.strategy_of(config, key.optimizer) for key in new}
+    strategies |= {
+        key.optimizer: Assigner.strategy_of(config, key.optimizer, routing.sharding) for key in new
+    }
     children = [
         evolve(child, groups=tuple(len(present) + at for at in child.groups))
         for child in children_of(new, strategies)
@@ -425,9 +435,10 @@ def _assemble(
     ordered: Sequence[GroupKey],
     norm_groups: Iterable[str],
     pgs: ProcessGroupCollection,
+    sharding: str,
 ) -> Routing:
     used = dict.fromkeys(key.optimizer for key in ordered)
-    strategies = {name: Assigner.strategy_of(config, name) for name in used}
+    strategies = {name: Assigner.strategy_of(config, name, sharding) for name in used}
     groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
     index = {key: position for position, key in enumerate(ordered)}
     params = {}
@@ -450,4 +461,5 @@ def _assemble(
         rank,
         tuple(item.name for item in mine.inventory.excluded),
         mine.held.digest,
+        sharding,
     )

@@ -12,6 +12,7 @@ from attrs import evolve
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._specs import ParamSpec, Shard, intersect
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import Routing
@@ -43,7 +44,8 @@ def groups_of_wrapped(
 
     Args:
         chunks: the model chunks.
-        pgs: the caller's process groups; None: the wrapper's, or the default group where no chunk has one of ours.
+        pgs: the caller's process groups; None: the wrapper's; where no chunk has one of ours, those of the
+            mesh that its DTensors lie on, or the default group.
 
     Raises:
         ParallelGroupError: a wrapper reduces gradients over other ranks than the caller's groups name.
@@ -64,7 +66,7 @@ def groups_of_wrapped(
                 inter_expt_dist_opt=made.inter_expt_dist_opt,
                 intra_dist_opt=made.intra_dist_opt,
             )
-    return ProcessGroupCollection.of(pgs)
+    return groups_of_model(chunks) if pgs is None else ProcessGroupCollection.of(pgs)
 
 
 def _require_same_ranks(

@@ -10,7 +10,15 @@ from attrs import define, field, frozen
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._specs import Box, Granularity, ParamInfo, ParamSpec, RankCoordinates, Shard
+from megaopt_core.params._specs import (
+    AxisPlacement,
+    Box,
+    Granularity,
+    ParamInfo,
+    ParamSpec,
+    RankCoordinates,
+    Shard,
+)
 from megaopt_core.sharding._elements import elements_of, store_elements
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._split_step import Exchange, Travel
@@ -279,8 +287,8 @@ class ShardingStrategy(Protocol):
     A strategy never subclasses an optimizer, never builds one, and never learns which one it shards: it reads
     granularity, alignment, cost and what the optimizer supports from the specs.
 
-    A class that inherits from it has no fallback, supports no settings, refuses nothing, plans no buffers and leaves
-    the chain to the core, unless it says otherwise.
+    A class that inherits from it has no fallback, supports no settings, refuses nothing, claims no model, plans no
+    buffers and leaves the chain to the core, unless it says otherwise.
     """
 
     name: str
@@ -303,6 +311,15 @@ class ShardingStrategy(Protocol):
             spec: the same as pure data.
         """
         return None
+
+    def claims(self, param: torch.nn.Parameter, placements: Sequence[AxisPlacement]) -> bool:
+        """Return whether a model with this parameter is sharded by this strategy where the configuration names none.
+
+        Args:
+            param: a parameter that trains and that ranks divide, possibly on the meta device.
+            placements: how the axes of the world divide it.
+        """
+        return False
 
     def buffers(
         self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions

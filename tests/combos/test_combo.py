@@ -34,6 +34,7 @@ COMBOS = {
     "muon": {"adam", "muon", "roles", "testing"},
     "soap": {"adam", "roles", "soap", "testing"},
     "layerwise": {"adam", "checkpoint", "distributed", "layerwise", "muon", "roles", "testing"},
+    "fsdp": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "bridge": {"adam", "bridge", "checkpoint", "distributed", "roles", "testing"},
     "models": {"roles"},
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = [
     ("README.md", "megaopt_muon"),
     ("plugins/megaopt-adam/README.md", "megaopt_adam"),
+    ("plugins/megaopt-fsdp/README.md", "megaopt_fsdp"),
     ("plugins/megaopt-layerwise/README.md", "megaopt_layerwise"),
     ("plugins/megaopt-muon/README.md", "megaopt_muon"),
     ("plugins/megaopt-soap/README.md", "megaopt_soap"),

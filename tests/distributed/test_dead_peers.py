@@ -6,10 +6,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from megaopt_distributed.ddp.instances import with_instances
+from torch.distributed.device_mesh import init_device_mesh
 
 from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import CommunicationError
-from megaopt_core.parallel._reduction import new_group
+from megaopt_core.parallel import new_group, timeout_of
 from megaopt_core.sharding._attached import make_peer_groups
 from megaopt_core.sharding._layout import World
 from megaopt_core.sharding._stage_specs import specs_of_stage
@@ -32,7 +34,12 @@ def made_group(pgs):
     new_group([0, 1], dist.group.WORLD, "making a group of peers")
 
 
-MEETINGS = {function.__name__: function for function in (stage_specs, peer_groups, made_group)}
+def instances(pgs):
+    """Divide data parallelism into instances of the distributed optimizer."""
+    with_instances(pgs, 2)
+
+
+MEETINGS = {function.__name__: function for function in (stage_specs, peer_groups, made_group, instances)}
 
 
 def one_dies(rank, size, meeting):
@@ -56,3 +63,15 @@ def test_the_others_hear_of_it_in_time(launch, meeting):
     assert "another rank has stopped, or the process group's timeout is over" in words
     assert "Restart all ranks from the last checkpoint" in words
     assert seconds < 20.0
+
+
+def joined_dimensions(rank, size):
+    """Return how long the groups wait that dimensions of a mesh are joined into."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
+    pgs = ProcessGroupCollection.from_device_mesh(mesh)
+    return [timeout_of(group).total_seconds() for group in (pgs.dp_cp, pgs.expt_dp, pgs.intra_dist_opt)]
+
+
+def test_groups_of_a_mesh_that_are_joined_have_the_timeout_of_the_run(launch):
+    """Torch makes them without a word about it: they would wait for half an hour."""
+    assert launch(joined_dimensions, 4, group_timeout=9.0) == [[9.0] * 3] * 4

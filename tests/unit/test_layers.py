@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
 
-LEANS_ON = {"megaopt_layerwise": {"megaopt_distributed"}}
+LEANS_ON = {"megaopt_fsdp": {"megaopt_layerwise"}, "megaopt_layerwise": {"megaopt_distributed"}}
 """The plugins that may import others of ours, and which."""
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from attrs import evolve
 
 from megaopt_core.errors import ParallelGroupError
-from megaopt_core.parallel import ProcessGroupCollection, size_of, timeout_of
+from megaopt_core.parallel import ProcessGroupCollection, new_group, size_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -62,7 +62,7 @@ def _divide(group: ProcessGroup | None, instances: int) -> tuple[ProcessGroup | 
         )
     size, me = len(ranks) // instances, group.rank()
     first = me // size * size
-    timeout = timeout_of(group)
-    intra: Any = dist.new_group(ranks[first : first + size], timeout=timeout, use_local_synchronization=True)
-    inter: Any = dist.new_group(ranks[me % size :: size], timeout=timeout, use_local_synchronization=True)
-    return intra, inter
+    what = f"dividing {len(ranks)} data-parallel ranks into {instances} instances"
+    return new_group(ranks[first : first + size], group, what), new_group(
+        ranks[me % size :: size], group, what
+    )

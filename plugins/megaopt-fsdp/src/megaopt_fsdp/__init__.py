@@ -1,0 +1,3 @@
+"""Any optimizer on FSDP2: whole tensors are transformed by their owners, as a megaopt plugin."""
+
+__all__: list[str] = []

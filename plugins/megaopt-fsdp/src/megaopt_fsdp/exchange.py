@@ -1,0 +1,145 @@
+"""Updates to the owners of their matrices and back, bucket by bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import define, evolve, field, frozen
+
+from megaopt_core.params import ParamInfo
+from megaopt_core.sharding import Exchange, Piece, Travel
+from megaopt_fsdp.mail import Mail, Message
+from megaopt_fsdp.routes import Route
+from megaopt_fsdp.stage import Stage
+
+__all__ = ["OwnerExchange"]
+
+
+@define(eq=False)
+class _Bucket:
+    """What is on its way of one bucket.
+
+    Args:
+        updates: for each piece, what was given.
+        routes: what travels of it.
+        like: a tensor of the dtype and on the device of what travels.
+        message: what arrives next.
+    """
+
+    updates: Sequence[torch.Tensor | None]
+    routes: Sequence[Route]
+    like: torch.Tensor
+    message: Message
+
+
+@frozen
+class OwnerExchange(Exchange):
+    """Updates go to owners and come back in one all-to-all a bucket and direction.
+
+    Args:
+        pieces: what this rank steps.
+        infos: name to what each parameter is.
+        routes: for every bucket, what this rank owns or holds a part of.
+        dtypes: in which each bucket travels.
+        device: where.
+        mail: sends it.
+    """
+
+    pieces: Sequence[Piece]
+    infos: Mapping[str, ParamInfo]
+    routes: Sequence[Sequence[Route]]
+    dtypes: Sequence[torch.dtype]
+    device: torch.device
+    mail: Mail
+    buckets: Sequence[Sequence[int]] = field(init=False)
+    owned: Sequence[ParamInfo] = field(init=False)
+    _info_of: dict[str, ParamInfo] = field(factory=dict, init=False)
+    _under_way: dict[int, _Bucket] = field(factory=dict, init=False)
+
+    @buckets.default
+    def _positions(self) -> Sequence[Sequence[int]]:
+        position = {piece.spec.members[0][1].name: index for index, piece in enumerate(self.pieces)}
+        buckets = [[position.pop(route.name) for route in bucket] for bucket in self.routes]
+        if position:  # of batches that are cut between their matrices a rank may have none
+            buckets[0] += position.values()
+        return buckets
+
+    @owned.default
+    def _owned(self) -> Sequence[ParamInfo]:
+        rank = self.mail.group.rank()
+        return [
+            evolve(self.infos[route.name], shape=route.box[1])
+            for bucket in self.routes
+            for route in bucket
+            if route.owner == rank
+        ]
+
+    def __attrs_post_init__(self) -> None:
+        self._info_of.update((info.name, info) for info in self.owned)
+
+    def start_to_owners(self, bucket: int, updates: Sequence[torch.Tensor | None]) -> None:
+        """Begin to send the parts of a bucket to their owners.
+
+        Args:
+            bucket: its position.
+            updates: one a piece; None where a parameter has no gradient on any rank.
+        """
+        held = list(zip(self.routes[bucket], updates, strict=False))
+        moving = [(route, update) for route, update in held if update is not None]
+        routes = [route for route, _ in moving]
+        like = torch.empty(0, dtype=self.dtypes[bucket], device=self.device)
+        message = self.mail.to_owners(routes, [update for _, update in moving], like)
+        self._under_way[bucket] = _Bucket(updates, routes, like, message)
+
+    def finish_to_owners(self, bucket: int) -> Sequence[tuple[ParamInfo, torch.Tensor]]:
+        """Return the updates that this rank owns, whole.
+
+        Args:
+            bucket: its position.
+        """
+        under_way, rank = self._under_way[bucket], self.mail.group.rank()
+        wholes = self.mail.blocks(under_way.routes, under_way.message)
+        mine = [route for route in under_way.routes if route.owner == rank]
+        return [(self._info_of[route.name], whole) for route, whole in zip(mine, wholes, strict=True)]
+
+    def start_back(self, bucket: int, transformed: Sequence[torch.Tensor]) -> None:
+        """Begin to send what was transformed to all ranks that hold parts of it.
+
+        Args:
+            bucket: its position.
+            transformed: what this rank owns.
+        """
+        under_way = self._under_way[bucket]
+        under_way.message = self.mail.back(under_way.routes, transformed, under_way.like)
+
+    def finish_back(self, bucket: int) -> Sequence[torch.Tensor | None]:
+        """Return what has come back, in the shapes of the pieces.
+
+        Args:
+            bucket: its position.
+        """
+        under_way = self._under_way.pop(bucket)
+        parts = self.mail.parts(under_way.routes, under_way.message)
+        arrived = {route.name: part for route, part in zip(under_way.routes, parts, strict=True)}
+        names = [self.pieces[index].spec.members[0][1].name for index in self.buckets[bucket]]
+        return [
+            # Without an owner a piece has no elements.
+            update if update is None or name not in arrived else arrived[name].view(update.shape)
+            for name, update in zip(names, under_way.updates, strict=True)
+        ]
+
+    def travels(self, stage: Stage) -> Mapping[str, Travel]:
+        """Return how the update of each parameter travels, and how many bytes of it this rank sends in a step.
+
+        Args:
+            stage: the ranks.
+        """
+        told = {}
+        for dtype, routes in zip(self.dtypes, self.routes, strict=True):
+            for route in routes:
+                others = sum(math.prod(box[1]) for rank, box in route.receivers if rank != stage.rank)
+                elements = route.numel * (route.sends and route.owner != stage.rank) + others
+                told[route.name] = Travel("split", elements * dtype.itemsize, stage.words(route.owner))
+        return told

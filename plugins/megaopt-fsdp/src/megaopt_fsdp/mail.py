@@ -1,0 +1,188 @@
+"""Parts of tensors to owners and back, each direction one all-to-all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from attrs import define, field, frozen
+
+from megaopt_core.parallel import stopped
+from megaopt_fsdp.routes import Route
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Mail", "Message"]
+
+
+@frozen(eq=False)
+class Message:
+    """What is on its way from all ranks to this one.
+
+    Args:
+        work: ends when it has arrived; None: nothing travels.
+        received: where it arrives.
+        sent: what leaves here, which must stay until then.
+        what: says in errors what travels.
+    """
+
+    work: Any
+    received: torch.Tensor
+    sent: torch.Tensor
+    what: str
+
+    def wait(self) -> torch.Tensor:
+        """Return what has arrived.
+
+        Raises:
+            CommunicationError: another rank has stopped, or the process group's timeout is over.
+        """
+        if self.work is not None:
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                raise stopped(self.what, error) from error
+        return self.received
+
+
+@define(eq=False)
+class Mail:
+    """Sends parts of blocks between the ranks of a group, and counts what it sends.
+
+    Args:
+        group: the ranks.
+        bytes: that this rank has sent to others so far.
+        collectives: how many all-to-alls it has taken part in.
+    """
+
+    group: ProcessGroup
+    bytes: int = field(default=0, init=False)
+    collectives: int = field(default=0, init=False)
+
+    def to_owners(
+        self, routes: Sequence[Route], parts: Sequence[torch.Tensor], like: torch.Tensor
+    ) -> Message:
+        """Begin to send this rank's parts to the owners.
+
+        Args:
+            routes: what travels, in an order that all ranks share.
+            parts: of each block what this rank holds, in `like`'s dtype.
+            like: tells dtype and device.
+        """
+        rank = self.group.rank()
+        leaving: list[list[torch.Tensor]] = [[] for _ in range(self.group.size())]
+        arriving = [0] * self.group.size()
+        for route, part in zip(routes, parts, strict=True):
+            if route.sends:
+                leaving[route.owner].append(part)
+            if route.owner == rank:
+                for sender, box in route.senders:
+                    arriving[sender] += math.prod(box[1])
+        return self._send(leaving, arriving, like, "the exchange of updates with their owners")
+
+    def blocks(self, routes: Sequence[Route], message: Message) -> list[torch.Tensor]:
+        """Return the blocks that this rank owns, of the parts that have arrived.
+
+        Args:
+            routes: what was sent.
+            message: what :meth:`to_owners` returned.
+        """
+        rank, received = self.group.rank(), message.wait()
+        mine = [route for route in routes if route.owner == rank]
+        if len(mine) == 1 and _is_by_rows(mine[0]):
+            return [received.view(mine[0].box[1])]
+        wholes = [received.new_empty(route.box[1]) for route in mine]
+        windows = self._windows(mine, wholes, back=False)
+        position = 0
+        for window in windows:
+            numel = window.numel()
+            window.copy_(received[position : position + numel].view(window.shape))
+            position += numel
+        return wholes
+
+    def back(self, routes: Sequence[Route], wholes: Sequence[torch.Tensor], like: torch.Tensor) -> Message:
+        """Begin to send blocks back to all ranks that hold parts of them.
+
+        Args:
+            routes: what travels, in an order that all ranks share.
+            wholes: the blocks that this rank owns, in that order and in `like`'s dtype.
+            like: tells dtype and device.
+        """
+        rank = self.group.rank()
+        mine = [route for route in routes if route.owner == rank]
+        arriving = [0] * self.group.size()
+        for route in routes:
+            arriving[route.owner] += route.numel
+        leaving: list[list[torch.Tensor]] = [[] for _ in range(self.group.size())]
+        for route, whole in zip(mine, wholes, strict=True):
+            for receiver, box in route.receivers:
+                leaving[receiver].append(route.window(whole, box))
+        return self._send(leaving, arriving, like, "the exchange of transformed updates with their owners")
+
+    def parts(self, routes: Sequence[Route], message: Message) -> list[torch.Tensor]:
+        """Return what has come back to this rank, flat, for each block.
+
+        Args:
+            routes: what was sent.
+            message: what :meth:`back` returned.
+        """
+        received = message.wait()
+        starts: dict[int, int] = {}
+        position = 0
+        for owner in range(self.group.size()):
+            starts[owner] = position
+            position += sum(route.numel for route in routes if route.owner == owner)
+        found = []
+        for route in routes:
+            start = starts[route.owner]
+            found.append(received[start : start + route.numel])
+            starts[route.owner] = start + route.numel
+        return found
+
+    def _windows(
+        self, mine: Sequence[Route], wholes: Sequence[torch.Tensor], *, back: bool
+    ) -> Iterator[torch.Tensor]:
+        """Yield the parts of blocks in the order of what has arrived: by rank, then by block."""
+        for rank in range(self.group.size()):
+            for route, whole in zip(mine, wholes, strict=True):
+                for other, box in route.receivers if back else route.senders:
+                    if other == rank:
+                        yield route.window(whole, box)
+
+    def _send(
+        self,
+        leaving: Sequence[Sequence[torch.Tensor]],
+        arriving: Sequence[int],
+        like: torch.Tensor,
+        what: str,
+    ) -> Message:
+        sizes = [sum(tensor.numel() for tensor in some) for some in leaving]
+        sent = like.new_empty(sum(sizes))
+        position = 0
+        for tensor in (tensor for some in leaving for tensor in some):
+            sent[position : position + tensor.numel()].view(tensor.shape).copy_(tensor)
+            position += tensor.numel()
+        received = like.new_empty(sum(arriving))
+        self.collectives += 1
+        self.bytes += (sum(sizes) - sizes[self.group.rank()]) * sent.element_size()
+        try:
+            work = dist.all_to_all_single(
+                received, sent, list(arriving), sizes, group=self.group, async_op=True
+            )
+        except RuntimeError as error:
+            raise stopped(what, error) from error
+        return Message(work, received, sent, what)
+
+
+def _is_by_rows(route: Route) -> bool:
+    """Return whether parts that lie one after the other are the block as it is: rows, in their order."""
+    position = route.box[0][0] if route.box[0] else 0
+    for _, (offsets, sizes) in route.senders:
+        if sizes[1:] != route.box[1][1:] or (sizes[0] and offsets[0] != position):
+            return False
+        position += sizes[0]
+    return True

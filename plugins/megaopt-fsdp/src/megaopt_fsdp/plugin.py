@@ -1,0 +1,18 @@
+"""The plugin: the sharding strategy `fsdp`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaopt_core import ShardingStrategy, hookimpl
+from megaopt_fsdp.strategy import Fsdp
+
+__all__ = ["megaopt_api", "megaopt_sharding_strategies"]
+
+megaopt_api = "1"
+
+
+@hookimpl
+def megaopt_sharding_strategies() -> Mapping[str, ShardingStrategy]:
+    """Return the strategy under its name."""
+    return {"fsdp": Fsdp()}

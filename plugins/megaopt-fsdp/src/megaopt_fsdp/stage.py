@@ -1,0 +1,101 @@
+"""The process group of a grid: which of its ranks stands at which place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from attrs import astuple, frozen
+
+from megaopt_core import ProcessGroupCollection
+from megaopt_core.errors import ParallelGroupError
+from megaopt_core.parallel import communicates, gather_objects, new_group
+from megaopt_core.params import RankCoordinates
+from megaopt_fsdp.grid import Grid
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Stage"]
+
+
+@frozen(eq=False)
+class Stage:
+    """The ranks of a grid.
+
+    Args:
+        grid: their places.
+        group: their process group.
+        place_of: rank in the group to place.
+        rank_at: place to rank in the group.
+    """
+
+    grid: Grid
+    group: ProcessGroup
+    place_of: tuple[int, ...]
+    rank_at: tuple[int, ...]
+
+    @classmethod
+    def of(cls, grid: Grid, rank: RankCoordinates, pgs: ProcessGroupCollection) -> Stage:
+        """Return the group of a grid, made where there is none yet: a collective over each of its axes.
+
+        Args:
+            grid: the places.
+            rank: this rank's coordinates.
+            pgs: the process groups.
+
+        Raises:
+            ParallelGroupError: the groups of the axes do not span the grid.
+        """
+        known = {grid.place(rank): dist.get_rank()}
+        for axis in grid.axes:
+            group = pgs.of_axis(axis)
+            if group is not None and communicates(group):
+                for told in gather_objects(known, group, "finding the ranks that share tensors out"):
+                    known.update(told)
+        if len(known) != grid.size:
+            sizes = dict(zip(grid.axes, grid.sizes, strict=True))
+            raise ParallelGroupError(
+                f"tensors are shared out over {sizes}, {grid.size} ranks, but the process groups of these axes lead to "
+                f"{len(known)}; give the DeviceMesh of the whole model as pg_collection"
+            )
+        ranks = sorted(known.values())
+        at = {ranks.index(known[place]): place for place in range(grid.size)}
+        place_of = tuple(at[number] for number in range(grid.size))
+        rank_at = tuple(place_of.index(place) for place in range(grid.size))
+        return cls(grid, _group_of(ranks, pgs), place_of, rank_at)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self.group.rank()
+
+    def words(self, rank: int) -> str:
+        """Return where a rank stands, in words.
+
+        Args:
+            rank: in the group.
+        """
+        at = self.grid.rank(self.place_of[rank])
+        shown = [
+            f"{axis} {at[axis]}"
+            for axis, size in zip(self.grid.axes, self.grid.sizes, strict=True)
+            if size > 1
+        ]
+        return ", ".join(shown)
+
+
+def _group_of(ranks: Sequence[int], pgs: ProcessGroupCollection) -> ProcessGroup:
+    """Return a group of just these ranks."""
+    given: list[Any] = [dist.group.WORLD, *astuple(pgs, recurse=False)]
+    like = None
+    for group in given:
+        if group is not None and group.size() > 1:
+            like = like or group
+            if sorted(dist.get_process_group_ranks(group)) == list(ranks):
+                found: ProcessGroup = group
+                return found
+    if like is None:
+        raise ParallelGroupError(f"no process group is given that holds the ranks {list(ranks)}")
+    return new_group(ranks, like, "making the group of the ranks that share tensors out")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.plugin_api._hookspecs import hookimpl
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.precision._block_codes import BLOCKS, decode_blocks
 from megaopt_core.precision._state_codes import SCALED, Decoder, decode_scaled
 from megaopt_core.schedules._styles import BUILTIN_STYLES
 from megaopt_core.sharding._protocol import ShardingStrategy
@@ -40,5 +41,5 @@ def megaopt_schedules() -> Mapping[str, ScheduleStyle]:
 
 @hookimpl
 def megaopt_state_codes() -> Mapping[str, Decoder]:
-    """Return the code of fp16 and fp8 states."""
-    return {SCALED: decode_scaled}
+    """Return the codes of fp16 and fp8 states, and of those in 8 bits."""
+    return {BLOCKS: decode_blocks, SCALED: decode_scaled}

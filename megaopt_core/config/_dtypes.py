@@ -8,10 +8,12 @@ import torch
 
 __all__ = ["FLOAT_DTYPES", "STATE_DTYPES", "dtype_name", "parse_dtype"]
 
-STATE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Dtypes in which a precision-aware optimizer can be asked to keep its tensors."""
+_FLOAT_STATES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
-FLOAT_DTYPES = (torch.float64, *STATE_DTYPES)
+STATE_DTYPES = (*_FLOAT_STATES, torch.uint8)
+"""Dtypes in which a precision-aware optimizer can be asked to keep its tensors; uint8 stands for codes of 8 bits."""
+
+FLOAT_DTYPES = (torch.float64, *_FLOAT_STATES)
 """Dtypes in which weights can be initialised."""
 
 _SHORT_NAMES = {
@@ -20,6 +22,7 @@ _SHORT_NAMES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
+    "8bit": torch.uint8,
 }
 
 
@@ -36,7 +39,7 @@ def parse_dtype(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     name = value.removeprefix("torch.")
-    by_name = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
+    by_name = {dtype_name(dtype): dtype for dtype in (*FLOAT_DTYPES, torch.uint8)}
     return (_SHORT_NAMES | by_name).get(name, value)
 
 

@@ -131,6 +131,9 @@ class CoreFields:
     exp_avg_sq_dtype: torch.dtype = dtype_setting(
         STATE_DTYPES, "Dtype of the second moment (precision-aware optimizer)."
     )
+    stochastic_state_rounding: bool = switch(
+        "Round states of 8 bits up or down at random, so that no small change is lost on average."
+    )
 
     loss_scale: float | None = setting(
         None, optional(positive()), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."

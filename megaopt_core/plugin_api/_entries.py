@@ -105,8 +105,8 @@ class OptimizerEntry:
         state_dtypes: per state tensor the dtypes that it can be kept in (precision-aware states).
         state_dtype_settings: state key to the setting, of the core or of `settings`, that says in which of them; every
             key of `state_dtypes` needs one.
-        positive_states: state keys whose values are divided by, such as second moments: storing them in less never
-            rounds a positive value to 0.
+        positive_states: state keys whose values are never negative and are divided by, such as second moments: storing
+            them in less never rounds a positive value to 0.
         scalar_states: state keys with one number for a parameter, which is no element of it even where the parameter
             has a single element too.
         supports_fp16: may step in a model that trains with fp16 mixed precision.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STORABLE", "precision_policy", "require_possible", "require_state"]
 
-STORABLE = frozenset({torch.float32, *LOW_PRECISION, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Dtypes that a moment can be stored in, with a scale where the range asks for one."""
+STORABLE = frozenset({torch.float32, *LOW_PRECISION, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8})
+"""Dtypes that a moment can be stored in, with a scale where the range asks for one; uint8 stands for 8-bit codes."""
 
 _CORE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "exp_avg_dtype": ("exp_avg",),
@@ -145,6 +145,7 @@ def precision_policy(config: OptimizerConfig, entry: OptimizerEntry, name: str) 
         main_grads_dtype=config.main_grads_dtype,
         store_param_remainders=config.store_param_remainders,
         is_mixed=mixed,
+        stochastic_rounding=config.stochastic_state_rounding,
         batch_elements=None if entry.configured(config).granularity is Granularity.GROUP else BATCH_ELEMENTS,
     )
 

@@ -11,14 +11,14 @@ from attrs import define, field
 
 from megaopt_core.precision._base_policy import BasePrecisionPolicy
 from megaopt_core.precision._batches import in_turns
+from megaopt_core.precision._block_codes import BlockCode
 from megaopt_core.precision._policy import LOW_PRECISION, MAIN_PARAM
 from megaopt_core.precision._state_codes import (
-    SCALED,
     CodedState,
+    ScaledCode,
+    StateCode,
     StoredSlice,
     decode_slices,
-    decode_state,
-    encode_state,
     needs_scale,
     scale_key,
 )
@@ -43,13 +43,14 @@ class ParamRemainders(BasePrecisionPolicy):
 
     Args:
         state_dtypes: state key to storage dtype; absent keys stay in fp32.
-        positive_states: state keys that are divided by: a positive value is never stored as 0.
         main_params_dtype: dtype of main copies, where there are any.
         main_grads_dtype: gradients are rounded to it before they are used.
         store_param_remainders: keep remainders for bf16 parameters in place of main copies; needs
             `main_params_dtype=torch.float32`.
         is_mixed: non-finite gradients skip the step.
         batch_elements: elements that are in fp32 at a time; None: all, for optimizers that step a group as one.
+        positive_states: state keys that are divided by: a positive value is never stored as 0.
+        stochastic_rounding: round states of 8 bits up or down at random.
     """
 
     state_dtypes: Mapping[str, torch.dtype] = field(factory=dict)
@@ -59,10 +60,21 @@ class ParamRemainders(BasePrecisionPolicy):
     is_mixed: bool = True
     batch_elements: int | None = BATCH_ELEMENTS
     positive_states: frozenset[str] = frozenset({"exp_avg_sq"})
+    stochastic_rounding: bool = False
+    _codes: Mapping[str, StateCode] = field(init=False)
     _pieces: Sequence[Piece] = field(factory=list, init=False)
     _storages: list[ParamStorage] = field(factory=list, init=False)
     _stepped: Sequence[torch.Tensor] = field(factory=list, init=False)
     _grads: list[torch.Tensor | None] = field(factory=list, init=False)
+
+    @_codes.default
+    def _codes_by_dtype(self) -> Mapping[str, StateCode]:
+        return {
+            key: BlockCode(key in self.positive_states, self.stochastic_rounding)
+            if dtype == torch.uint8
+            else ScaledCode(dtype, key in self.positive_states)
+            for key, dtype in self.state_dtypes.items()
+        }
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Return one tensor a piece, which has memory during a step only: fp32, or wider where the parameter is.
@@ -188,25 +200,33 @@ class ParamRemainders(BasePrecisionPolicy):
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
             if isinstance(state.get(key), torch.Tensor):
-                state[key] = decode_state(state[key], state.pop(scale_key(key), None))
+                state[key] = self._codes[key].decode(state[key], state.pop(scale_key(key), None))
 
     def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
         tensor = self._stepped[index]
         if store_all or tensor.grad is not None:
             self._storages[index].store(tensor.data)
-        tensor.grad = None
+        grad, tensor.grad = tensor.grad, None
         tensor.data = _placeholder(self._pieces[index].param)
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
             if isinstance(state.get(key), torch.Tensor):
-                self._encode(state, key, state[key])
+                self._encode(state, key, state[key], grad)
 
     def _codes_of(self, stepped: torch.Tensor) -> Iterable[str]:
         """Return the state keys that are stored in another dtype than they are computed in."""
         return self.state_dtypes if stepped.dtype == torch.float32 else ()
 
-    def _encode(self, state: MutableMapping[str, Any], key: str, value: torch.Tensor) -> None:
-        stored, scale = encode_state(value, self.state_dtypes[key], keep_positive=key in self.positive_states)
+    def _encode(
+        self,
+        state: MutableMapping[str, Any],
+        key: str,
+        value: torch.Tensor,
+        grad: torch.Tensor | None = None,
+    ) -> None:
+        # A gradient is what two steps have least in common, and all replicas have: rounding makes its choice of it.
+        grad = grad.to_dense() if grad is not None and grad.is_sparse else grad
+        stored, scale = self._codes[key].encode(value, grad)
         state[key] = stored
         if scale is not None:
             state[scale_key(key)] = scale
@@ -270,7 +290,7 @@ class ParamRemainders(BasePrecisionPolicy):
             state: the inner optimizer's state of the piece.
         """
         scale = state.get(scale_key(key)) if key in self.state_dtypes else None
-        return state[key] if scale is None else decode_state(state[key], scale)
+        return state[key] if scale is None else self._codes[key].decode(state[key], scale)
 
     def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
         """Store one state value in its storage dtype.
@@ -319,19 +339,19 @@ class ParamRemainders(BasePrecisionPolicy):
         scale = state.get(scale_key(key))
         if scale is None:
             return None
-        stored = state[key].detach()
+        stored, code = state[key].detach(), self._codes[key]
         return CodedState(
-            SCALED,
+            code.name,
             stored.dtype,
             stored.device,
             lambda start, stop: stored.reshape(-1)[start:stop],
-            lambda _, __: {"scale": scale},
+            lambda start, stop: code.saved(scale, start, stop),
         )
 
     def restore_state(
         self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]
     ) -> None:
-        """Take stored elements over as they are where all have one scale and the dtype of here, else encode anew.
+        """Take stored elements over as they are where their scales fit here, else encode anew.
 
         Args:
             index: position of the piece.
@@ -343,7 +363,7 @@ class ParamRemainders(BasePrecisionPolicy):
         if key not in self._codes_of(stepped):
             super().restore_state(index, key, state, slices)
             return
-        scale = self._common_scale(key, slices)
+        scale = self._codes[key].common_scale(slices, stepped)
         if scale is None:
             self._encode(state, key, decode_slices(slices, stepped))
             return
@@ -351,17 +371,7 @@ class ParamRemainders(BasePrecisionPolicy):
         for part in slices:
             stored.view(-1)[part.start : part.stop] = part.elements
         state[key] = stored
-        state[scale_key(key)] = torch.tensor(scale, dtype=torch.float32, device=stepped.device)
-
-    def _common_scale(self, key: str, slices: Sequence[StoredSlice]) -> float | None:
-        """Return the one scale of all slices; None where they have several, or another code or dtype."""
-        found = {
-            float(part.values["scale"])
-            if (part.code, part.elements.dtype) == (SCALED, self.state_dtypes[key])
-            else None
-            for part in slices
-        }
-        return found.pop() if len(found) == 1 else None
+        state[scale_key(key)] = scale
 
 
 def _placeholder(param: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
@@ -12,6 +12,8 @@ __all__ = [
     "SCALED",
     "CodedState",
     "Decoder",
+    "ScaledCode",
+    "StateCode",
     "StoredSlice",
     "decode_scaled",
     "decode_slices",
@@ -148,7 +150,7 @@ def needs_scale(dtype: torch.dtype) -> bool:
     Args:
         dtype: of the storage.
     """
-    return torch.finfo(dtype).max <= _WIDE_RANGE
+    return not dtype.is_floating_point or torch.finfo(dtype).max <= _WIDE_RANGE
 
 
 def encode_state(
@@ -186,3 +188,108 @@ def encode_state(
         smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
         scaled = torch.where((value > 0) & (scaled < smallest), smallest, scaled)
     return scaled.to(dtype), scale
+
+
+class StateCode(Protocol):
+    """How one state is stored between steps."""
+
+    @property
+    def name(self) -> str:
+        """Under which a checkpoint's reader finds the decoder."""
+
+    def encode(
+        self, value: torch.Tensor, entropy: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the stored elements, and the scale that they need.
+
+        Args:
+            value: fp32.
+            entropy: what a code that rounds at random makes its choice of; None: it rounds to nearest.
+        """
+
+    def decode(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """Return the values in fp32.
+
+        Args:
+            stored: what :meth:`encode` returned.
+            scale: what it returned beside.
+        """
+
+    def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
+        """Return what a checkpoint keeps beside a range of elements.
+
+        Args:
+            scale: what :meth:`encode` returned.
+            start: position of the first element.
+            stop: position behind the last one.
+        """
+
+    def common_scale(self, slices: Sequence[StoredSlice], like: torch.Tensor) -> torch.Tensor | None:
+        """Return the scale with which saved elements can be taken over as they are; None: they cannot.
+
+        Args:
+            slices: what was saved.
+            like: a tensor of the piece's shape and device.
+        """
+
+
+@frozen
+class ScaledCode:
+    """Stores a state in a floating dtype, with one power of two a tensor where the range asks for one.
+
+    Args:
+        dtype: of the storage.
+        positive: never store a positive value as 0.
+    """
+
+    dtype: torch.dtype
+    positive: bool = False
+
+    @property
+    def name(self) -> str:
+        """The code's name."""
+        return SCALED
+
+    def encode(
+        self, value: torch.Tensor, entropy: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what :func:`encode_state` does.
+
+        Args:
+            value: fp32.
+            entropy: rounding is always to nearest.
+        """
+        return encode_state(value, self.dtype, keep_positive=self.positive)
+
+    def decode(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """Return the values in fp32.
+
+        Args:
+            stored: in the storage dtype.
+            scale: one element, or None.
+        """
+        return decode_state(stored, scale)
+
+    def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
+        """Return the scale: it holds for all elements.
+
+        Args:
+            scale: one element.
+            start: position of the first element.
+            stop: position behind the last one.
+        """
+        return {"scale": scale}
+
+    def common_scale(self, slices: Sequence[StoredSlice], like: torch.Tensor) -> torch.Tensor | None:
+        """Return the one scale of all slices; None where they have several, or another code or dtype.
+
+        Args:
+            slices: what was saved.
+            like: a tensor of the piece's shape and device.
+        """
+        found = {
+            float(part.values["scale"]) if (part.code, part.elements.dtype) == (SCALED, self.dtype) else None
+            for part in slices
+        }
+        scale = found.pop() if len(found) == 1 else None
+        return None if scale is None else torch.tensor(scale, dtype=torch.float32, device=like.device)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import Factory, frozen
 
+from megaopt_core.config._dtypes import parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, UnusedSettingWarning
@@ -88,6 +89,8 @@ def unused_settings(use: Use) -> tuple[str, ...]:
     """
     found = [*_dtypes(use), *_scaling(use), *_overrides(use), *_decay(use), *_of_other_optimizers(use)]
     found += [use.says(name, why) for name, why in use.by_runners.items()]
+    if use.config.stochastic_state_rounding and not _keeps_bytes(use):
+        found.append(use.says("stochastic_state_rounding", "no state is kept in 8 bits (uint8)"))
     if not use.config.optimizer_cpu_offload:
         found += [
             use.says(name, "optimizer_cpu_offload is False") for name in _OF_OFFLOAD if use.is_set(name)
@@ -134,6 +137,13 @@ def _dtypes(use: Use) -> Iterator[str]:
         governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
         if not governed & set(config.plugin_settings):
             yield use.says("use_precision_aware_optimizer", "every dtype is float32 and so is the step")
+
+
+def _keeps_bytes(use: Use) -> bool:
+    governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
+    return use.config.use_precision_aware_optimizer and any(
+        parse_dtype(getattr(use.config, key)) == torch.uint8 for key in governed
+    )
 
 
 def _scaling(use: Use) -> Iterator[str]:

@@ -19,7 +19,7 @@ class StandIn:
     @hookimpl
     def megaopt_optimizer_entries(self):
         """Return torch's own optimizers."""
-        kept = frozenset({torch.float32, torch.float16, torch.bfloat16})
+        kept = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.uint8})
         dtypes = {"exp_avg": kept, "exp_avg_sq": kept}
         return {
             "adam": OptimizerEntry(torch.optim.AdamW, supports_fp16=True, state_dtypes=dtypes),

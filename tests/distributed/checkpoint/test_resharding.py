@@ -242,3 +242,17 @@ def test_torch_saves_and_loads_slices(launch, tmp_path):
     for loaded in launch(stateful, 3, str(tmp_path / "dcp"), "cut2", True):
         assert same(loaded[0], saved[0])
         assert same(loaded[1], saved[1])
+
+
+def test_states_in_eight_bits_resume_and_are_cut_elsewhere(launch, tmp_path):
+    """Two ranks that stop and go on have the bits of two that do not; four ranks go on from there."""
+    settings = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "uint8"}
+    whole, half, rest, four = (str(tmp_path / name) for name in ("whole", "half", "rest", "four"))
+    expected = launch(hop, 2, None, whole, "cut5", range(6), settings)[0][1]
+    saved = launch(hop, 2, None, half, "cut5", range(3), settings)[0][1]
+    found = launch(hop, 2, half, rest, "cut5", range(3, 6), settings)[0][1]
+    assert same(expected[0], found[0])
+    assert same(expected[1], found[1])
+    loaded = launch(hop, 4, half, four, "cut6", range(3, 4), settings)[0][0]
+    assert same(saved[1], loaded[1])
+    assert all(value.isfinite().all() for value in loaded[0].values())

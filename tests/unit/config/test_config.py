@@ -35,6 +35,7 @@ DEFAULTS = {
     "main_params_dtype": torch.float32,
     "exp_avg_dtype": torch.float32,
     "exp_avg_sq_dtype": torch.float32,
+    "stochastic_state_rounding": False,
     "optimizer": "adam",
     "loss_scale": None,
     "initial_loss_scale": 2**32,
@@ -128,7 +129,7 @@ REFUSED = [
     ),
     (
         {"exp_avg_dtype": "fp7", "use_precision_aware_optimizer": True},
-        "exp_avg_dtype='fp7': must be one of float32, float16, bfloat16, float8_e4m3fn, float8_e5m2",
+        "exp_avg_dtype='fp7': must be one of float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, uint8",
     ),
     *[
         ({name: "bf16"}, f"{name}='bfloat16': must be 'float32' unless use_precision_aware_optimizer=True")

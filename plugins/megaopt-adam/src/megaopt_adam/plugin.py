@@ -22,8 +22,8 @@ __all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 
 megaopt_api = "1"
 
-_LOW = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
-_MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})
+_LOW = _MOMENTUM | {torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 def adam_kwargs(

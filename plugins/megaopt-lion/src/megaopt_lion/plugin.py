@@ -51,7 +51,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             config_to_kwargs=_lion_kwargs,
             settings=LionSettings,
             setting_prefixes=("lion",),
-            state_dtypes={"exp_avg": frozenset({torch.float32, torch.bfloat16, torch.float16})},
+            state_dtypes={"exp_avg": frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})},
             supports_fp16=True,
             description="Lion: the sign of momentum; half of Adam's state",
             example='build_optimizer(model, "lion", lr=1e-4, weight_decay=1.0, lion_beta2=0.99)',

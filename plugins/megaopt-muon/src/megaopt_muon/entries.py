@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["optimizer_entries"]
 
 _STEPS = 5
-_MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})
 
 
 def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:

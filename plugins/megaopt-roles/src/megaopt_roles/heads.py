@@ -10,13 +10,14 @@ from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
 from megaopt_roles.reading import ModelReading
+from megaopt_roles.stream import Stream
 from megaopt_roles.widths import Widths
 
 __all__ = ["find_heads"]
 
 
 def find_heads(
-    model: nn.Module, modules: dict[str, nn.Module], reading: ModelReading
+    model: nn.Module, modules: dict[str, nn.Module], reading: ModelReading, stream: Stream
 ) -> dict[int, RoleDecision]:
     """Return the decisions for output heads, by identity of the projection (or of a weight used by hand).
 
@@ -24,6 +25,7 @@ def find_heads(
         model: the model, unwrapped.
         modules: its modules by canonical name.
         reading: what its sources say.
+        stream: what shows that a projection adds to a residual stream.
     """
     found: dict[int, RoleDecision] = {}
     for module, getter in _declared(modules):
@@ -31,7 +33,7 @@ def find_heads(
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
     if isinstance(model, nn.MultiheadAttention):  # a layer alone, which has no head
         return found
-    ends, passes = reading.ends(model)
+    ends, _ = reading.ends(model)
     tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     outside = _outside_base(modules)
     candidates = (set(ends - tables) | outside) - set(found)
@@ -45,7 +47,6 @@ def find_heads(
     if not kept:
         return found
     widths = Widths(model, modules, reading, kept | set(found))
-    residual = passes or bool(ends & tables)
     for projection in kept:
         if projection in outside:
             head = output("stands outside the base model, and no other layer takes its output")
@@ -53,7 +54,7 @@ def find_heads(
         elif projection in reading.guessed:
             if not widths.is_hidden(projection):
                 found[projection] = doubted(output("probably the last projection: no forward says so"))
-        elif not widths.is_hidden(projection, residual=residual):
+        elif not widths.is_hidden(projection, residual=stream.takes(projection)):
             found[projection] = output("the last projection before the model's output")
     return found
 

@@ -31,6 +31,7 @@ from megaopt_roles.heads import find_heads
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.scripted import stand_ins
 from megaopt_roles.splits import with_split
+from megaopt_roles.stream import Stream
 from megaopt_roles.uses import by_uses, is_stack_bias
 
 __all__ = ["read_roles"]
@@ -76,9 +77,9 @@ class _Rules:
             model = self._stand_ins[id(model)]
             self.modules = dict(named_modules(model))
         self.reading = ModelReading(self.modules)
-        self.heads = find_heads(model, self.modules, self.reading)
-        ends, self.residual = self.reading.ends(model)
-        self.ends = ends - self.reading.guessed
+        self.ends = self.reading.ends(model)[0] - self.reading.guessed
+        self.stream = Stream(model, self.modules, self.reading)
+        self.heads = find_heads(model, self.modules, self.reading, self.stream)
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         shape = tuple(entry.param.shape)
@@ -122,8 +123,10 @@ class _Rules:
             head = self.heads[id(param)]
             return doubted(head, found.reason) if found.uncertain else head
         found = with_split(found, param, shape, self.reading)
-        if id(param) in self.reading.consumed or id(param) in self.ends:
+        if id(param) in self.reading.consumed or self.stream.takes(id(param)):
             return found
+        if id(param) in self.ends:
+            return doubted(found, "it may be a head, or several")
         return doubted(found, "no layer that was read takes the output of the product")
 
     def _if_followed(
@@ -136,10 +139,11 @@ class _Rules:
             return doubted(decision, "its forward was replaced by one that cannot be read")
         if any(use.kind == "passed" for use in self.reading.uses.get(id(param), ())):
             return doubted(decision, "its weight goes to a function whose source cannot be read")
+        if id(module) in self.ends & self.reading.scaled and not self.stream.takes(id(module)):
+            return doubted(decision, "nothing but a norm or a gain stands between it and the model's output")
         if self.reading.is_followed(name, module):
             return decision
         if id(module) in self.ends:
-            return (
-                decision if self.residual else doubted(decision, "it may be the head of a model of one width")
-            )
+            sure = self.stream.takes(id(module))
+            return decision if sure else doubted(decision, "it may be the head of a model of one width")
         return doubted(decision, "no layer that was read takes its output")

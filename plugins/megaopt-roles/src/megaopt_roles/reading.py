@@ -12,12 +12,12 @@ from megaopt_core.routing import is_projection
 from megaopt_roles.forward.analysis import Analysis
 from megaopt_roles.forward.source import forward_of, own_methods
 from megaopt_roles.forward.templates import Templates
-from megaopt_roles.forward.values import ARGUMENT, Part, Use
+from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use
 from megaopt_roles.unread import guessed_ends, is_torchs
 
 __all__ = ["ModelReading"]
 
-_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList)
+_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -119,10 +119,20 @@ class ModelReading:
             holder = self._modules.get(name)
         return holder is None or holder is module or is_torchs(holder)
 
-    @cached_property
+    @property
     def consumed(self) -> frozenset[int]:
         """The projections, and weights used by hand, whose output a later layer takes, by identity."""
-        found, done, seen = set[int](), set[Any](), set[int]()
+        return self._consumers[0] | self._consumers[1]
+
+    @property
+    def scaled(self) -> frozenset[int]:
+        """Those of them whose output nothing but norms and gains take: these may stand behind a head, too."""
+        return self._consumers[1] - self._consumers[0]
+
+    @cached_property
+    def _consumers(self) -> tuple[frozenset[int], frozenset[int]]:
+        """What layers take, and what norms and gains take."""
+        found, done, seen = (set[int](), set[int]()), (set[Any](), set[Any]()), set[int]()
         for module in self._modules.values():
             if id(module) in seen or is_projection(module) or (is_torchs(module) and not module._modules):
                 continue
@@ -132,9 +142,14 @@ class ModelReading:
                 by_hand = isinstance(call.module, nn.Parameter)
                 start = call.order if by_hand else first.setdefault((id(call.module), call.site), call.order)
                 # the input aside, and what is fed back in a loop
-                fed = [dep for dep in call.deps if dep != ARGUMENT and dep.order < start]
-                found |= self._resolve(frozenset(fed), done)[0]
-        return frozenset(found)
+                fed = [
+                    dep
+                    for dep in call.deps
+                    if dep != ARGUMENT and (dep.order < start or not _comes_from(dep, call))
+                ]
+                which = _only_scales(call.module)
+                found[which].update(self._resolve(frozenset(fed), done[which])[0])
+        return frozenset(found[0]), frozenset(found[1])
 
     def _resolve(self, deps: frozenset[Any], done: set[Any] | None = None) -> Ends:
         """Return what dependencies come from; those in `done` are passed over, and the others added to it."""
@@ -166,6 +181,26 @@ class ModelReading:
         for axis, split in analysis.cuts.items():
             if not self.cuts.get(axis):
                 self.cuts[axis] = split
+
+
+def _only_scales(module: nn.Module | nn.Parameter) -> bool:
+    """True for a norm, a gain or an activation with parameters: nothing in it has more than one dimension."""
+    return isinstance(module, nn.Module) and all(param.dim() < 2 for param in module.parameters())
+
+
+def _comes_from(dep: Any, call: Call) -> bool:
+    """True for a dependency that comes from an earlier round of the same call: it is fed back."""
+    stack, seen = [dep], set[Any]()
+    while stack:
+        at = stack.pop()
+        if at == ARGUMENT or at in seen:
+            continue
+        seen.add(at)
+        made = at.call if isinstance(at, Part) else at
+        if made.module is call.module and made.site == call.site:
+            return True
+        stack.extend(made.deps)
+    return False
 
 
 _own_source: dict[type, bool] = {}

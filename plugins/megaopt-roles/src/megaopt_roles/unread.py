@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from megaopt_core.routing import is_projection
+from megaopt_roles.forward.source import home_of
 from megaopt_roles.features import inputs_of, outputs_of
 
 __all__ = ["guessed_ends", "is_torchs"]
@@ -18,7 +19,7 @@ def is_torchs(module: nn.Module) -> bool:
     Args:
         module: any module.
     """
-    kind = type(module).__module__
+    kind = home_of(type(module))
     return kind.startswith(("torch.nn.", "torch.ao.")) and "forward" not in module.__dict__
 
 

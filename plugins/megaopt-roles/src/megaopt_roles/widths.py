@@ -63,7 +63,7 @@ class Widths:
 
         Args:
             projection: its identity.
-            residual: the model's output is a sum that began with a table or with the input.
+            residual: it adds to a sum that began with a table, the input, or another layer.
         """
         width = self._by_identity.get(projection)
         return width in self._hidden and (residual or width not in self._rows)

@@ -36,7 +36,7 @@ class Analysis:
     Args:
         calls: calls of children, in order.
         returned: what the result depends on.
-        parts: the same for each item, where it is a tuple.
+        parts: the same for each item, where it is a tuple or a dictionary.
         uses: how parameters are used, by identity.
         splits: sizes along the outputs of projections and weights, by identity of the owner; None where they are
             split in a way that a view cannot describe.
@@ -113,7 +113,8 @@ def _evaluate(
             value = _run(evaluator, module, forward)
             returned |= deps_of(value)
             trace.use_all(weights_of(value), "returned")
-            parts = tuple(deps_of(item) for item in value) if isinstance(value, list | tuple) else ()
+            items = value.values() if isinstance(value, dict) else value
+            parts = tuple(map(deps_of, items)) if isinstance(value, list | tuple | dict) else ()
     except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
         complete = False
     passed = {key for key, uses in trace.uses.items() if any(use.kind == "passed" for use in uses)}

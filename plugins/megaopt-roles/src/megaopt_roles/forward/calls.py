@@ -17,7 +17,7 @@ from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_m
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
 from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
-from megaopt_roles.forward.source import forward_of, function_tree
+from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.values import Flow, Weight, flows_of, weights_of
 
 __all__ = ["CallEvaluator"]
@@ -139,9 +139,9 @@ class CallEvaluator(ModuleCallEvaluator):
     def _call_function(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if inspect.ismethod(callee):
             return self.call(Bound(callee.__self__, callee.__func__, callee.__name__), args, kwargs)
-        if type(callee).__module__.partition(".")[0] not in ("builtins", "functools", "abc", "enum", "torch"):
+        if home_of(type(callee)).partition(".")[0] not in ("builtins", "functools", "abc", "enum", "torch"):
             return self._call_object(callee, args, kwargs)
-        module = getattr(callee, "__module__", None) or type(getattr(callee, "__self__", None)).__module__
+        module = getattr(callee, "__module__", None) or home_of(type(getattr(callee, "__self__", None)))
         name = getattr(callee, "__name__", "")
         special = getattr(self, f"_builtin_{name}", None)
         if special is not None and module == "builtins":

@@ -71,7 +71,7 @@ class Evaluator(CallEvaluator):
 
     def _do_expr(self, node: ast.Expr, frame: Frame, returned: list[Any]) -> None:
         value = self.evaluate(node.value, frame)
-        if isinstance(node.value, ast.Yield):
+        if isinstance(node.value, ast.Yield | ast.YieldFrom):
             returned.append(value)
 
     def _do_assign(self, node: ast.Assign, frame: Frame, returned: list[Any]) -> None:
@@ -139,6 +139,17 @@ class Evaluator(CallEvaluator):
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, Flow(), frame)
         return self._block(node.body, frame, returned)
+
+    def _do_match(self, node: ast.Match, frame: Frame, returned: list[Any]) -> str | None:
+        """Evaluate every case, one after the other, as if each were the one."""
+        self.evaluate(node.subject, frame)
+        before, signals = dict(frame.names), list[str | None]()
+        for case in node.cases:
+            inner = Frame(frame.function, dict(before), frame.outer)
+            signals.append(self._block(case.body, inner, returned))
+            if signals[-1] is None:
+                self._join(frame, inner.names)
+        return "return" if signals and None not in signals else None
 
     def _do_try(self, node: ast.Try, frame: Frame, returned: list[Any]) -> str | None:
         signal = self._block([*node.body, *node.orelse], frame, returned)

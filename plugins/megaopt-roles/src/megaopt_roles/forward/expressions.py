@@ -200,6 +200,11 @@ class ExpressionEvaluator(OperatorEvaluator):
         frame.names[node.target.id] = value = self.evaluate(node.value, frame)
         return value
 
+    def _yield(self, node: ast.Yield | ast.YieldFrom | ast.Await, frame: Frame) -> Any:
+        return self.evaluate(node.value, frame)
+
+    _yieldfrom = _await = _yield
+
     def _starred(self, node: ast.Starred, frame: Frame) -> Any:
         return self.evaluate(node.value, frame)
 

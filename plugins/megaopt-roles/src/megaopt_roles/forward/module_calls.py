@@ -14,7 +14,7 @@ from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.objects import is_abstract
-from megaopt_roles.forward.source import forward_of, function_tree
+from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Flow, deps_of, weights_of
 
@@ -78,7 +78,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
 
     def _worth_inlining(self, module: nn.Module, values: Any) -> bool:
         forward = forward_of(module)
-        if forward is None or type(module).__module__.startswith("torch.") or len(self.running) > DEEPEST:
+        if forward is None or home_of(type(module)).startswith("torch.") or len(self.running) > DEEPEST:
             return False
         if function_tree(forward) is None or any(module is other for other in self.running):
             return False
@@ -106,14 +106,14 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         kind = type(module)
         if isinstance(module, nn.GLU):
             return ops.operation(self.trace, "glu", [first, module.dim], {})
-        if isinstance(module, nn.Identity | nn.Dropout) or kind.__module__ == "torch.nn.modules.activation":
+        if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
             return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)
         if (
             forward_of(module) is not None
             and len(self.running) < DEEPEST
-            and not kind.__module__.startswith("torch.")
+            and not home_of(kind).startswith("torch.")
         ):
             result = self.inline(module, args, kwargs)
             if deps_of(result) >= deps_of((args, kwargs)) or not deps_of((args, kwargs)):

@@ -13,9 +13,10 @@ from attrs import frozen
 from torch import nn
 
 from megaopt_roles.forward import quiet
-from megaopt_roles.forward.source import forward_of
+from megaopt_roles.forward.source import forward_of, home_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.weight_parts import taken
 from megaopt_roles.forward.weights import whole_weight
 
 __all__ = [
@@ -91,7 +92,7 @@ def attribute_of(owner: Any, name: str) -> Any:
         return Bound(owner, None, name)
     if isinstance(owner, type):
         return _of_class(owner, name)
-    if isinstance(owner, types.ModuleType) or type(owner).__module__.partition(".")[0] == "torch":
+    if isinstance(owner, types.ModuleType) or home_of(type(owner)).partition(".")[0] == "torch":
         try:
             return abstract(getattr(owner, name))
         except (AttributeError, RuntimeError):
@@ -164,8 +165,8 @@ def _class_attribute(module: nn.Module, name: str) -> Any:
 
 def items_of(trace: Trace, value: Any) -> list[Any]:
     """Return what a loop over a value sees; of long plain sequences the two ends."""
-    if isinstance(value, Weight):
-        return [value]
+    if isinstance(value, Weight):  # its rows
+        return [taken(value, 0, None) if value.shape and value.axes else value]
     if is_abstract(value) or value is None or isinstance(value, Choice | Bound):
         return [trace.unknown(value)] * 2
     items = quiet.items(value)

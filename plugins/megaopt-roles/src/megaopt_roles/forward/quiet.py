@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from megaopt_roles.forward.source import home_of
+
 __all__ = ["has", "is_instance", "is_plain", "items", "plain_copy", "static", "truth"]
 
 _SCALARS = (
@@ -31,7 +33,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         depth: how deep inside of containers it stands.
     """
     kind = type(value)
-    if kind in _SCALARS or kind.__module__ == "numpy" or isinstance(value, type):
+    if kind in _SCALARS or home_of(kind) == "numpy" or isinstance(value, type):
         return True
     if isinstance(value, Enum):
         return kind.__eq__ in _OWN_EQUALITY and "__hash__" not in vars(kind)
@@ -58,7 +60,7 @@ def is_instance(value: Any, kinds: Any) -> bool | None:
     wanted = kinds if isinstance(kinds, tuple) else (kinds,)
     for kind in wanted:
         known = isinstance(kind, type | types.UnionType)
-        if not known or type(kind).__module__.partition(".")[0] not in (
+        if not known or home_of(type(kind)).partition(".")[0] not in (
             "builtins",
             "abc",
             "enum",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["forward_of", "function_tree", "global_of", "is_readable", "own_methods"]
+__all__ = ["forward_of", "function_tree", "global_of", "home_of", "is_readable", "own_methods"]
 
 _UNREAD: Callable[..., Any] = print
 """Stands for a function without a source."""
@@ -69,6 +69,16 @@ def global_of(function: Callable[..., Any], name: str) -> tuple[bool, Any]:
     return name in builtins, builtins.get(name)
 
 
+def home_of(kind: type) -> str:
+    """Return the name of the Python module that a class comes from; empty where it was made without one.
+
+    Args:
+        kind: any class.
+    """
+    home = inspect.getattr_static(kind, "__module__", "")
+    return home if isinstance(home, str) else ""
+
+
 def forward_of(module: nn.Module) -> Callable[..., Any] | None:
     """Return the function that runs when a module is called; None for one that has no `forward` of its own.
 
@@ -102,7 +112,7 @@ def own_methods(module: nn.Module) -> list[Callable[..., Any]]:
     """
     methods: dict[str, Callable[..., Any]] = {}
     for base in type(module).__mro__:
-        if base.__module__.split(".")[0] == torch.__name__:
+        if home_of(base).split(".")[0] == torch.__name__:
             break
         for name, value in vars(base).items():
             if inspect.isfunction(value) and not name.startswith("__") and name != "forward":
@@ -120,6 +130,6 @@ def _behind_closure(function: Callable[..., Any], owner: type) -> Callable[..., 
             inner: Callable[..., Any] = cell.cell_contents
         except ValueError:
             continue
-        if inspect.isfunction(inner) and inner.__name__ == "forward" and inner.__module__ == owner.__module__:
+        if inspect.isfunction(inner) and inner.__name__ == "forward" and inner.__module__ == home_of(owner):
             return inner
     return plain

@@ -1,0 +1,73 @@
+"""Residual streams: what shows that the last projection of a model adds to one, and is no head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from megaopt_core.routing import is_projection
+from megaopt_roles.features import inputs_of, outputs_of
+from megaopt_roles.forward.values import ARGUMENT
+from megaopt_roles.reading import ModelReading
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """What a model returns, item by item, and which of its last projections add to something as wide.
+
+    A projection adds to a stream where the same item also comes, with nothing in between, from a table as wide as
+    its output, from a projection as wide whose output other layers take, or from an input as wide.
+
+    Args:
+        model: the model, unwrapped.
+        modules: its modules by canonical name.
+        reading: what its sources say.
+    """
+
+    def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading) -> None:
+        self._reading = reading
+        self._widths: dict[int, int] = {}
+        self._tables: set[int] = set()
+        for module in modules.values():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                self._widths[id(module)] = module.embedding_dim
+                self._tables.add(id(module))
+            elif is_projection(module):
+                self._widths[id(module)] = outputs_of(module)
+            for param in module._parameters.values():
+                if param is not None and param.dim() > 1:
+                    self._by_hand(param)
+        parts = reading.analysis(model).parts if not is_projection(model) else ()
+        self._items = [reading.ends(model, i) for i in range(len(parts))] or [reading.ends(model)]
+        self._inputs = {
+            inputs_of(call.module)
+            for call in reading.analysis(model).calls
+            if isinstance(call.module, nn.Module) and is_projection(call.module) and call.deps <= {ARGUMENT}
+        }
+
+    def _by_hand(self, param: nn.Parameter) -> None:
+        uses = self._reading.uses.get(id(param), ())
+        outputs = {param.shape[use.outputs[0]] for use in uses if len(use.outputs) == 1}
+        if len(outputs) == 1:
+            self._widths.setdefault(id(param), outputs.pop())
+        if param.dim() == 2 and any(use.kind == "indexed" for use in uses):
+            self._widths[id(param)] = param.shape[1]
+            self._tables.add(id(param))
+
+    def takes(self, projection: int) -> bool:
+        """True for a projection whose output is added to a stream in everything that the model returns of it.
+
+        Args:
+            projection: its identity, or that of a weight used by hand.
+        """
+        width = self._widths.get(projection)
+        holding = [item for item in self._items if projection in item[0]]
+        return bool(holding) and all(
+            (passes and width in self._inputs) or any(self._begins(other, width) for other in found - {projection})
+            for found, passes in holding
+        )
+
+    def _begins(self, other: int, width: int | None) -> bool:
+        return self._widths.get(other) == width and (other in self._tables or other in self._reading.consumed)

@@ -18,12 +18,14 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import contextlib
+
 import torch
 from harness import write_result
 from roles_oracle import OUTPUT_LIKE, graph_roles
 from torch import nn
 
-from megaopt_core.params import Doubt, Role
+from megaopt_core.params import Doubt, Role, RoleDecision
 from megaopt_core.routing import infer_roles
 
 type Named = tuple[str, Callable[[], nn.Module]]
@@ -51,7 +53,7 @@ def timm_models() -> Iterator[Named]:
     import timm
 
     for module in timm.list_modules():
-        names = [n for n in timm.list_models(module=module)]
+        names = list(timm.list_models(module=module))
         for name in {names[0], names[-1]} if names else ():
             yield name, lambda name=name: timm.create_model(name)
 
@@ -84,12 +86,17 @@ def transformers_models() -> Iterator[Named]:
 
 def _small(config: Any) -> Any:
     """Return a configuration with few layers: more of the same say nothing more."""
-    for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "n_layer", "n_layers"):
+    for name in (
+        "num_hidden_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "num_layers",
+        "n_layer",
+        "n_layers",
+    ):
         if SMALL and isinstance(getattr(config, name, None), int):
-            try:
-                setattr(config, name, min(getattr(config, name), 4))
-            except (AttributeError, ValueError, NotImplementedError):
-                pass
+            with contextlib.suppress(AttributeError, ValueError, NotImplementedError):
+                setattr(config, name, min(getattr(config, name), 2))
     return config
 
 
@@ -144,7 +151,9 @@ def _inputs(model: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]
         text["decoder_input_ids"] = ids
     if "bbox" in names:
         text["bbox"] = torch.ones(2, 12, 4, dtype=torch.long)
-    side = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 224)
+    side = getattr(config, "image_size", None) or getattr(
+        getattr(config, "vision_config", None), "image_size", 224
+    )
     side = side if isinstance(side, int) else side[0]
     channels = getattr(config, "num_channels", 3)
     vision = {"pixel_values": _image((channels if isinstance(channels, int) else 3, side, side))}
@@ -173,18 +182,19 @@ def _sorted(model: nn.Module, result: Any) -> list[torch.Tensor | None]:
 
     headless = getattr(model, "num_classes", 1) == 0
     if hasattr(result, "keys") and hasattr(model, "config"):
-        good = [k for k in result.keys() if not any(part in k for part in OUTPUT_LIKE)]
+        good = [k for k in result if not any(part in k for part in OUTPUT_LIKE)]
         good = good if "For" in type(model).__name__ or "LMHead" in type(model).__name__ else []
-        parts = [result[k] for k in good], [result[k] for k in result.keys() if k not in good]
+        parts = [result[k] for k in good], [result[k] for k in result if k not in good]
     else:
         parts = ([], result) if headless or hasattr(model, "config") else (result, [])
     first, second = ([t for t in tree_leaves(part) if isinstance(t, torch.Tensor)] for part in parts)
     return [*first, None, *second]
 
 
-def judge(model: nn.Module, roles: dict[int, str]) -> tuple[list[str], Counter[str]]:
+def judge(
+    model: nn.Module, found: dict[str, RoleDecision], roles: dict[int, str]
+) -> tuple[list[str], Counter[str]]:
     """Compare what is decided with what a run shows; return what is wrong, and counts."""
-    found = infer_roles(model)
     problems, counts = [], Counter()
     for name, param in model.named_parameters():
         if sum(size > 1 for size in param.shape) < 2 or id(param) not in roles:
@@ -227,7 +237,7 @@ def main() -> None:
                 failed.append(f"{name}: cannot be built ({type(error).__name__})")
                 continue
             start = time.process_time()
-            infer_roles(model)
+            said = infer_roles(model)
             seconds[name] = time.process_time() - start
             try:
                 with torch.device("meta"):
@@ -235,7 +245,7 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001 - some cannot run without values
                 failed.append(f"{name}: cannot be run ({type(error).__name__}: {str(error)[:80]})")
                 continue
-            problems, counts = judge(model, roles)
+            problems, counts = judge(model, said, roles)
             total += counts
             total["models"] += 1
             for problem in problems:
@@ -243,7 +253,13 @@ def main() -> None:
                 wrong.append(line)
                 print(line, flush=True)
         slowest = sorted(seconds.items(), key=lambda pair: -pair[1])[:5]
-        result = {"counts": dict(total), "timed": len(seconds), "slowest": slowest, "not judged": failed, "wrong or doubtful": wrong}
+        result = {
+            "counts": dict(total),
+            "timed": len(seconds),
+            "slowest": slowest,
+            "not judged": failed,
+            "wrong or doubtful": wrong,
+        }
         print(library, dict(total), slowest, len(failed), "failed", flush=True)
         if not args.no_write:
             print(write_result(f"roles_{library}", result))

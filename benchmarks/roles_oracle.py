@@ -6,6 +6,7 @@ weights alone) on one side and an activation on the other. A head is contracted 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +22,17 @@ _PRODUCTS = {  # node of the graph: which of its inputs are factors; the others 
 _LOOKUPS = ("Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather")
 _NORMS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "FusedRmsNorm",
           "MiopenBatchNorm", "NativeDropout_")  # fmt: skip
-OUTPUT_LIKE = ("hidden_state", "attention", "past_key", "cache", "loss", "pooler", "embeds", "states", "features")
+OUTPUT_LIKE = (
+    "hidden_state",
+    "attention",
+    "past_key",
+    "cache",
+    "loss",
+    "pooler",
+    "embeds",
+    "state",
+    "features",
+)
 """Parts of the names of outputs that are no predictions."""
 
 
@@ -56,7 +67,9 @@ def graph_roles(model: nn.Module, outputs: Iterable[torch.Tensor]) -> dict[int, 
 class _Walk:
     def __init__(self, shapes: dict[int, tuple[int, ...]]) -> None:
         self._shapes = shapes
-        self._pure: dict[Any, frozenset[int] | None] = {}  # the parameters that a node is made of; None: activations
+        self._pure: dict[
+            Any, frozenset[int] | None
+        ] = {}  # the parameters that a node is made of; None: activations
         self.kinds: dict[int, set[str]] = {}
         self._contracted: dict[Any, frozenset[int]] = {}
 
@@ -82,7 +95,7 @@ class _Walk:
         sides = [None if child is None else self._pure.get(child) for child in children]
         if name in _PRODUCTS:
             return self._product(node, children, sides, _PRODUCTS[name])
-        if name in _LOOKUPS and len(sides) and sides[0] is not None:
+        if name in _LOOKUPS and sides and sides[0] is not None:
             self._note(sides[0], "table")
             return None
         given = [child for child in children if child is not None]
@@ -115,7 +128,8 @@ class _Walk:
     def _is_depthwise(self, node: Any, keys: Iterable[int]) -> bool:
         """True for a convolution that has a filter for every channel, and contracts none with another."""
         groups = getattr(node, "_saved_groups", 1)
-        return groups > 1 and any(self._shapes[key][1:2] == (1,) for key in keys)
+        kernel = max((self._shapes[key] for key in keys), key=math.prod, default=())
+        return groups > 1 and kernel[1:2] == (1,)
 
     def _note(self, keys: Iterable[int], kind: str) -> None:
         for key in keys:
@@ -133,7 +147,9 @@ class _Walk:
             if node in self._contracted:
                 found |= self._contracted[node]
                 continue
-            if _kind(node) in _NORMS or _kind(node) in _LOOKUPS or _kind(node) in _PRODUCTS:
+            first = node.next_functions[0][0] if node.next_functions else None
+            table = _kind(node) in _LOOKUPS and self._pure.get(first) is not None
+            if table or _kind(node) in _NORMS or _kind(node) in _PRODUCTS:
                 continue
             stack.extend(child for child, _ in node.next_functions)
         return found

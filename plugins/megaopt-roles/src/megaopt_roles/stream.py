@@ -17,7 +17,8 @@ __all__ = ["Stream"]
 class Stream:
     """What a model returns, item by item, and which of its last projections add to something as wide.
 
-    A projection adds to a stream where the same item also comes, with nothing in between, from a table as wide as
+    A stack of matrices returns to it where its output is as wide as what the model takes. Any other projection adds to
+    a stream where the same item also comes, with nothing in between, from a table as wide as
     its output, from a projection as wide whose output other layers take, or from an input as wide.
 
     Args:
@@ -41,11 +42,23 @@ class Stream:
                     self._by_hand(param)
         parts = reading.analysis(model).parts if not is_projection(model) else ()
         self._items = [reading.ends(model, i) for i in range(len(parts))] or [reading.ends(model)]
+        first = [call.module for call in reading.analysis(model).calls if call.deps <= {ARGUMENT}]
         self._inputs = {
-            inputs_of(call.module)
-            for call in reading.analysis(model).calls
-            if isinstance(call.module, nn.Module) and is_projection(call.module) and call.deps <= {ARGUMENT}
+            inputs_of(part) for part in first if isinstance(part, nn.Module) and is_projection(part)
         }
+        for part in first:
+            if isinstance(part, nn.Parameter):
+                self._inputs |= self._taken_by_hand(part)
+        self._stacks = {
+            id(param)
+            for module in modules.values()
+            for param in module._parameters.values()
+            if param is not None and param.dim() > 2 and not is_projection(module)
+        }
+
+    def _taken_by_hand(self, param: nn.Parameter) -> set[int]:
+        uses = self._reading.uses.get(id(param), ())
+        return {param.shape[use.inputs[0]] for use in uses if len(use.inputs) == 1}
 
     def _by_hand(self, param: nn.Parameter) -> None:
         uses = self._reading.uses.get(id(param), ())
@@ -65,7 +78,8 @@ class Stream:
         width = self._widths.get(projection)
         holding = [item for item in self._items if projection in item[0]]
         return bool(holding) and all(
-            (passes and width in self._inputs) or any(self._begins(other, width) for other in found - {projection})
+            (width in self._inputs and (passes or projection in self._stacks))
+            or any(self._begins(other, width) for other in found - {projection})
             for found, passes in holding
         )
 

@@ -25,6 +25,7 @@ __all__ = ["CallEvaluator"]
 _PLAIN = (
     int, float, bool, str, abs, min, max, sum, round, all, any, sorted, divmod, repr, slice, pow,
 )  # fmt: skip
+_LIBRARIES = ("torch", "einops", "torch_scatter", "opt_einsum")
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 
 
@@ -150,8 +151,10 @@ class CallEvaluator(ModuleCallEvaluator):
             return self.call(args[0], args[1:], {})
         if callee in _PLAIN or module in ("math", "_operator"):
             return self._call_plain_function(callee, args, kwargs)
-        if module.split(".")[0] in ("torch", "einops", "torch_scatter", "opt_einsum"):
+        if module.split(".")[0] in _LIBRARIES:
             return self._call_torch(callee, name, module, args, kwargs)
+        if module.startswith("torchvision.ops.") and ops.is_known(name):
+            return ops.operation(self.trace, name, args, kwargs)
         if inspect.isfunction(callee):
             return self._call_python(callee, args, kwargs)
         if callee in (dict, list, tuple):

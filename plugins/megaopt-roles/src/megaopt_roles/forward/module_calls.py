@@ -110,6 +110,8 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)
+        if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:
+            return ops.operation(self.trace, "roi_align", args, kwargs)
         if (
             forward_of(module) is not None
             and len(self.running) < DEEPEST

@@ -132,6 +132,8 @@ CUTS = frozenset(
         "bernoulli",
         "one_hot",
         "sort_indices",
+        "nms",
+        "batched_nms",
     ]
 )
 JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"])

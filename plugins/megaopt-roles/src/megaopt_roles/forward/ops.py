@@ -242,6 +242,12 @@ def _pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     return trace.unknown(args, kwargs)
 
 
+def _pool(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what is cut out of an image at given boxes, through which no gradient flows."""
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    return Flow(deps_of(args[0] if args else kwargs.get("input")))
+
+
 def _bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     weight = _argument(2, "weight", args, kwargs)
     if isinstance(weight, Weight):
@@ -291,6 +297,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "multi_head_attention_forward": _multi_head_attention,
     "topk": _rank,
     "pad": _pad,
+    **dict.fromkeys(("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool"), _pool),
     "sort": _rank,
     "scaled_dot_product_attention": _attention,
 }

@@ -75,7 +75,10 @@ def home_of(kind: type) -> str:
     Args:
         kind: any class.
     """
-    home = inspect.getattr_static(kind, "__module__", "")
+    try:
+        home = type.__getattribute__(kind, "__module__")
+    except AttributeError:
+        return ""
     return home if isinstance(home, str) else ""
 
 

@@ -1,0 +1,228 @@
+"""Heads wherever a model may have them: never a matrix that is certain; what is hidden stays certain."""
+
+import importlib.util
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from megaopt_core.params import Role
+from megaopt_core.params._roles import Doubt
+from megaopt_core.routing import infer_roles
+
+_spec = importlib.util.spec_from_file_location(
+    "generated_models", Path(__file__).with_name("generated_models.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+generated = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generated)
+
+COMMON = """
+class Block(nn.Module):
+    def __init__(self, d=16):
+        super().__init__()
+        self.ln, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.ln(x))))
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.norm = nn.Embedding(100, 16), nn.LayerNorm(16)
+        self.blocks = nn.ModuleList([Block(), Block()])
+    def forward(self, ids):
+        x = self.wte(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+def apply_head(model, x):
+    return model.head(x)
+"""
+HEAD = "self.body, self.head = Body(), nn.Linear(16, 100, bias=False)"
+HIDDEN = ("body.blocks.0.up.weight", "body.blocks.1.down.weight")
+CASES = {  # how it is made, its methods, the heads, the hidden matrices that must be certain
+    "loss method": (
+        HEAD,
+        "def forward(self, ids): return self.body(ids)\n"
+        "def loss(self, ids, t): return F.cross_entropy(self.head(self(ids)).flatten(0, 1), t)",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "weight in another method": (
+        HEAD,
+        "def forward(self, ids): return self.body(ids)\n"
+        "def logits(self, hidden): return hidden @ self.head.weight.T",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "property": (
+        HEAD,
+        "@property\ndef kernel(self): return self.head.weight\n"
+        "def forward(self, ids): return F.linear(self.body(ids), self.kernel)",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "alias of a function": (
+        HEAD,
+        "def forward(self, ids, t):\n    loss = FusedLoss.apply\n"
+        "    return loss(self.body(ids), self.head.weight, t)",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "function as attribute": (
+        HEAD + "\nself.loss = FusedLoss.apply",
+        "def forward(self, ids, t): return self.loss(self.body(ids), self.head.weight, t)",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "in a list": (
+        HEAD + "\nself.__dict__['hidden'] = [self.head]",
+        "def forward(self, ids): return self.hidden[0](self.body(ids))",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "heads by task": (
+        "self.body = Body()\nself.heads = nn.ModuleDict({'a': nn.Linear(16, 7), 'b': nn.Linear(16, 16)})",
+        "def forward(self, ids, task): return self.heads[task](self.body(ids))",
+        ("heads.a.weight", "heads.b.weight"),
+        HIDDEN,
+    ),
+    "heads of all tasks": (
+        "self.body = Body()\nself.heads = nn.ModuleDict({'a': nn.Linear(16, 7), 'b': nn.Linear(16, 16)})",
+        "def forward(self, ids):\n    x = self.body(ids)\n"
+        "    return {name: head(x) for name, head in self.heads.items()}",
+        ("heads.a.weight", "heads.b.weight"),
+        HIDDEN,
+    ),
+    "several tokens ahead": (
+        "self.body, self.head = Body(), nn.Linear(16, 100)\n"
+        "self.steps = nn.ModuleList([nn.Linear(32, 16) for _ in range(2)])",
+        "def forward(self, ids):\n    x = self.body(ids)\n    found = [self.head(x)]\n"
+        "    for step in self.steps:\n        x = step(torch.cat([x, self.body.wte(ids)], -1))\n"
+        "        found.append(self.head(x))\n    return found",
+        ("head.weight",),
+        ("steps.0.weight", "steps.1.weight"),
+    ),
+    "as wide as the model": (
+        "self.body, self.head = Body(), nn.Linear(16, 16)",
+        "def forward(self, ids): return self.head(self.body(ids))",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "as wide as a norm": (
+        "self.c, self.n, self.d, self.m = nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Conv2d(64, 32, 3), "
+        "nn.BatchNorm2d(32)\nself.fc = nn.Linear(32, 64)",
+        "def forward(self, x):\n    x = F.relu(self.n(self.c(x)))\n"
+        "    return self.fc(F.relu(self.m(self.d(x))).mean((2, 3)))",
+        ("fc.weight",),
+        ("c.weight", "d.weight"),
+    ),
+    "beside what comes through": (
+        "self.c, self.n, self.box, self.kind = nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24), nn.Conv2d(24, 24, 1), "
+        "nn.Conv2d(24, 91, 1)",
+        "def forward(self, images):\n    x = F.relu(self.n(self.c(torch.stack(images))))\n"
+        "    return {'boxes': self.box(x), 'kinds': self.kind(x), 'images': images}",
+        ("box.weight", "kind.weight"),
+        ("c.weight",),
+    ),
+    "before a norm": (
+        HEAD + "\nself.last = nn.LayerNorm(100)",
+        "def forward(self, ids): return self.last(self.head(self.body(ids)))",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "a stack, by task": (
+        "self.body, self.heads = Body(), nn.Parameter(torch.zeros(4, 16, 100))",
+        "def forward(self, ids, task): return self.body(ids) @ self.heads[task]",
+        ("heads",),
+        HIDDEN,
+    ),
+    "a stack at once": (
+        "self.body, self.heads = Body(), nn.Parameter(torch.zeros(4, 100, 16))",
+        "def forward(self, ids): return torch.einsum('btd,hvd->bthv', self.body(ids), self.heads)",
+        ("heads",),
+        HIDDEN,
+    ),
+    "row by row": (
+        "self.body, self.head = Body(), nn.Parameter(torch.zeros(100, 16))",
+        "def forward(self, ids):\n    x = self.body(ids)[0, 0]\n"
+        "    return torch.stack([torch.dot(x, row) for row in self.head])",
+        ("head",),
+        HIDDEN,
+    ),
+    "a subclass that calls super": (
+        "self.body, self.head = Body(), Scaled(16, 100)",
+        "def forward(self, ids): return self.head(self.body(ids))",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "a class without a module": (
+        "self.body, self.head = Body(), type('Own', (nn.Linear,), {})(16, 100)",
+        "def forward(self, ids): return self.head(self.body(ids))",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "a function of its own": (
+        HEAD,
+        "def forward(self, ids): return apply_head(self, self.body(ids))",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "yielded": (
+        HEAD,
+        "def forward(self, ids):\n    for x in self.body(ids).split(1):\n        yield self.head(x)",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "matched": (
+        HEAD,
+        "def forward(self, ids, how='a'):\n    x = self.body(ids)\n    match how:\n"
+        "        case 'a': return self.head(x)\n        case _: return x",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "fed back": (
+        HEAD,
+        "def forward(self, ids):\n    while True:\n        logits = self.head(self.body(ids))\n"
+        "        ids = logits.argmax(-1)\n        if ids.sum() > 3:\n            return logits",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "kept in the module": (
+        HEAD,
+        "def forward(self, ids):\n    self.logits = self.head(self.body(ids))\n    return self.loss()\n"
+        "def loss(self): return self.logits.logsumexp(-1).mean()",
+        ("head.weight",),
+        HIDDEN,
+    ),
+    "tied behind a layer": (
+        "self.body, self.turn = Body(), nn.Linear(16, 16)",
+        "def forward(self, ids): return F.linear(self.turn(self.body(ids)), self.body.wte.weight)",
+        ("body.wte.weight",),
+        (*HIDDEN, "turn.weight"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_heads_anywhere(case):
+    """A head is an output, a table, or doubtful; the layers before it are matrices, and certainly so."""
+    made, methods, heads, hidden = CASES[case]
+    source = (
+        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{textwrap.indent(made, ' ' * 8)}\n{textwrap.indent(methods, ' ' * 4)}\n"
+    )
+    with torch.device("meta"):
+        model = generated.module(source)()
+    found = infer_roles(model)
+    for name in heads:
+        assert found[name].role is not Role.MATRIX or found[name].doubt is Doubt.ROLE, found[name].reason
+    for name in hidden:
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason

@@ -10,6 +10,7 @@ import torch
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._plugin_settings import with_prefixes
+from megaopt_core.config._removed import require_current
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._building.asked import (
@@ -96,6 +97,7 @@ def build_optimizer(
         True
     """
     require_name(optimizer)
+    require_current(settings)
     chunks = chunks_of(model)
     config = OptimizerConfig(optimizer=optimizer, **with_prefixes(optimizer, settings))
     return get_megatron_optimizer(
@@ -114,6 +116,7 @@ def get_megatron_optimizer(
     fqn: NameMap | None = None,
     example: Any = None,
     routing: GivenRouting | None = None,
+    **removed: Any,
 ) -> MegatronOptimizer:
     """Build the optimizer of a model's chunks.
 
@@ -128,13 +131,20 @@ def get_megatron_optimizer(
         fqn: maps `(chunk index, local name)` to a globally unique name.
         example: a batch that settles doubtful roles, as for :func:`megaopt_core.route`.
         routing: a checkpoint whose routing is built, as for :func:`megaopt_core.route`.
+        **removed: arguments of other trainers that have been replaced (`no_weight_decay_cond`): the error says by what.
 
     Returns:
         The optimizer; a chain when more than one is needed.
 
     Raises:
         MegaoptError: a setting, an override or the routing is not possible; nothing has been built.
+        TypeError: an argument that never was there.
     """
+    if removed:
+        require_current(removed)
+        raise TypeError(
+            f"get_megatron_optimizer() got an unexpected keyword argument {next(iter(removed))!r}"
+        )
     require_config(config)
     chunks = chunks_of(model_chunks)
     given = None if pg_collection is None else ProcessGroupCollection.of(pg_collection)

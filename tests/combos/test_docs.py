@@ -7,13 +7,22 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="these tests run without the sources around them")
-PAGES = {"start.md": ("megaopt_muon",), "routing.md": ("megaopt_adam", "megaopt_checkpoint", "megaopt_roles")}
+PAGES = {
+    "bridge.md": ("megaopt_bridge",),
+    "checkpoints.md": ("megaopt_adam", "megaopt_checkpoint"),
+    "faq.md": ("megaopt_muon",),
+    "muon-learning-rate.md": ("megaopt_muon",),
+    "routing.md": ("megaopt_adam", "megaopt_checkpoint", "megaopt_roles"),
+    "start.md": ("megaopt_muon",),
+}
 """What a page's examples need."""
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
 @pytest.mark.parametrize("page", PAGES)
-def test_python_of_the_guide_runs(page: str) -> None:
+def test_python_of_the_guide_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader can copy every example, one after the other."""
+    monkeypatch.chdir(tmp_path)
     for plugin in PAGES[page]:
         pytest.importorskip(plugin)
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)

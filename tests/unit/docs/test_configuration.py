@@ -18,20 +18,28 @@ def shown(value: Any) -> str:
     return f"`{dtype_name(value)}`" if isinstance(value, torch.dtype) else f"`{value!r}`"
 
 
-def table() -> str:
-    """The table as it has to stand in the page."""
+def table(*, supported: bool) -> str:
+    """One of the two tables as it has to stand in the page."""
     rows = [
         f"| `{info.name}` | `{info.type}` | {shown(info.default)} | {info.help} |".replace(
             " | None`", " \\| None`"
         )
         for info in core_field_info()
+        if ("Only the default is accepted" in info.help) is not supported
     ]
     return "\n".join(["| field | type | default | what it does |", "|---|---|---|---|", *rows]) + "\n"
 
 
 def test_every_core_field_is_documented() -> None:
     """With its type, its default and the help that the command line shows."""
-    assert PAGE.read_text().endswith(f"`megaopt describe` prints this table.\n\n{table()}")
+    assert PAGE.read_text().endswith(
+        f"\n## Every core field\n\n`megaopt describe` prints these, and those above.\n\n{table(supported=True)}"
+    )
+
+
+def test_what_is_not_supported_stands_apart() -> None:
+    """In a table of its own, of the same form."""
+    assert f"is an error.\n\n{table(supported=False)}\n##" in PAGE.read_text()
 
 
 def test_the_environment_variables_are_documented() -> None:

@@ -1,0 +1,74 @@
+"""Train a small GPT with AdamW, as many scripts do it."""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from model import GPT
+from torch.nn.utils import clip_grad_norm_
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
+parser.add_argument("--resume", action="store_true")
+args = parser.parse_args()
+
+learning_rate, min_lr, warmup = 3e-3, 3e-4, 10
+weight_decay, grad_clip = 0.1, 1.0
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+torch.manual_seed(1)
+text = "".join(f"{n} times {n} is {n * n}. " for n in range(2000)).encode()
+data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def batch(step):
+    starts = torch.randint(len(data) - 65, (8,), generator=torch.Generator().manual_seed(step))
+    windows = torch.stack([data[start : start + 65] for start in starts.tolist()]).to(device)
+    return windows[:, :-1], windows[:, 1:]
+
+
+def lr_at(step):
+    if step < warmup:
+        return learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, args.steps - warmup)
+    return min_lr + 0.5 * (1.0 + math.cos(math.pi * progress)) * (learning_rate - min_lr)
+
+
+def configure_optimizers(model):
+    params = [param for param in model.parameters() if param.requires_grad]
+    groups = [
+        {"params": [param for param in params if param.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [param for param in params if param.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+
+
+model = GPT().to(device)
+optimizer = configure_optimizers(model)
+scaler = torch.amp.GradScaler(device, enabled=device == "cuda")
+
+first = 0
+if args.resume:
+    checkpoint = torch.load(args.checkpoint, map_location=device)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    first = checkpoint["step"]
+
+for step in range(first, args.steps):
+    for group in optimizer.param_groups:
+        group["lr"] = lr_at(step)
+    with torch.autocast(device, dtype=torch.float16, enabled=device == "cuda"):
+        loss = model(*batch(step))
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), grad_clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    if step % 10 == 9:
+        print(f"step {step + 1}: loss {loss.item():.2f}")
+    if step + 1 == args.steps // 2:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+        torch.save(state, args.checkpoint)

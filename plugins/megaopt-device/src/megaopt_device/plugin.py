@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megaopt_core import Granularity, hookimpl
+from megaopt_device.graphs import CapturedStep
 from megaopt_device.placement import StateOnCpu, StepOnCpu
 
 if TYPE_CHECKING:
@@ -18,13 +19,15 @@ megaopt_api = "1"
 
 @hookimpl
 def megaopt_step_runner(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> StepRunner | None:
-    """Return what keeps an optimizer's states on the CPU: with the step, where it goes element by element.
+    """Return what captures an optimizer's step, or keeps its states on the CPU.
 
     Args:
         config: the run's configuration.
         entry: the optimizer's entry.
         name: its registered name.
     """
+    if config.optimizer_cuda_graph:
+        return CapturedStep(name)
     if not config.optimizer_cpu_offload:
         return None
     whole = entry.configured(config).granularity is Granularity.TENSOR

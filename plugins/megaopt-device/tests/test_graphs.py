@@ -1,0 +1,339 @@
+"""The inner step as a graph: captured, replayed with new numbers, captured anew, or left alone with the reason.
+
+What captures here writes operations down on a CPU, as CUDA's graphs do on a device; `tests/gpu` has the same for CUDA.
+"""
+
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from megaopt_device.graphs import CapturedStep, CudaCapture
+from megaopt_device.graphs.captured_step import RECAPTURES, WARM_UP
+from megaopt_testing import temporary_plugin
+from torch import nn
+
+from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
+from megaopt_core.errors import UnusedSettingWarning
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recording import RecordingCapture
+
+
+class Signed(torch.optim.Optimizer):
+    """Tensors only, of which a graph can be made; settings choose what it does that a graph cannot hold."""
+
+    def __init__(self, params, lr=0.1, beta=0.9, habit="none"):
+        super().__init__(params, {"lr": lr, "beta": beta})
+        self.habit = habit
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["momentum"] = torch.zeros_like(param)
+                    state["count"] = 0
+                if self.habit == "counts":
+                    state["count"] += 1
+                if self.habit == "replaces":
+                    state["momentum"] = state["momentum"] * group["beta"] + param.grad
+                else:
+                    state["momentum"].mul_(group["beta"]).add_(param.grad)
+                if self.habit == "waits":
+                    param.sub_(state["momentum"], alpha=float(torch.as_tensor(group["lr"])))
+                else:
+                    param.sub_(state["momentum"] * group["lr"])
+
+
+def _kwargs(habit):
+    return lambda config, chunks, pgs: {"lr": config.lr, "habit": habit}
+
+
+class Plugin:
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        habits = ("none", "counts", "replaces", "waits")
+        return {
+            f"signed_{habit}": OptimizerEntry(Signed, config_to_kwargs=_kwargs(habit)) for habit in habits
+        }
+
+
+@pytest.fixture(autouse=True)
+def plugin():
+    """Register it for every test here."""
+    with temporary_plugin(Plugin(), "signed"):
+        yield
+
+
+def make(name="signed_none", *, dtype=torch.float32, capture=True, **settings):
+    """Return a model, its optimizer, and what captures: in place of CUDA."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24), nn.LayerNorm(24), nn.Linear(24, 8)).to(dtype)
+    settings = {
+        "lr": 0.125,
+        "clip_grad": 0.0,
+        "weight_decay": 0.0,
+        "bf16": dtype is torch.bfloat16,
+        **settings,
+    }
+    optimizer = build_optimizer(model, name, **settings)
+    recording = RecordingCapture()
+    for part in optimizer.parts if capture else ():
+        part.runner = CapturedStep(name, recording)
+    return model, optimizer, recording
+
+
+def train(model, optimizer, steps, rate=lambda step: 0.125):
+    """Train with a learning rate for each step; gradients are new tensors every time."""
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        generator = torch.Generator().manual_seed(step)
+        loss = (
+            model(torch.randn(4, 16, generator=generator).to(next(model.parameters()).dtype))
+            .float()
+            .square()
+            .mean()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def values(model, optimizer):
+    """Every value, by name."""
+    found = dict(model.state_dict())
+    for param, name in optimizer.names.items():
+        found.update(
+            {
+                f"{name}.{key}": value
+                for key, value in optimizer.state[param].items()
+                if isinstance(value, torch.Tensor)
+            }
+        )
+    return found
+
+
+def assert_same(one, other):
+    """Compare all values of two runs, bit for bit."""
+    expected, found = values(*one[:2]), values(*other[:2])
+    assert expected.keys() == found.keys()
+    assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
+
+
+def train_with_other_betas(model, optimizer, steps):
+    """Train with a beta of its own for each step."""
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["beta"] = 0.9 - step / 1000
+        train(model, optimizer, [step])
+
+
+def train_without_first_gradient(run):
+    """Six steps, then two without a gradient for the first parameter."""
+    model, optimizer, _ = run
+    train(model, optimizer, range(6))
+    for step in (6, 7):
+        generator = torch.Generator().manual_seed(step)
+        for param in list(model.parameters())[1:]:
+            param.grad = torch.randn(param.shape, generator=generator)
+        model[0].weight.grad = None
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("clip", [0.0, 0.01])
+def test_replays_are_the_steps(dtype, clip) -> None:
+    """New gradients, main parameters, clip factors and a schedule reach the graph; nothing is captured twice."""
+    # Powers of two, so that a rate has the same bits as a number and as an fp32 tensor.
+    rates = lambda step: 2.0 ** -(3 + step % 3)  # noqa: E731
+    eager, captured = make(dtype=dtype, clip_grad=clip, capture=False), make(dtype=dtype, clip_grad=clip)
+    train(*eager[:2], range(10), rates)
+    train(*captured[:2], range(10), rates)
+    assert_same(eager, captured)
+    assert (captured[2].warm_ups, captured[2].captures, captured[2].replays) == (WARM_UP, 1, 10 - WARM_UP)
+    assert [group["lr"] for group in captured[1].param_groups] == [rates(9)] * len(captured[1].param_groups)
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon", "lion"])
+def test_optimizers_of_ours_are_captured_or_say_why_not(name) -> None:
+    """The steps are the eager ones in either case; who cannot be captured names the reason once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        eager, captured = make(name, capture=False), make(name)
+        train(*eager[:2], range(8))
+        train(*captured[:2], range(8))
+    assert_same(eager, captured)
+    reasons = [part.runner.why_not for part in captured[1].parts]
+    assert len([each for each in caught if "without a graph" in str(each.message)]) == len(
+        list(filter(None, reasons))
+    )
+    assert captured[2].captures == reasons.count(None)
+    if name == "sgd":
+        assert reasons == [None]
+
+
+def test_what_a_graph_holds_as_a_number_leads_to_a_new_one() -> None:
+    """Another weight decay or beta is captured at once, without warming up again."""
+    eager, captured = make(capture=False), make()
+    for model, optimizer, _ in (eager, captured):
+        train(model, optimizer, range(6))
+        for group in optimizer.param_groups:
+            group["beta"] = 0.5
+        train(model, optimizer, range(6, 10))
+    assert_same(eager, captured)
+    assert (captured[2].warm_ups, captured[2].captures, captured[2].replays) == (WARM_UP, 2, 10 - WARM_UP)
+
+
+def test_states_in_new_memory_lead_to_a_new_graph() -> None:
+    """A load, and a phase on the CPU."""
+    eager, captured = make(capture=False), make()
+    for model, optimizer, _ in (eager, captured):
+        train(model, optimizer, range(6))
+        optimizer.offload_to_cpu()
+        optimizer.restore_from_cpu()
+        train(model, optimizer, range(6, 12))
+        for part in optimizer.parts:
+            for state in part.inner.state.values():
+                state["momentum"] = state["momentum"].clone()
+        train(model, optimizer, range(12, 15))
+    assert_same(eager, captured)
+    assert captured[2].captures == 3
+
+
+def test_a_number_that_changes_in_every_step_is_named() -> None:
+    """Capturing for every step is slower than none."""
+    model, optimizer, recording = make()
+    with pytest.warns(
+        UnusedSettingWarning, match="'beta' of a group changes so often that graphs are hardly replayed"
+    ):
+        train_with_other_betas(model, optimizer, WARM_UP + RECAPTURES + 3)
+    captures = recording.captures
+    train(model, optimizer, [99])
+    assert recording.captures == captures
+
+
+@pytest.mark.parametrize(
+    ("habit", "reason"),
+    [
+        ("counts", r"a step changes what is kept on the host \(state of parameter 0 of group 0: count\)"),
+        ("replaces", "a step puts new tensors in the place of its states"),
+        ("waits", "capturing failed: operation not permitted when stream is capturing"),
+    ],
+)
+def test_steps_that_a_graph_cannot_hold_are_made_eagerly(habit, reason) -> None:
+    """One warning that names why; the values are right."""
+    eager, captured = make(f"signed_{habit}", capture=False), make(f"signed_{habit}")
+    train(*eager[:2], range(8))
+    with pytest.warns(UnusedSettingWarning, match=reason) as caught:
+        train(*captured[:2], range(8))
+    assert len(caught) == 1
+    assert_same(eager, captured)
+    assert captured[2].replays == 0
+
+
+def test_parameters_without_gradients_are_refused() -> None:
+    """A graph would step them with an old one."""
+    eager, captured = make(capture=False), make()
+    with pytest.warns(UnusedSettingWarning, match="1 of 6 parameters have no gradient") as caught:
+        train_without_first_gradient(captured)
+    train_without_first_gradient(eager)
+    assert len(caught) == 1
+    assert_same(eager, captured)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "'adam' is not captured: parameters are on cpu, and CUDA captures for one"),
+        ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}, "'adam' is not captured"),
+    ],
+)
+def test_where_there_is_no_cuda_one_warning_says_so(settings, reason) -> None:
+    """At the build; the report keeps it, and training goes on."""
+    with pytest.warns(UnusedSettingWarning) as caught:
+        model, optimizer, _ = make("adam", capture=False, optimizer_cuda_graph=True, **settings)
+    assert len(caught) == 1
+    assert f"optimizer_cuda_graph=True: {reason}" in str(caught[0].message)
+    train(model, optimizer, range(3))
+    plain = make("adam", capture=False, **settings)
+    train(*plain[:2], range(3))
+    assert_same(plain, (model, optimizer))
+
+
+def test_lent_memory_is_not_captured() -> None:
+    """Remainders have fp32 values during a step only."""
+    _, optimizer, _ = make("adam", dtype=torch.bfloat16, use_precision_aware_optimizer=True)
+    (part,) = optimizer.parts
+    assert part.runner.unused_settings(part) == {
+        "optimizer_cuda_graph": "'adam' is not captured: the precision policy gives parameters their memory during a "
+        "step only"
+    }
+
+
+def test_cuda_is_called_as_torch_declares_it(monkeypatch) -> None:
+    """Streams wait for each other; captures have thread-local errors, one pool, and the stream of warm-ups."""
+    calls = []
+
+    class Stream:
+        def __init__(self, device):
+            calls.append(("stream", str(device)))
+
+        def wait_stream(self, other):
+            calls.append("wait")
+
+    class Graph:
+        replay = staticmethod(lambda: calls.append("replay"))
+        pool = staticmethod(lambda: "pool")
+
+    class Context:
+        def __init__(self, *given, **how):
+            calls.append((given[1:], {key: value for key, value in how.items() if key != "stream"}))
+
+        def __enter__(self):
+            calls.append("enter")
+
+        def __exit__(self, *error):
+            calls.append("exit")
+
+    import inspect
+
+    real = inspect.signature(torch.cuda.graph.__init__)
+    real.bind(None, object(), pool=None, stream=None, capture_error_mode="thread_local")
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", Context)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Context)
+    capture = CudaCapture(torch.device("cuda:1"))
+    capture.warm_up(lambda: calls.append("action"))
+    assert [call for call in calls if isinstance(call, str)] == ["wait", "enter", "action", "exit", "wait"]
+    calls.clear()
+    for pool in (None, "pool"):
+        replay = capture.capture(lambda: calls.append("action"))
+        how = {"pool": pool, "capture_error_mode": "thread_local"}
+        assert calls == [((), how), "enter", "action", "exit"]
+        replay()
+        assert calls.pop() == "replay"
+        calls.clear()
+
+
+def test_a_norm_that_is_not_finite_is_skipped_before_the_graph() -> None:
+    """The read between measuring and stepping stays."""
+    model, optimizer, recording = make(dtype=torch.bfloat16)
+    train(model, optimizer, range(6))
+    replays, before = recording.replays, values(model, optimizer)
+    before = {name: value.clone() for name, value in before.items()}
+    for param in model.parameters():
+        param.grad = torch.full_like(param, math.inf)
+    assert not optimizer.step().update_successful
+    assert recording.replays == replays
+    assert all(torch.equal(value, before[name]) for name, value in values(model, optimizer).items())

@@ -19,7 +19,7 @@ TABLED = [check for check in CHECKS if check.id in _MADE]
 
 def make(check):
     """Make a check, which has to fail where the class's recipe says that it does, by whatever the class raises."""
-    why = recipe_of(*check.optimizer.split(":")).fails.get(check.check.id)
+    why = recipe_of(*check.name.split(":")).fails.get(check.check.id)
     if why is None:
         check()
         return

@@ -6,9 +6,10 @@ from collections import Counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import field, frozen
 
-from megaopt_core import OptimizerEntry, hookimpl
+from megaopt_core import OptimizerEntry, ParamKey, ParamPredicate, hookimpl
 from megaopt_core.config import between
 
 _TICKS = itertools.count(1)
@@ -358,6 +359,85 @@ class DoesNothing(Good):
         self.momentum(param).lerp_(param.grad, 1 - group["beta"])
 
 
+class WritesItsLearningRate(Good):
+    """Multiplies the learning rate where it is: a number is copied by that, a tensor is not."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        lr = group["lr"]
+        lr *= 0.5
+        super().update(param, {**group, "lr": lr})
+
+
+class NeedsANumber(Good):
+    """Refuses a learning rate that is no float."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if not isinstance(group["lr"], float):
+            raise TypeError("lr must be a float")
+        super().update(param, group)
+
+
+def _ranks() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+class ScalesByRanks(Good):
+    """Raises its learning rate with the number of ranks, as for a larger batch."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": group["lr"] * math.sqrt(_ranks()[1])})
+
+
+class SeedsByRank(Good):
+    """Rounds at random, with numbers of its own on each rank."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        chance = torch.Generator().manual_seed(7 + _ranks()[0])
+        lr = group["lr"] * (1 + 1e-3 * torch.rand((), generator=chance).item())
+        super().update(param, {**group, "lr": lr})
+
+
+class GoesByWhatIsBeside(Good):
+    """Divides gradients by the norm of all that it steps, and says that every element goes by itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+        total = sum(float(param.grad.double().square().sum()) for param in params) ** 0.5
+        self.much = 1.0 + 0.1 * total
+        super().step(closure)
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": group["lr"] / self.much})
+
+
+class KeepsStateBackwards(Good):
+    """Its momentum is in the order of the elements, from the last to the first."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        stored = self.momentum(param)
+        momentum = stored.view(-1).flip(0).view_as(param).lerp(param.grad, 1 - group["beta"])
+        stored.copy_(momentum.view(-1).flip(0).view_as(param))
+        param.sub_(momentum.sign(), alpha=group["lr"])
+
+
+class AveragesInGroup(Good):
+    """Divides by a mean over each group that it keeps in an attribute of the group's first parameter."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        first = self.state[group["params"][0]]
+        first["mean"] = 0.9 * first.get("mean", 0.0) + 0.1 * float(param.grad.abs().mean())
+        super().update(param, {**group, "lr": group["lr"] / (1.0 + first["mean"])})
+
+
+class Crawls(Good):
+    """Divides its learning rate by fifty."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, {**group, "lr": 0.02 * group["lr"]})
+
+
 class GoodSplit:
     """The good optimizer in three parts."""
 
@@ -489,6 +569,10 @@ def _with(settings: type, prefix: str) -> OptimizerEntry:
     return _entry(Good, settings=settings, setting_prefixes=(prefix,))
 
 
+def _where(says: Any) -> dict[ParamKey, dict[str, Any]]:
+    return {ParamKey(predicate=ParamPredicate("chosen", says)): {"beta": 0.8}}
+
+
 ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "counts_backwards": ("gradient_accumulation", _entry(CountsBackwards, config_to_kwargs=_with_model)),
     "forgets_on_resume": ("bit_exact_resume", _entry(ForgetsOnResume)),
@@ -543,6 +627,22 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "normalizes_what_it_is_given": ("granularity", _entry(Normalizes)),
     "looks_at_the_model": ("precision", _entry(LooksAtTheModel, config_to_kwargs=_with_model)),
     "ascends": ("learns", _entry(Ascends)),
+    "crawls": ("learns", _entry(Crawls)),
+    "writes_its_learning_rate": ("tensor_lr", _entry(WritesItsLearningRate)),
+    "needs_a_number": ("tensor_lr", _entry(NeedsANumber)),
+    "routes_by_values": (
+        "meta_routing",
+        _entry(Good, default_param_overrides=_where(lambda param: bool(param.abs().sum() > 0))),
+    ),
+    "routes_by_device": (
+        "meta_routing",
+        _entry(Good, default_param_overrides=_where(lambda param: param.device.type == "cpu")),
+    ),
+    "scales_by_ranks": ("world_sizes", _entry(ScalesByRanks)),
+    "seeds_by_rank": ("world_sizes", _entry(SeedsByRank)),
+    "goes_by_what_is_beside": ("sharded", _entry(GoesByWhatIsBeside)),
+    "averages_in_group": ("sharded", _entry(AveragesInGroup, granularity="tensor")),
+    "keeps_state_backwards": ("resume_over_ranks", _entry(KeepsStateBackwards)),
 }
 """Optimizer name to the check that it fails, and its entry."""
 
@@ -552,6 +652,8 @@ ALSO = {
     "moves_parameters_at_build": {"precision"},
     "does_nothing": {"group_settings", "learns"},
     "drops_gradients": {"precision"},
+    "goes_by_what_is_beside": {"non_finite_gradients"},
+    "averages_in_group": {"non_finite_gradients"},
 }
 """Optimizer name to the other checks in which its fault shows too."""
 

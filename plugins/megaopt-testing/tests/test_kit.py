@@ -130,3 +130,49 @@ def test_a_list_of_allowed_plugins_does_not_keep_a_temporary_one_out(monkeypatch
     monkeypatch.setenv("MEGAOPT_PLUGINS", "nothing")
     with temporary_plugin(Plugin("one"), name="a"), temporary_plugin(Plugin("two"), name="b") as registry:
         assert list(registry.optimizers()) == ["one", "two"]
+
+
+def test_what_is_known_to_fail_is_shown_as_that() -> None:
+    """With its reason; a check that holds all the same fails, and an unknown id is refused."""
+    with temporary_plugin(Plugin("mine")):
+        failed, passed = run_checks(
+            "mine", checks=[FAILS, PASSES], lr=0.5, xfail={"fails": "it is slow", "passes": "it cannot"}
+        )
+        assert failed.status is CheckStatus.XFAILED
+        assert failed.ok
+        assert failed.message == "it is slow ('mine': too slow)"
+        assert passed.status is CheckStatus.FAILED
+        assert "was to fail (it cannot), and holds" in passed.message
+        with pytest.raises(UnknownNameError, match="xfail='fials': no such check"):
+            run_checks("mine", checks=[FAILS], xfail={"fials": "it is slow"})
+    marks = (
+        parametrize_with_checks("mine", checks=[FAILS], xfail={"fails": "it is slow"}).mark.args[1][0].marks
+    )
+    assert [(mark.name, mark.kwargs) for mark in marks] == [
+        ("xfail", {"reason": "it is slow", "strict": True})
+    ]
+
+
+def test_fewer_checks_than_declared_fail() -> None:
+    """So a check that begins to skip is noticed."""
+    for at_least, message in ((1, None), (2, "1 of 2 checks can be made, at least 2 are declared")):
+        enough = parametrize_with_checks("mine", checks=[PASSES, SKIPS], at_least=at_least).mark.args[1][-1]
+        assert enough.id == "mine-at_least"
+        with temporary_plugin(Plugin("mine")):
+            if message is None:
+                enough.values[0]()
+            else:
+                with pytest.raises(ConformanceError, match=message):
+                    enough.values[0]()
+
+
+def test_a_check_that_the_plugin_skips_fails() -> None:
+    """Only the kit says what cannot be checked."""
+
+    def skips(optimizer: str, **settings: Any) -> None:
+        raise unittest.SkipTest("not today")
+
+    with temporary_plugin(Plugin("mine")):
+        (result,) = run_checks("mine", checks=[Check("skipping", "it skips", skips)])
+    assert result.status is CheckStatus.FAILED
+    assert "was skipped from inside (not today)" in result.message

@@ -13,30 +13,71 @@ from typing import Any
 import torch
 from attrs import Factory, field, frozen
 
-from megaopt_core.errors import ConformanceError
-from megaopt_core.plugin_api import OptimizerEntry
+from megaopt_core.errors import ConformanceError, PluginError
 from megaopt_core.registry import get_registry
 
-__all__ = ["BoundCheck", "Check", "CheckResult", "CheckStatus"]
+__all__ = ["BoundCheck", "Check", "CheckResult", "CheckStatus", "DoesNotApply", "Kind", "subject"]
 
 type CheckFunction = Callable[..., None]
-"""Takes the optimizer's name and settings; returns when the check holds, else raises `ConformanceError`."""
+"""Takes a name and settings; returns when the check holds, else raises `ConformanceError`."""
 
 
-def _no_requirement(_: OptimizerEntry) -> None:
+class Kind(StrEnum):
+    """What a check looks at: what a plugin offers.
+
+    `OPTIMIZER`: an entry of `megaopt_optimizer_entries`. `STRATEGY`: a sharding strategy. `SCHEDULE`: a style of
+    learning rate or weight decay. `ROLES`: a reader of models, which is a plugin with `megaopt_annotate_params`.
+    """
+
+    OPTIMIZER = "optimizer"
+    STRATEGY = "strategy"
+    SCHEDULE = "schedule"
+    ROLES = "roles"
+
+
+def subject(kind: Kind, name: str) -> Any:
+    """Return what a check looks at: an entry, a strategy, a style, or a loaded plugin.
+
+    Args:
+        kind: what it is.
+        name: its registered name; of a reader of models that of its plugin.
+
+    Raises:
+        PluginError: nobody offers it.
+    """
+    registry = get_registry()
+    if kind is Kind.OPTIMIZER:
+        return registry.optimizer(name)
+    if kind is Kind.STRATEGY:
+        return registry.strategy(name)
+    if kind is Kind.SCHEDULE:
+        return registry.schedule(name)
+    for plugin in registry.loaded_plugins():
+        if plugin.info.goes_by(name) and plugin.has("megaopt_annotate_params"):
+            return plugin
+    raise PluginError(f"no plugin {name!r} says what parameters are: none implements megaopt_annotate_params")
+
+
+class DoesNotApply(unittest.SkipTest):
+    """Raised by a check that finds out, while it is made, that it cannot be made of this optimizer."""
+
+
+def _no_requirement(_: Any) -> None:
     return None
 
 
 @frozen
 class Check:
-    """One thing that holds for every optimizer.
+    """One thing that holds for every optimizer, or for whatever else a plugin offers.
 
     Args:
         id: a short name, unique in a suite; it ends up in the ids of tests.
         summary: what holds, in one line.
-        function: `(optimizer_name, **settings)`; it raises `ConformanceError` when the check does not hold.
-        requires: the entry to None when the check can be made of this optimizer, else why not, in words. A check
-            that cannot be made is reported as skipped, never as passed.
+        function: `(name, **settings)`; it raises `ConformanceError` when the check does not hold.
+        requires: the entry (strategy, style, plugin) to None when the check can be made of it, else why not, in words.
+            A check that cannot be made is reported as skipped, never as passed.
+        hint: where to look first when it fails.
+        kind: what it looks at.
 
     Example:
         >>> def check_described(optimizer, **settings):
@@ -50,7 +91,9 @@ class Check:
     id: str
     summary: str
     function: CheckFunction
-    requires: Callable[[OptimizerEntry], str | None] = _no_requirement
+    requires: Callable[[Any], str | None] = _no_requirement
+    hint: str = ""
+    kind: Kind = Kind.OPTIMIZER
 
 
 @contextmanager
@@ -69,12 +112,13 @@ class CheckStatus(StrEnum):
     """What came of a check.
 
     `PASSED`: it holds. `FAILED`: it does not, or the plugin raised something unexpected. `SKIPPED`: it cannot be made
-    of this optimizer.
+    of this optimizer. `XFAILED`: it does not hold, as the author says with a reason.
     """
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
+    XFAILED = "xfailed"
 
 
 @frozen
@@ -86,6 +130,7 @@ class CheckResult:
         summary: what should hold.
         status: what came of it.
         message: why it failed or was skipped; empty when it passed.
+        hint: where to look first; empty unless it failed.
         traceback: of an error that is no `ConformanceError`; empty otherwise.
         seconds: how long it took.
     """
@@ -94,6 +139,7 @@ class CheckResult:
     summary: str
     status: CheckStatus
     message: str = ""
+    hint: str = ""
     traceback: str = field(default="", repr=False)
     seconds: float = 0.0
 
@@ -109,29 +155,61 @@ class BoundCheck:
 
     Args:
         check: the check.
-        optimizer: the optimizer's registered name.
+        name: the registered name of the optimizer, or of what else the check looks at.
         settings: settings of the optimizer's configuration.
+        xfail: why the check is known not to hold; None: it has to. One that holds all the same fails.
     """
 
     check: Check
-    optimizer: str
+    name: str
     settings: Mapping[str, Any] = Factory(dict)
+    xfail: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.optimizer}-{self.check.id}"
+        return f"{self.name}-{self.check.id}"
+
+    def why_not(self) -> str | None:
+        """Return why the check cannot be made, None when it can."""
+        return self.check.requires(subject(self.check.kind, self.name))
 
     def __call__(self) -> None:
         """Make the check.
 
         Raises:
-            ConformanceError: it does not hold.
-            unittest.SkipTest: it cannot be made of this optimizer; test runners show that as skipped.
+            ConformanceError: it does not hold, or holds and was not to.
+            unittest.SkipTest: it cannot be made of this optimizer, or does not hold, as was expected; test runners show
+                that as skipped.
         """
-        reason = self.check.requires(get_registry().optimizer(self.optimizer))
+        reason = self.why_not()
         if reason is not None:
-            raise unittest.SkipTest(reason)
-        with _alone():
-            self.check.function(self.optimizer, **self.settings)
+            raise DoesNotApply(reason)
+        try:
+            self._make()
+        except DoesNotApply:
+            raise
+        except Exception as error:
+            if self.xfail is None:
+                raise
+            raise _FailsAsExpected(f"{self.xfail} ({error})") from error
+        if self.xfail is not None:
+            raise ConformanceError(
+                f"{self.check.id} was to fail ({self.xfail}), and holds: expect it no longer",
+                optimizer=self.name,
+            )
+
+    def _make(self) -> None:
+        import pytest
+
+        try:
+            with _alone():
+                self.check.function(self.name, **self.settings)
+        except DoesNotApply:
+            raise
+        except (unittest.SkipTest, pytest.skip.Exception) as skipped:  # the plugin's own code raised it
+            raise ConformanceError(
+                f"{self.check.id} was skipped from inside ({skipped}): only the kit says what cannot be checked",
+                optimizer=self.name,
+            ) from skipped
 
     def run(self) -> CheckResult:
         """Make the check and return what came of it, whatever the plugin raises."""
@@ -139,7 +217,9 @@ class BoundCheck:
         status, message, trace = CheckStatus.PASSED, "", ""
         try:
             self()
-        except unittest.SkipTest as skipped:
+        except _FailsAsExpected as expected:
+            status, message = CheckStatus.XFAILED, str(expected)
+        except DoesNotApply as skipped:
             status, message = CheckStatus.SKIPPED, str(skipped)
         except ConformanceError as failed:
             status, message = CheckStatus.FAILED, str(failed)
@@ -147,4 +227,9 @@ class BoundCheck:
             status, message = CheckStatus.FAILED, f"{type(error).__name__}: {error}"
             trace = traceback.format_exc()
         seconds = time.perf_counter() - start
-        return CheckResult(self.check.id, self.check.summary, status, message, trace, seconds)
+        hint = self.check.hint if status is CheckStatus.FAILED else ""
+        return CheckResult(self.check.id, self.check.summary, status, message, hint, trace, seconds)
+
+
+class _FailsAsExpected(DoesNotApply):
+    """A check that does not hold, of which that was said."""

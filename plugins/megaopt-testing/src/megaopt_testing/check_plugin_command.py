@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
-
 from megaopt_core.cli import add_set_option, examples, parse_assignments, print_json
-from megaopt_core.errors import PluginError
+from megaopt_core.errors import ConfigurationError, PluginError
 from megaopt_core.plugin_api import Commands
-from megaopt_core.registry import get_registry
+from megaopt_core.registry import PluginInfo, get_registry
 
 if TYPE_CHECKING:
-    from megaopt_testing import CheckResult
+    from megaopt_testing.check import CheckResult, Kind
 
 __all__ = ["add_command", "run"]
+
+type Subject = tuple[Kind, str]
 
 
 def add_command(commands: Commands) -> None:
@@ -24,7 +26,7 @@ def add_command(commands: Commands) -> None:
     Args:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
-    about = "run the conformance kit against a plugin's optimizers"
+    about = "run the conformance kit against what a plugin offers"
     parser = commands.add_parser(
         "check-plugin",
         help=about,
@@ -34,8 +36,23 @@ def add_command(commands: Commands) -> None:
             "megaopt check-plugin my_optimizer --set my_optimizer_beta=0.5",
         ),
     )
-    parser.add_argument("name", metavar="NAME", help="a plugin, for all of its optimizers, or one optimizer")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a plugin, for all that it offers; or one optimizer, strategy or schedule",
+    )
     add_set_option(parser)
+    parser.add_argument(
+        "--xfail",
+        action="append",
+        default=[],
+        metavar="CHECK=REASON",
+        help="a check that is known not to hold; may be repeated; one that holds all the same fails",
+    )
+    parser.add_argument(
+        "--at-least", type=int, default=0, metavar="N", help="fail if fewer checks can be made"
+    )
+    parser.add_argument("--badge", type=Path, metavar="FILE", help="write a picture (SVG) of the result")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -44,49 +61,106 @@ def run(args: Namespace) -> int:
     """Run every check, and print what came of it.
 
     Args:
-        args: `name`, `assignments`, `json`.
+        args: `name`, `assignments`, `xfail`, `at_least`, `badge`, `json`.
 
     Returns:
-        0 if no check failed, else 1.
+        0 if no check failed and enough were made, else 1.
     """
-    from megaopt_testing.suite import bound_checks  # other commands need no conformance kit
+    from megaopt_testing.document import badge, document  # other commands need no conformance kit
+    from megaopt_testing.tally import Tally
 
-    settings = parse_assignments(args.assignments)
-    found = []
-    for optimizer in _optimizers(args.name):
+    subjects, info = _subjects(args.name)
+    found = list(_checked(subjects, args))
+    tally = Tally.of(result for _, results in found for result in results)
+    told = document(found, info)
+    if args.badge is not None:
+        args.badge.write_text(badge(told), encoding="utf-8")
+    if args.json:
+        print_json(told)
+    else:
+        print(tally)
+    too_few = tally.ran < args.at_least
+    if too_few and not args.json:
+        print(f"at least {args.at_least} are declared: what skips checks has changed, or the kit is older")
+    return 1 if tally.failed or too_few else 0
+
+
+def _checked(subjects: Iterable[Subject], args: Namespace) -> Iterator[tuple[Subject, list[CheckResult]]]:
+    from megaopt_testing import suite
+
+    settings, expected = parse_assignments(args.assignments), _reasons(args.xfail)
+    met: set[str] = set()
+    for kind, name in subjects:
+        checks = suite.CHECKS_OF[kind]
+        mine = {check.id: expected[check.id] for check in checks if check.id in expected}
+        met.update(mine)
         if not args.json:
-            print(f"{optimizer} ({get_registry().owner('optimizer', optimizer).source})")
-        for check in bound_checks(optimizer, settings):
-            result = check.run()
-            found.append((optimizer, result))
+            print(f"{name} ({_source(kind, name)})")
+        results = []
+        for check in suite.bound_checks(name, settings, xfail=mine, kind=kind):
+            results.append(check.run())
             if not args.json:
-                _print_result(result)
+                _print_result(results[-1])
         if not args.json:
             print()
-    failed = sum(not result.ok for _, result in found)
-    if args.json:
-        print_json([{"optimizer": optimizer, **attrs.asdict(result)} for optimizer, result in found])
-    else:
-        print(f"{len(found)} checks, {failed} failed")
-    return 1 if failed else 0
+        yield (kind, name), results
+    for unknown in sorted(set(expected) - met):
+        raise ConfigurationError(
+            f"--xfail {unknown}: no check of this name was made", setting=unknown, value=""
+        )
 
 
-def _optimizers(name: str) -> list[str]:
-    """Return the optimizers of the plugin of this name, else the one optimizer of this name."""
+def _reasons(given: Iterable[str]) -> dict[str, str]:
+    reasons = {}
+    for text in given:
+        check, equals, reason = text.partition("=")
+        if not (check and equals and reason.strip()):
+            raise ConfigurationError(f"--xfail {text}: write it as CHECK=REASON", setting=check, value=text)
+        reasons[check] = reason.strip()
+    return reasons
+
+
+def _subjects(name: str) -> tuple[list[Subject], PluginInfo | None]:
+    """Return all that the plugin of this name offers, else the one thing of this name."""
+    from megaopt_testing.check import Kind
+
     registry = get_registry()
     registry.require_one_owner("plugin", name)
     for plugin in registry.loaded_plugins():
         if plugin.info.goes_by(name):
-            if not plugin.optimizers:
-                raise PluginError(f"{plugin.info} offers no optimizer: there is nothing to check")
-            return list(plugin.optimizers)
+            offered = [
+                *((Kind.OPTIMIZER, each) for each in plugin.optimizers),
+                *((Kind.STRATEGY, each) for each in plugin.strategies),
+                *((Kind.SCHEDULE, each) for each in plugin.schedules),
+            ]
+            if plugin.has("megaopt_annotate_params"):
+                offered.append((Kind.ROLES, plugin.info.name))
+            if not offered:
+                raise PluginError(
+                    f"{plugin.info} offers no optimizer, strategy, schedule or reader of models: there is nothing to "
+                    "check"
+                )
+            return offered, plugin.info
+    if name in registry.strategies():
+        return [(Kind.STRATEGY, name)], registry.owner("strategy", name)
+    if name in registry.schedules():
+        return [(Kind.SCHEDULE, name)], registry.owner("schedule", name)
     registry.optimizer(name)
-    return [name]
+    return [(Kind.OPTIMIZER, name)], registry.owner("optimizer", name)
+
+
+def _source(kind: Kind, name: str) -> str:
+    registry = get_registry()
+    if kind.value == "roles":
+        return next(plugin.info.source for plugin in registry.loaded_plugins() if plugin.info.goes_by(name))
+    return registry.owner(kind.value, name).source  # type: ignore[arg-type] # the other three
 
 
 def _print_result(result: CheckResult) -> None:
     print(f"  {result.status.value:<8}{result.id:<26}{result.seconds:>6.1f} s  {result.summary}", flush=True)
     if result.message:
         print(f"          {result.message}")
+    if result.hint:
+        print(f"          hint: {result.hint}")
     if result.traceback:
         print("".join(f"          {line}\n" for line in result.traceback.rstrip().splitlines()), end="")

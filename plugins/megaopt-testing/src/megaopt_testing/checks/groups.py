@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from megaopt_core.errors import OverrideConflictError
 from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
 from megaopt_core.params import Granularity, ParamGroupOverride, ParamKey
 from megaopt_core.registry import get_registry
@@ -50,7 +51,10 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
     before = dict(trial.model().named_parameters())
     for what, override, everywhere in _variations(_part_of(built, own), lr):
         moved = _decaying(built, target) if what == "weight_decay" else target
-        changed, _ = _run(trial, lr=lr, overrides={key: override})
+        try:
+            changed, _ = _run(trial, lr=lr, overrides={key: override})
+        except OverrideConflictError:
+            continue  # the entry itself says what these parameters get
         deaf = [name for name in moved if torch.equal(changed[name], plain[name])]
         if (
             everywhere is None

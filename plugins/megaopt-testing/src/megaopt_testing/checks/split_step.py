@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ from megaopt_core.params import ParamInfo
 from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.registry import constructor_kwargs, get_registry
 from megaopt_core.sharding import SplitStep, StatefulSplitStep
+from megaopt_testing.check import DoesNotApply
 from megaopt_testing.snapshot import same_bits
 from megaopt_testing.trial import Trial, some
 
@@ -55,7 +55,7 @@ def check_split_step(optimizer: str, **settings: Any) -> None:
     entry = get_registry().optimizer(optimizer)
     reason = entry.split_refusal(built.config)
     if reason is not None:
-        raise unittest.SkipTest(reason)
+        raise DoesNotApply(reason)
     (part,) = [part for part in built.parts if own & {info.name for info in _infos(part)}]
     kwargs = constructor_kwargs(entry, built.config, [model])
 

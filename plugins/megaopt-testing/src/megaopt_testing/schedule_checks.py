@@ -1,0 +1,294 @@
+"""Checks of schedule styles: of learning rate, of weight decay, or of both."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from attrs import evolve
+
+from megaopt_core.errors import ConformanceError, ScheduleError
+from megaopt_core.plugin_api import LearningRatePoint, ScheduleStyle, WeightDecayPoint
+from megaopt_core.schedules import OptimizerParamScheduler
+from megaopt_testing.check import Check, Kind, subject
+
+__all__ = [
+    "SCHEDULE_CHECKS",
+    "check_in_scheduler",
+    "check_own_group",
+    "check_style_described",
+    "check_style_range",
+    "check_style_repeats",
+]
+
+_WSD: dict[str, Any] = {"wsd_decay_steps": 3, "lr_wsd_decay_style": "linear"}
+_LEARNING_RATES = (
+    LearningRatePoint(step=0, max_lr=0.1, min_lr=0.01, lr_decay_steps=20, **_WSD),
+    LearningRatePoint(step=0, max_lr=0.1, init_lr=0.02, lr_warmup_steps=5, lr_decay_steps=20, **_WSD),
+    LearningRatePoint(step=0, max_lr=3e-4, min_lr=3e-5, lr_warmup_steps=2, lr_decay_steps=1e6, **_WSD),
+    LearningRatePoint(step=0, max_lr=1.0, min_lr=1.0, lr_decay_steps=7, **_WSD),
+)
+_WEIGHT_DECAYS = (
+    WeightDecayPoint(step=0, start_wd=0.01, end_wd=0.1, wd_incr_steps=20),
+    WeightDecayPoint(step=0, start_wd=0.1, end_wd=0.1, wd_incr_steps=7),
+    WeightDecayPoint(step=0, start_wd=0.1, end_wd=0.1, wd_incr_steps=0),
+)
+_FRACTIONS = (0.0, 0.03, 0.25, 0.26, 0.5, 0.75, 0.9, 1.0, 1.3)
+
+type _Curve = tuple[str, Callable[[Any], float], Any]
+
+
+def _fail(name: str, message: str) -> NoReturn:
+    raise ConformanceError(message, optimizer=name)
+
+
+def _curves(name: str) -> Iterator[_Curve]:
+    """Yield what the style sets, how, and the settings that it takes, of those that are tried."""
+    style: ScheduleStyle = subject(Kind.SCHEDULE, name)
+    if style.learning_rate is not None:
+        for point in _LEARNING_RATES:
+            if _takes(name, style.check_learning_rate, point):
+                yield "learning rate", style.learning_rate_at, point
+    if style.weight_decay is not None:
+        for decay in _WEIGHT_DECAYS:
+            if _takes(name, style.check_weight_decay, decay):
+                yield "weight decay", style.weight_decay_at, decay
+
+
+def _takes(name: str, check: Callable[[Any], str | None] | None, point: Any) -> bool:
+    """Whether the style has nothing against the settings."""
+    try:
+        wrong = None if check is None else check(point)
+    except Exception as error:  # noqa: BLE001 - a style may raise anything
+        _fail(
+            name,
+            f"asked whether {point} can be, it raises {type(error).__name__}: {error}; return words, or None",
+        )
+    if wrong is not None and not isinstance(wrong, str):
+        _fail(
+            name,
+            f"asked whether {point} can be, it returns {wrong!r}; return what is wrong in words, or None",
+        )
+    return not wrong
+
+
+def _steps(point: Any) -> list[float]:
+    length = point.lr_decay_steps if isinstance(point, LearningRatePoint) else point.wd_incr_steps
+    whole = [float(math.floor(length * fraction)) for fraction in _FRACTIONS]
+    return sorted({*whole, length / 3})
+
+
+def _asked(name: str, what: str, at: Callable[[Any], float], point: Any) -> float:
+    try:
+        value = at(point)
+    except ScheduleError as error:
+        _fail(name, f"{error}, of {point}")
+    except Exception as error:  # noqa: BLE001 - a style may raise anything
+        _fail(name, f"asked for {what} at {point}, it raises {type(error).__name__}: {error}")
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        _fail(name, f"it gives {what} {value!r} at {point}; a number is wanted, not {type(value).__name__}")
+    return value
+
+
+def check_style_range(name: str) -> None:
+    """It gives a finite number at every step, between the smallest and the largest value of its settings.
+
+    Args:
+        name: the style's name.
+
+    Raises:
+        ConformanceError: it raises, or gives something else.
+    """
+    for what, at, point in _curves(name):
+        if isinstance(point, LearningRatePoint):
+            bounds = (min(point.min_lr, point.init_lr), point.max_lr)
+        else:
+            bounds = (point.start_wd, point.end_wd)
+        slack = 1e-6 * max(bounds)
+        for step in _steps(point):
+            value = _asked(name, what, at, evolve(point, step=step))
+            if not bounds[0] - slack <= value <= bounds[1] + slack:
+                _fail(
+                    name,
+                    f"it gives {what} {value!r} at step {step:g}, which is not in {list(bounds)} of {point}",
+                )
+
+
+def check_style_repeats(name: str) -> None:
+    """What it gives depends on the point alone: asked in another order, or again, it says the same.
+
+    A scheduler asks once for every group, again after a load, and charts ask ahead.
+
+    Args:
+        name: the style's name.
+
+    Raises:
+        ConformanceError: it says something else.
+    """
+    for what, at, point in _curves(name):
+        points = [evolve(point, step=step) for step in _steps(point)]
+        first = [_asked(name, what, at, each) for each in points]
+        backwards = [_asked(name, what, at, each) for each in reversed(points)][::-1]
+        for each, one, other in zip(points, first, backwards, strict=True):
+            if one != other:
+                _fail(name, f"it gives {what} {one!r} and later {other!r} at one step: {each}")
+
+
+def check_own_group(name: str) -> None:
+    """Each group goes by its own values: with `max_lr` and `min_lr`, or both weight decays, doubled, it says another.
+
+    Args:
+        name: the style's name.
+
+    Raises:
+        ConformanceError: it gives the same at every step.
+    """
+    for what, at, point in _curves(name):
+        keys = (
+            ("max_lr", "min_lr", "init_lr")
+            if isinstance(point, LearningRatePoint)
+            else ("start_wd", "end_wd")
+        )
+        doubled = evolve(point, **{key: 2 * getattr(point, key) for key in keys})
+        alike = [
+            _asked(name, what, at, evolve(point, step=step))
+            == _asked(name, what, at, evolve(doubled, step=step))
+            for step in _steps(point)
+            if _is_the_styles(point, step)
+        ]
+        if alike and all(alike):
+            _fail(
+                name,
+                f"it gives one {what} whatever {' and '.join(keys[:2])} of a group are; use point.between()",
+            )
+
+
+def _is_the_styles(point: Any, step: float) -> bool:
+    """Whether the style is asked at a step, and not warm-up or what holds after the end."""
+    if isinstance(point, LearningRatePoint):
+        at = evolve(point, step=step)
+        return not at.in_warmup and not at.after_decay
+    return bool(step <= point.wd_incr_steps)
+
+
+def check_in_scheduler(name: str) -> None:
+    """In a scheduler it arrives at one value however the steps are counted, and goes on after a load.
+
+    Args:
+        name: the style's name.
+
+    Raises:
+        ConformanceError: a scheduler with usual settings refuses it, or single steps, one jump, and a saved and loaded
+            scheduler differ.
+    """
+    for what, _, point in _curves(name):
+        single, jumped, loaded = (_scheduler(name, what, point) for _ in range(3))
+        for step in range(12):
+            single.step(increment=1)
+            if step == 5:
+                saved = io.BytesIO()
+                torch.save(single.state_dict(), saved)
+                saved.seek(0)
+                loaded.load_state_dict(torch.load(saved, weights_only=True))
+        jumped.step(increment=12)
+        loaded.step(increment=6)
+        ends = [
+            [_set_by(scheduler, key) for key in ("lr", "weight_decay")]
+            for scheduler in (single, jumped, loaded)
+        ]
+        if ends[0] != ends[1]:
+            _fail(name, f"twelve steps arrive at {what} {ends[0]}, one of twelve at {ends[1]}, with {point}")
+        if ends[0] != ends[2]:
+            _fail(
+                name,
+                f"a scheduler that was saved and loaded arrives at {what} {ends[2]}, not {ends[0]}: {point}",
+            )
+
+
+def _set_by(scheduler: OptimizerParamScheduler, key: str) -> list[float]:
+    return [float(group[key]) for group in scheduler.optimizer.param_groups]
+
+
+def _scheduler(name: str, what: str, point: Any) -> OptimizerParamScheduler:
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    groups: list[dict[str, Any]] = [{"params": [weights[0]]}, {"params": [weights[1]], "wd_mult": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    given: dict[str, Any] = {
+        "init_lr": 0.0,
+        "max_lr": 0.1,
+        "min_lr": 0.0,
+        "lr_warmup_steps": 0,
+        "lr_decay_steps": 20,
+        "lr_decay_style": "constant",
+        "start_wd": 0.1,
+        "end_wd": 0.1,
+        "wd_incr_steps": 0,
+        "wd_incr_style": "constant",
+    }
+    if what == "learning rate":
+        keys = ("init_lr", "max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", *_WSD)
+        given.update({key: getattr(point, key) for key in keys}, lr_decay_style=name)
+    else:
+        given.update(
+            {key: getattr(point, key) for key in ("start_wd", "end_wd", "wd_incr_steps")}, wd_incr_style=name
+        )
+    try:
+        return OptimizerParamScheduler(optimizer, **given)
+    except Exception as error:  # noqa: BLE001 - a style may raise anything
+        _fail(name, f"a scheduler cannot be built with {point}: {type(error).__name__}: {error}")
+
+
+def check_style_described(name: str) -> None:
+    """It has a description, which lists of styles show.
+
+    Args:
+        name: the style's name.
+
+    Raises:
+        ConformanceError: it has none.
+    """
+    if not subject(Kind.SCHEDULE, name).description.strip():
+        _fail(name, 'it has no description: ScheduleStyle(..., description="one line")')
+
+
+SCHEDULE_CHECKS: tuple[Check, ...] = (
+    Check(
+        "style_range",
+        "a finite number at every step, between its smallest and its largest",
+        check_style_range,
+        hint="point.between(c) with c from 0 to 1 is always right; r = point.progress begins at 0",
+        kind=Kind.SCHEDULE,
+    ),
+    Check(
+        "style_repeats",
+        "what it gives depends on the point alone",
+        check_style_repeats,
+        hint="remember nothing from call to call",
+        kind=Kind.SCHEDULE,
+    ),
+    Check(
+        "own_group",
+        "each group goes by its own values",
+        check_own_group,
+        hint="use the values of the point, never those of the first one",
+        kind=Kind.SCHEDULE,
+    ),
+    Check(
+        "in_scheduler",
+        "steps may be counted in any way, and go on after a load",
+        check_in_scheduler,
+        hint="a step is any number, not only a whole one; a refusal is words, not an exception",
+        kind=Kind.SCHEDULE,
+    ),
+    Check(
+        "style_described",
+        "it has a description",
+        check_style_described,
+        hint='ScheduleStyle(..., description="one line")',
+        kind=Kind.SCHEDULE,
+    ),
+)
+"""Every check of schedule styles."""

@@ -1,0 +1,100 @@
+"""Checks of schedules: the built-in styles pass, and each check catches a style that it is for."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+from megaopt_testing import CheckStatus, run_checks, temporary_plugin
+from megaopt_testing.schedule_checks import SCHEDULE_CHECKS
+
+from megaopt_core import ScheduleStyle, get_registry, hookimpl
+from megaopt_core.plugin_api import LearningRatePoint
+
+_CALLS = itertools.count()
+
+
+def _overshoots(point: LearningRatePoint) -> float:
+    return 1.5 * point.max_lr
+
+
+def _logarithm(point: LearningRatePoint) -> float:
+    return point.between(1.0 - math.log(point.progress) / math.log(1e-9))
+
+
+def _drifts(point: LearningRatePoint) -> float:
+    return point.between(1.0 / (2.0 + next(_CALLS)))
+
+
+def _own_number(point: LearningRatePoint) -> float:
+    return min(max(0.05, point.min_lr), point.max_lr) if point.max_lr < 1e-3 or point.max_lr > 0.5 else 0.05
+
+
+def _whole_steps_only(point: LearningRatePoint) -> float:
+    return point.between(1.0 - point.progress)
+
+
+def _refuses(point: LearningRatePoint) -> str | None:
+    if not isinstance(point.lr_decay_steps, float):
+        raise TypeError("lr_decay_steps must be a float")
+    return None
+
+
+ABOUT = "one line"
+BAD = {
+    "overshoots": ("style_range", ScheduleStyle(learning_rate=_overshoots, description=ABOUT), "is not in"),
+    "logarithm": (
+        "style_range",
+        ScheduleStyle(learning_rate=_logarithm, description=ABOUT),
+        "raises ValueError",
+    ),
+    "drifts": ("style_repeats", ScheduleStyle(learning_rate=_drifts, description=ABOUT), "at one step"),
+    "own_number": (
+        "own_group",
+        ScheduleStyle(learning_rate=_own_number, description=ABOUT),
+        "point.between()",
+    ),
+    "refuses": (
+        "in_scheduler",
+        ScheduleStyle(learning_rate=_whole_steps_only, check_learning_rate=_refuses, description=ABOUT),
+        "return words, or None",
+    ),
+    "silent": ("style_described", ScheduleStyle(learning_rate=_whole_steps_only), "it has no description"),
+}
+"""Name to the check that it fails, the style, and what the message says."""
+
+
+class Plugin:
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_schedules(self) -> dict[str, ScheduleStyle]:
+        return {name: style for name, (_, style, _) in BAD.items()}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plugin() -> Iterator[None]:
+    with temporary_plugin(Plugin(), name="bad-schedules"):
+        yield
+
+
+@pytest.mark.parametrize("name", sorted(get_registry().schedules()))
+def test_good_styles_pass(name: str) -> None:
+    """Whatever is registered without the bad ones."""
+    results = run_checks(name, kind="schedule")
+    assert {result.id: result.message for result in results if result.status is not CheckStatus.PASSED} == {}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_style_fails_the_check_that_it_is_for(name: str) -> None:
+    """The message says what to mend."""
+    intended, _, told = BAD[name]
+    failed = {result.id: result for result in run_checks(name, kind="schedule") if not result.ok}
+    assert intended in failed, failed
+    assert told in failed[intended].message, failed[intended].message
+    assert failed[intended].hint
+
+
+def test_every_check_has_a_style_that_it_catches() -> None:
+    """A check that nothing can fail proves nothing."""
+    assert {intended for intended, _, _ in BAD.values()} == {check.id for check in SCHEDULE_CHECKS}

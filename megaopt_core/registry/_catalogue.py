@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "check-plugin": "megaopt-testing",
         "compare": "megaopt-tools",
         "convert": "megaopt-checkpoint",
+        "new-plugin": "megaopt-testing",
         "schedule": "megaopt-tools",
         "train": "megaopt-tools",
         "verify-checkpoint": "megaopt-checkpoint",

@@ -52,6 +52,7 @@ def subject(kind: Kind, name: str) -> Any:
         return registry.strategy(name)
     if kind is Kind.SCHEDULE:
         return registry.schedule(name)
+    registry.load()
     for plugin in registry.loaded_plugins():
         if plugin.info.goes_by(name) and plugin.has("megaopt_annotate_params"):
             return plugin

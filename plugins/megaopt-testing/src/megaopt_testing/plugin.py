@@ -17,10 +17,11 @@ megaopt_api = "1"
 
 @hookimpl
 def megaopt_commands(commands: Commands) -> None:
-    """Add `check-plugin`."""
-    from megaopt_testing import check_plugin_command
+    """Add `check-plugin` and `new-plugin`."""
+    from megaopt_testing import check_plugin_command, new_plugin_command
 
     check_plugin_command.add_command(commands)
+    new_plugin_command.add_command(commands)
 
 
 @hookimpl

@@ -1,0 +1,64 @@
+"""`megaopt new-plugin`: a complete package of one's own, whose tests pass at once."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from megaopt_core.cli import examples
+from megaopt_core.plugin_api import Commands
+
+__all__ = ["KINDS", "add_command", "run"]
+
+KINDS = ("optimizer", "strategy", "schedule", "roles")
+"""What a new plugin may bring."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add `megaopt new-plugin`.
+
+    Args:
+        commands: what `ArgumentParser.add_subparsers` returned.
+    """
+    about = "write a package with a plugin, its tests, and what publishes it"
+    parser = commands.add_parser(
+        "new-plugin",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog=examples("megaopt new-plugin my-opt", "megaopt new-plugin falling --kind schedule"),
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="what users will write, such as my-opt; the distribution is megaopt-NAME"
+    )
+    parser.add_argument("--kind", choices=KINDS, default="optimizer", help="what it brings (optimizer)")
+    parser.add_argument(
+        "--into", type=Path, metavar="FOLDER", help="where to; must not exist, or be empty (megaopt-NAME)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
+    """Write the package, and say what comes next.
+
+    Args:
+        args: `name`, `kind`, `into`.
+
+    Returns:
+        0.
+    """
+    from megaopt_testing.new_plugin import NewPlugin
+
+    plugin = NewPlugin.named(args.name, args.kind)
+    folder = args.into or Path(plugin.distribution)
+    plugin.write(folder)
+    print(f"{folder} holds {plugin.distribution}, with {plugin.what}.")
+    print("Next:")
+    for command in (
+        f"cd {folder}",
+        "pip install -e .[test]",
+        "pytest",
+        f"megaopt check-plugin {plugin.name}",
+    ):
+        print(f"  {command}")
+    print("README.md says how it is published.")
+    return 0

@@ -13,6 +13,7 @@ from megaopt_core.config._plugin_settings import with_prefixes
 from megaopt_core.config._removed import require_current
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
+from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._building.asked import (
     refusal,
     require_config,
@@ -33,7 +34,6 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.reporting._replicas import Replicas
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._routing import Routing, route
 from megaopt_core.routing._wrapped_model import (

@@ -11,6 +11,7 @@ from torch._compile import _disable_dynamo
 from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
+from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._main_values import require_model_values, start_main_values
@@ -22,7 +23,6 @@ from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._parts import local_tensor
 from megaopt_core.reporting._optimizer_report import OptimizerReport, build_report
-from megaopt_core.reporting._replicas import Replicas
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema import with_slices
@@ -195,12 +195,21 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def _collect(self) -> torch.Tensor | None:
         self._check_settings()
+        is_first = self.before_first_step is not None
         if self.before_first_step is not None:
             self.before_first_step()
             self.before_first_step = None
+        compares = self.replicas is not None and not is_first  # what was compared just now is alike
+        self.gradients.when_written = self._compare_what_was_written if compares else None
         refused = self._look()
         self.twins.fold_grads()
         return self.gradients.collect(refused)
+
+    def _compare_what_was_written(self) -> None:
+        """Raise on all ranks where somebody wrote to the model on some of them, and replicas are not alike now."""
+        if self.replicas is not None:
+            self.watched_model.finish_param_sync()
+            self.replicas.require_equal(self, "since somebody wrote to the model")
 
     def _check_settings(self) -> None:
         """Look at what was written into any group before the first is stepped."""
@@ -438,8 +447,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Return what no longer fits between this optimizer, its model and other ranks; empty when all is well.
 
         Found are parameters that were tied, replaced, added, frozen or unfrozen after the build; reports list the same.
-        Then parameters whose values are not the same on all ranks that hold replicas of them: where the optimizer was
-        built with process groups of several ranks, this is a collective that all of them call.
+        Then what is not the same on all ranks that hold replicas: parameters, frozen ones too, buffers, optimizer state
+        and the settings of parameter groups. Where the optimizer was built with process groups of several ranks, this
+        is a collective that all of them call.
 
         Args:
             model: the model, or its chunks, as it is now; None: the one that the optimizer was built for.
@@ -452,7 +462,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         if self.replicas is None:
             return found
         self.watched_model.finish_param_sync()
-        return (*found, *self.replicas.differences(self.names, self.routing))
+        return (*found, *self.replicas.differences(self))
 
     def require_equal_replicas(self) -> None:
         """Raise on all ranks unless replicas have the same values; the first step does it, a collective.
@@ -461,7 +471,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             RankMismatchError: it names parameters and ranks.
         """
         if self.replicas is not None:
-            self.replicas.require_equal(self.names, self.routing)
+            self.replicas.require_equal(self, "before the first step")
 
     def record_changes(self, *, exact: bool = True) -> None:
         """Choose how `report(after_step=True)` finds out what a step changed, from the next step on.

@@ -9,6 +9,7 @@ import torch
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
+from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
@@ -76,6 +77,9 @@ class ChainedOptimizer(MegatronOptimizer):
             routing=children[0].routing,
         )
         self.watched_model = children[0].watched_model
+        self.replicas = Replicas.of_all([child.replicas for child in children if child.replicas is not None])
+        if self.replicas is not None:
+            self.before_first_step = self.require_equal_replicas
         self.unused_settings = tuple(sorted({each for child in children for each in child.unused_settings}))
 
     @property

@@ -26,12 +26,14 @@ class GradStats:
         norms: norm group to L2 norm; None is the main one. Empty when norms were not asked for.
         zeros: number of zero elements; None when it was not asked for.
         refused: a rank that meets this one here cannot step what trains.
+        written: somebody wrote to the model since the last step on some rank; the same on all ranks.
     """
 
     found_inf: bool
     norms: Mapping[str | None, float]
     zeros: int | None
     refused: bool = False
+    written: bool = False
 
 
 @frozen
@@ -44,6 +46,7 @@ class Asked:
         finite: find out whether gradients are finite; the sums of squares say so.
         norm_groups: names of the separate norms.
         refusals: let the ranks that share parameters out hear of one that cannot step, whatever else is asked.
+        writes: let all ranks hear of one whose model somebody else wrote to, where all meet anyway.
     """
 
     norms: bool = False
@@ -51,6 +54,7 @@ class Asked:
     finite: bool = False
     norm_groups: tuple[str, ...] = ()
     refusals: bool = False
+    writes: bool = False
 
 
 def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
@@ -155,39 +159,53 @@ def _measure(
     """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
     device = stats_device(parts)
     keys: list[str | None] = [None, *asked.norm_groups]
-    # A sum for each key, then the zeros, then how many ranks refuse.
-    totals = torch.zeros(len(keys) + 2, dtype=wide_dtype(device), device=device)
+    # A sum for each key, then the zeros, then how many ranks refuse, then on how many somebody wrote.
+    totals = torch.zeros(len(keys) + 3, dtype=wide_dtype(device), device=device)
+    written = _written(parts, totals) if asked.writes else totals.new_zeros(())
     everything = totals.new_zeros(())
     if asked.norms or asked.finite or asked.zeros or asked.refusals:
         for group, members in _by_stats_group(parts).items():
             sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
             if zeros is not None:
-                sums[-2] = zeros[group]
-            sums[-1] = float(refused)
+                sums[-3] = zeros[group]
+            sums[-2] = float(refused)
+            sums[-1] = written
             if size_of(group) > 1:
                 all_reduce(sums, group, "the reduction of gradient norms")
             totals += sums
-        everything = totals[:-2].sum()
+        everything = totals[:-3].sum()
     if asked.finite and found_inf is None:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
-    flags = totals.new_tensor([0.0, 0.0, float(refused)])
-    if asked.finite or found_inf is not None:
+    flags = totals.new_tensor([0.0, 0.0, float(refused), 0.0])
+    everyone_meets = asked.finite or found_inf is not None
+    if everyone_meets:
+        flags[3] = written
         flags[0] = ~torch.isfinite(everything)
         flags[1] = flags[0] if found_inf is None else found_inf.to(flags).squeeze()
         for group in (pgs.mp, pgs.dense_dp):
             if size_of(group) > 1:
                 all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
     host = _read_with_writes(torch.cat([flags, totals]), parts)
-    *flags_and_totals, zero_count, refusals = host
-    overflown, found, someone_refuses = (flag > 0 for flag in flags_and_totals[:3])
-    squares = flags_and_totals[3:] if asked.norms else []
+    *flags_and_totals, zero_count, refusals, writes = host
+    overflown, found, someone_refuses, was_written = (flag > 0 for flag in flags_and_totals[:4])
+    squares = flags_and_totals[4:] if asked.norms else []
     stats = GradStats(
         found_inf=found,
         norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
         zeros=int(zero_count) if asked.zeros and not found else None,
         refused=someone_refuses or refusals > 0,
+        # Elsewhere the ranks of one replica meet, which cannot tell the others.
+        written=was_written if everyone_meets else asked.refusals and writes > 0,
     )
     return stats, overflown
+
+
+def _written(parts: Sequence[OptimizerPart], like: torch.Tensor) -> torch.Tensor:
+    """Return 1 where somebody wrote to the model since the last step on this rank, else 0, without waiting for it."""
+    if any(part.writes.is_counted for part in parts):
+        return like.new_ones(())
+    flags = [part.writes.flag.to(like).view(1) for part in parts if part.writes.flag is not None]
+    return torch.cat(flags).amax() if flags else like.new_zeros(())
 
 
 def _read_with_writes(values: torch.Tensor, parts: Sequence[OptimizerPart]) -> list[float]:
@@ -208,14 +226,14 @@ def _local_sums(
     *,
     exact_range: bool,
 ) -> torch.Tensor:
-    """Return one sum of squares for each key, and places for the zeros and for refusals."""
+    """Return one sum of squares for each key, and places for the zeros, for refusals and for writes."""
     grads: dict[str | None, list[torch.Tensor]] = {key: [] for key in keys}
     if asked.norms or asked.finite:
         for part in parts:
             for group, grad in part.counted_grads():
                 grads[group].append(grad)
     sums = [sum_of_squares(grads[key], device, exact_range=exact_range) for key in keys]
-    return torch.cat([torch.stack(sums), sums[0].new_zeros(2)])
+    return torch.cat([torch.stack(sums), sums[0].new_zeros(3)])
 
 
 def _uncounted_squares(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +45,8 @@ class StepGradients:
     scaler: MegatronGradScaler | None
     norms: dict[str | None, float] = field(factory=dict, init=False)
     """The norms that were measured last, the main one under None."""
+    when_written: Callable[[], None] | None = field(default=None, init=False)
+    """Called on all ranks before a step where somebody wrote to the model on one of them; None: nobody asks."""
     _refused: MegaoptError | None = field(default=None, init=False)
     _clipped_before: DoubleClippingWatch = field(factory=DoubleClippingWatch, init=False)
 
@@ -93,6 +95,7 @@ class StepGradients:
                 self.parts, self.process_groups, asked, found_inf=found, zeros=zeros, refused=refused
             )
             self._raise_if_refused(on_some_rank=stats.refused)
+            self._tell_if_written(stats)
             self.norms = dict(stats.norms)
             if not stats.found_inf and clip_grad > 0.0:
                 self._clip(stats.norms, clip_grad)
@@ -126,6 +129,7 @@ class StepGradients:
             self.parts, self.process_groups, asked, found_inf=found if mixed else None, refused=refused
         )
         self._raise_if_refused(on_some_rank=stats.refused)
+        self._tell_if_written(stats)
         return not (mixed and self._overflow(stats.found_inf))
 
     def norm(self) -> float:
@@ -161,7 +165,8 @@ class StepGradients:
         return measure(self.parts, self.process_groups, self._asked(zeros=True)).zeros or 0
 
     def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
-        return Asked(norms, zeros, finite, self.norm_groups, refusals=self._shares_out)
+        tells = self.when_written is not None
+        return Asked(norms, zeros, finite, self.norm_groups, refusals=self._shares_out, writes=tells)
 
     @property
     def _shares_out(self) -> bool:
@@ -177,6 +182,15 @@ class StepGradients:
             "another rank cannot step what trains now, or was converted, since the optimizer was built; its error says "
             "which parameters. No rank has stepped"
         )
+
+    def _tell_if_written(self, stats: GradStats) -> None:
+        if not stats.written or self.when_written is None:
+            return
+        try:
+            self.when_written()
+        except MegaoptError:
+            self._discard()
+            raise
 
     def _discard(self) -> None:
         for part in self.parts:

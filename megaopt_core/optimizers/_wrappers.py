@@ -11,11 +11,13 @@ from megaopt_core.config._dump import dump_config
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 from megaopt_core.execution._inner import init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
+from megaopt_core.optimizers._between_ranks.replicas import Replicas, wrapped_alike
 from megaopt_core.optimizers._gradients.grad_scaler import ConstantGradScaler
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_of
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
+from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._parts import is_dtensor
 from megaopt_core.params._specs import Granularity, Shard, whole
 from megaopt_core.plugin_api._entries import OptimizerEntry
@@ -101,6 +103,9 @@ class _WrappedOptimizer(MegatronOptimizer):
         dtypes = frozenset(param.dtype for param in names if param.is_floating_point())
         self.unused_settings = unused_settings(Use(config, dtypes))
         warn_of_unused(self.unused_settings, stacklevel=3)
+        if takes_part(pgs):
+            self.replicas = Replicas(pgs, wrapped_alike(optimizer, self, pgs))
+            self.before_first_step = self.require_equal_replicas
         if config.config_logger_dir:
             dump_config(config, config.config_logger_dir)
 

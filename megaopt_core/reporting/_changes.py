@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from attrs import define, field
 
-__all__ = ["SAMPLE", "ChangeRecord", "Samples", "Values", "any_differ", "differing_owners"]
+__all__ = ["SAMPLE", "ChangeRecord", "Samples", "Values", "any_differ", "differing_owners", "spread"]
 
 SAMPLE = 16
 """Values of each tensor that are compared in steps where not all are."""
@@ -30,11 +30,14 @@ def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return real.contiguous().view(_BITS[real.element_size()])
 
 
-def _spread(tensor: torch.Tensor) -> torch.Tensor:
+def spread(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of at most `SAMPLE` values, spread over its memory, or along its longest dim if that has gaps.
 
     Short vectors, of which models have many, give their first values: what lies side by side is read faster, and a
     gradient reaches all of a bias or none.
+
+    Args:
+        tensor: any tensor of strided memory.
     """
     if tensor.dim() == 1 and tensor.numel() <= _SHORT:
         return tensor.detach()[:SAMPLE]
@@ -139,7 +142,7 @@ class Samples:
         self._addresses, self._views, self._owners = addresses, {}, {}
         for owner, tensors in enumerate(watched):
             for tensor in tensors:
-                view = _spread(tensor)
+                view = spread(tensor)
                 kind = (tensor.dtype, tensor.device, view.is_contiguous())
                 self._views.setdefault(kind, []).append(view)
                 self._owners.setdefault(kind, []).extend([owner] * view.numel())

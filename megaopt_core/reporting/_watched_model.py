@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from attrs import field, frozen
@@ -11,9 +12,12 @@ from attrs import field, frozen
 from megaopt_core.params._names import named_params
 from megaopt_core.sharding._wrapped import wrapped
 
-__all__ = ["WatchedModel"]
+__all__ = ["NamedChunk", "WatchedModel"]
 
 type _Names = Callable[[int, str], str] | None
+
+type NamedChunk = tuple[Callable[[str], str], torch.nn.Module]
+"""What makes a local name of a model chunk a global one, and the chunk."""
 
 
 def _references(chunks: Sequence[torch.nn.Module]) -> tuple[weakref.ref[torch.nn.Module], ...]:
@@ -33,6 +37,14 @@ class WatchedModel:
     chunks: tuple[weakref.ref[torch.nn.Module], ...] = field(default=(), converter=_references)
     fqn: _Names = None
     excluded: frozenset[str] = frozenset()
+
+    def named_chunks(self) -> list[NamedChunk]:
+        """Return the chunks that are alive, each with what makes its names global."""
+        present = ((index, reference()) for index, reference in enumerate(self.chunks))
+        return [(partial(self._global, index), chunk) for index, chunk in present if chunk is not None]
+
+    def _global(self, index: int, name: str) -> str:
+        return name if self.fqn is None else self.fqn(index, name)
 
     def zero_grad_buffers(self) -> bool:
         """Fill the gradient buffers of wrapped chunks with zeros.
@@ -69,9 +81,7 @@ class WatchedModel:
         seen: set[torch.nn.Parameter] = set()
         for index, chunk in enumerate(present):
             for entry in named_params(chunk):
-                name, *aliases = (
-                    self.fqn(index, local) if self.fqn else local for local in (entry.name, *entry.aliases)
-                )
+                name, *aliases = (self._global(index, local) for local in (entry.name, *entry.aliases))
                 owned = {twin: names[twin] for twin in (entry.param, *entry.twins) if twin in names}
                 seen.update(owned)
                 if name not in self.excluded:

@@ -20,7 +20,7 @@ from megaopt_core.routing._assign import Assignment
 from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import InventoryItem
 
-__all__ = ["ADVICE", "Holding", "params_alike", "settings_alike"]
+__all__ = ["ADVICE", "Holding", "params_alike", "plain_words", "settings_alike"]
 
 ADVICE = (
     "Give the same model, configuration and overrides on all of these ranks. Ranks that hold models, stages or shards "
@@ -39,7 +39,7 @@ def settings_alike(config: OptimizerConfig) -> Comparison:
     """
     defaults = OptimizerConfig()
     changed = [
-        (name, _words(value))
+        (name, plain_words(value))
         for name, value in sorted(_settings(config).items())
         if not _is_default(name, value, defaults)
     ]
@@ -54,7 +54,7 @@ def _settings(config: OptimizerConfig) -> dict[str, Any]:
 def _is_default(name: str, value: Any, defaults: OptimizerConfig) -> bool:
     """Return whether a setting says what no setting says; one of a plugin that is not there says something."""
     try:
-        return _words(getattr(defaults, name)) == _words(value)
+        return plain_words(getattr(defaults, name)) == plain_words(value)
     except PluginError:
         return False
 
@@ -64,19 +64,27 @@ def _setting_rows(config: OptimizerConfig) -> Rows:
     defaults, rows = OptimizerConfig(), []
     of_plugins = {name: getattr(config, name) for name in get_registry().setting_owners()}
     for name, value in {**_settings(config), **of_plugins}.items():
-        shown = f"{_words(value)} (the default)" if _is_default(name, value, defaults) else _words(value)
+        shown = (
+            f"{plain_words(value)} (the default)"
+            if _is_default(name, value, defaults)
+            else plain_words(value)
+        )
         rows.append((name, {"": shown}))
     return rows
 
 
-def _words(value: Any) -> str:
-    """Return a value in words that are the same on every rank: no addresses."""
+def plain_words(value: Any) -> str:
+    """Return a value in words that are the same on every rank: no addresses.
+
+    Args:
+        value: of a setting.
+    """
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_words(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {plain_words(item)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple):
-        return "(" + ", ".join(map(_words, value)) + ")"
+        return "(" + ", ".join(map(plain_words, value)) + ")"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
@@ -153,7 +161,7 @@ class _Params:
     def _digest(self) -> bytes:
         """Return the digest of columns: of what many parameters share, a few words and a number for each."""
         names = "\0".join(map(attrgetter("name"), self.items))
-        traits = _column(list(map(attrgetter("traits"), self.items)), _words)
+        traits = _column(list(map(attrgetter("traits"), self.items)), plain_words)
         return fingerprint((names, traits, _column(list(map(attrgetter("key"), self.assigned)), _key_words)))
 
     def rows(self) -> Rows:
@@ -180,7 +188,7 @@ def _key_words(key: GroupKey) -> str:
 
 
 def _override_words(key: GroupKey) -> str:
-    return _words(dict((*(key.override or ()), *key.settings)))
+    return plain_words(dict((*(key.override or ()), *key.settings)))
 
 
 def _row(item: InventoryItem, key: GroupKey) -> tuple[str, dict[str, str]]:

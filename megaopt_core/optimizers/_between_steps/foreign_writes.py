@@ -34,6 +34,8 @@ class ForeignWrites:
     """On the device: whether a value differs; None while nobody has looked."""
     is_told: bool | None = field(default=None, init=False)
     """What the host has read of the flag; None: nothing yet."""
+    is_counted: bool = field(default=False, init=False)
+    """Whether a version counter told of a write in the last look."""
     _indices: list[int] = field(init=False)
     _own: set[int] = field(factory=set, init=False)
     _counted: list[list[torch.Tensor]] = field(init=False)
@@ -66,7 +68,7 @@ class ForeignWrites:
     def record(self) -> None:
         """Remember the model's present values as those that belong to the pieces."""
         if self._indices:
-            self._versions = [list(map(_version, tensors)) for tensors in self._counted]
+            self._versions, self.is_counted = self._present_versions(), False
             self._before = self._samples.read(self._watched)
             self._now, self.flag = {}, None
 
@@ -75,6 +77,7 @@ class ForeignWrites:
         """Compare values with those of :meth:`record` on the device, without waiting for it: see :attr:`flag`."""
         self.is_told = None
         if self._indices:
+            self.is_counted = self._present_versions() != self._versions
             self._now = self._samples.read_again(self._watched)
             self.flag = any_differ(self._before, self._now)
 
@@ -83,11 +86,9 @@ class ForeignWrites:
         """Bring what somebody wrote since :meth:`record` to the pieces that keep more of it; nothing else changes."""
         if not self._indices:
             return
-        written = {
-            at
-            for at, (tensors, versions) in enumerate(zip(self._counted, self._versions, strict=True))
-            if list(map(_version, tensors)) != versions
-        }
+        present = self._present_versions()
+        pairs = zip(present, self._versions, strict=True)
+        written = {at for at, (now, before) in enumerate(pairs) if now != before}
         if self.flag is not None and (self.is_told if self.is_told is not None else bool(self.flag)):
             written |= differing_owners(self._samples, self._before, self._now)
         written |= self._samples.moved(self._watched)
@@ -96,6 +97,9 @@ class ForeignWrites:
         if written:
             self.precision.take_over([self._indices[at] for at in sorted(written)])
             self.record()
+
+    def _present_versions(self) -> list[list[int]]:
+        return [list(map(_version, tensors)) for tensors in self._counted]
 
     def settle(self) -> None:
         """Look, and take over at once."""

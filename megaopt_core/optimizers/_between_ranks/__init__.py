@@ -1,0 +1,1 @@
+"""What ranks hold alike, and whether it still is."""

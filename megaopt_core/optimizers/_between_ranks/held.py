@@ -1,0 +1,202 @@
+"""What other ranks hold replicas of: parameters that train, those that do not, buffers, and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch.distributed import ProcessGroup
+from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
+
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
+from megaopt_core.params._names import join, named_modules, named_params
+from megaopt_core.params._parts import LogicalPart, local_tensor, logical_part
+from megaopt_core.params._specs import Granularity, ParamSpec
+from megaopt_core.reporting._changes import spread
+from megaopt_core.reporting._watched_model import NamedChunk
+from megaopt_core.routing._agreement import plain_words
+from megaopt_core.routing._routing import Routing
+
+__all__ = ["Held", "Holder"]
+
+_SAMPLED = 16
+"""Parameters whose state is looked at where it must cost next to nothing."""
+
+type _Groups = tuple[ProcessGroup, ...]
+
+
+@frozen(eq=False)
+class Held:
+    """A value of which the ranks of some groups hold replicas.
+
+    Args:
+        label: what it is, in words.
+        value: a tensor, or plain data.
+        groups: the groups.
+        is_sampled: a few elements stand for the tensor.
+    """
+
+    label: str
+    value: Any
+    groups: _Groups
+    is_sampled: bool = False
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The bits that are compared, as far as they can be read; None where there are none."""
+        if not isinstance(self.value, torch.Tensor):
+            return None
+        local = local_tensor(self.value).detach()
+        if type(local) is not torch.Tensor or local.is_meta or local.layout is not torch.strided:
+            return None
+        return spread(local) if self.is_sampled and local.dim() else local
+
+    @property
+    def words(self) -> str:
+        """What is compared of plain data; empty for tensors."""
+        return "" if isinstance(self.value, torch.Tensor) else plain_words(self.value)
+
+
+@frozen(eq=False)
+class Holder:
+    """What one rank holds of a model and its optimizer.
+
+    Args:
+        pgs: the process groups.
+        names: the parameters that are stepped, by name.
+        routing: where each stands; None: their attributes say it.
+    """
+
+    pgs: ProcessGroupCollection
+    names: Mapping[torch.nn.Parameter, str]
+    routing: Routing | None
+    _groups: dict[str, _Groups] = field(factory=dict, init=False)
+
+    def trained(self) -> Iterator[Held]:
+        """Yield the parameters that are stepped."""
+        for param, name in self.names.items():
+            groups = self._groups_of_stepped(name, param)
+            if groups:
+                yield Held(f"parameter {name!r}", param, groups)
+
+    def left(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
+        """Yield the parameters that do not train.
+
+        Args:
+            chunks: the model's chunks, each with what makes a local name a global one.
+        """
+        for name_of, chunk in chunks:
+            for entry in named_params(chunk):
+                if not entry.param.requires_grad and entry.param not in self.names:
+                    name = name_of(entry.name)
+                    groups = self._groups_by_attributes(name, entry.param)
+                    if groups:
+                        yield Held(f"frozen parameter {name!r}", entry.param, groups)
+
+    def buffers(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
+        """Yield the buffers of modules, but for running statistics that every rank has for itself.
+
+        Args:
+            chunks: the model's chunks, each with what makes a local name a global one.
+        """
+        for name_of, chunk in chunks:
+            experts = _modules_of_experts(chunk)
+            for path, module in named_modules(chunk):
+                if isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm):
+                    continue
+                group = self.pgs.expt_dp if id(module) in experts else self.pgs.dense_dp
+                for name, buffer in module._buffers.items() if _is_larger(group) else ():
+                    if buffer is not None and group is not None:
+                        yield Held(f"buffer {name_of(join(path, name))!r}", buffer, (group,))
+
+    def states(
+        self,
+        parts: Iterable[OptimizerPart],
+        state: Mapping[torch.nn.Parameter, Mapping[str, Any]],
+        *,
+        all_: bool,
+    ) -> Iterator[Held]:
+        """Yield the state of parameters that every replica steps by itself.
+
+        Args:
+            parts: the optimizer's parts.
+            state: the live state, by parameter.
+            all_: all of it; False: a few elements of a few parameters.
+        """
+        params = [
+            param
+            for part in parts
+            if size_of(part.sharded.stats_group) <= self._alone(part)
+            for piece in part.pieces
+            for param in piece.model_params
+            if param in self.names
+        ]
+        for param in params if all_ else params[:: max(len(params) // _SAMPLED, 1)]:
+            groups = self._groups_of_stepped(self.names[param], param)
+            for key, value in state[param].items() if groups else ():
+                if isinstance(value, (torch.Tensor, int, float)):
+                    yield Held(f"state {key!r} of {self.names[param]!r}", value, groups, is_sampled=not all_)
+
+    def _alone(self, part: OptimizerPart) -> int:
+        """Return the number of ranks that norms are added over where parameters are stepped by every replica."""
+        group = self.pgs.tp_ep_pp
+        is_of_experts = group is not None and part.sharded.stats_group is group
+        return size_of(group if is_of_experts else self.pgs.mp)
+
+    def _groups_of_stepped(self, name: str, param: torch.Tensor) -> _Groups:
+        """Return the groups whose ranks hold the same values of a parameter as this one."""
+        if name not in self._groups:
+            entry = None if self.routing is None else self.routing.params.get(name)
+            self._groups[name] = (
+                self._groups_by_attributes(name, param)
+                if entry is None
+                else self._groups_of(entry.spec, tensor_parallel=entry.tensor_parallel)
+            )
+        return self._groups[name]
+
+    def _groups_by_attributes(self, name: str, param: torch.Tensor) -> _Groups:
+        part = logical_part(param, name, self.pgs)  # type: ignore[arg-type] # reads attributes only
+        return self._groups_of(_spec(name, part, param.dtype), tensor_parallel=part.tensor_parallel)
+
+    def _groups_of(self, spec: ParamSpec, *, tensor_parallel: bool) -> _Groups:
+        pgs = self.pgs
+        data = pgs.expt_dp if spec.is_expert else pgs.dense_dp
+        if spec.divided_over_data:
+            replicate = f"{spec.data_axis}_replicate"
+            cut = any(placement.axis == replicate for placement in spec.dividing)
+            data = None if cut else pgs.of_axis(replicate)
+        tensor = None if tensor_parallel else pgs.tensor_parallel(is_expert=spec.is_expert)
+        return tuple(group for group in (data, tensor) if group is not None and communicates(group))
+
+
+def _spec(name: str, part: LogicalPart, dtype: torch.dtype) -> ParamSpec:
+    """Return what is known of a parameter that no optimizer was found for."""
+    return ParamSpec(
+        name=name,
+        shape=part.shape,
+        dtype=dtype,
+        grad_dtype=dtype,
+        optimizer="",
+        group=0,
+        granularity=Granularity.TENSOR,
+        cost=0.0,
+        placements=part.placements,
+        is_expert=part.is_expert,
+    )
+
+
+def _is_larger(group: ProcessGroup | None) -> bool:
+    return group is not None and communicates(group)
+
+
+def _modules_of_experts(chunk: torch.nn.Module) -> set[int]:
+    """Return the modules that hold parameters of experts, and those below that hold none of their own."""
+    found: set[int] = set()
+    for module in chunk.modules():
+        params = list(module.parameters())
+        if params and all(not getattr(param, "allreduce", True) for param in params):
+            found.update(map(id, module.modules()))
+    return found

@@ -1,0 +1,205 @@
+"""Whether the ranks that hold replicas hold the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from attrs import evolve, frozen
+
+from megaopt_core.errors import RankMismatchError
+from megaopt_core.optimizers._between_ranks.held import Held, Holder
+from megaopt_core.parallel._agreement import (
+    Comparison,
+    Rows,
+    described,
+    differences_over_ranks,
+    fingerprint,
+)
+from megaopt_core.parallel._digest import digest_of_tensors
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
+from megaopt_core.routing._agreement import plain_words, settings_alike
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = ["Replicas", "wrapped_alike"]
+
+_REMEDY = (
+    "Give all of these ranks the values of one: broadcast_params() of DistributedDataParallel, "
+    "torch.distributed.broadcast, or the same checkpoint; then call optimizer.reload_model_params(). Ranks that hold "
+    "models of their own say so with pg_collection=ProcessGroupCollection() at the build"
+)
+
+_WHEN = "replicas have other values {when}, and would keep them"
+
+
+@frozen(eq=False)
+class Replicas:
+    """What a rank and others hold alike.
+
+    Args:
+        pgs: the process groups.
+        by_hand: nothing was compared when the optimizer was made: classes, settings, names and shapes are, too.
+    """
+
+    pgs: ProcessGroupCollection
+    by_hand: Sequence[Comparison] = ()
+
+    @classmethod
+    def of_all(cls, several: Sequence[Replicas]) -> Replicas | None:
+        """Return what is to be alike of optimizers that are stepped as one; None where nothing is.
+
+        Args:
+            several: one for each optimizer that has replicas; they have the same process groups.
+        """
+        if len(several) < 2:
+            return several[0] if several else None
+        by_hand = [
+            _of_one(index, comparison) for index, each in enumerate(several) for comparison in each.by_hand
+        ]
+        return cls(several[0].pgs, by_hand)
+
+    def differences(self, optimizer: MegatronOptimizer, *, everything: bool = True) -> tuple[str, ...]:
+        """Return what has other values on which ranks, one line each; a collective.
+
+        Args:
+            optimizer: what this rank holds.
+            everything: buffers too, and all of the state; False: what a step needs alike, and a sample of the state.
+        """
+        holder = Holder(self.pgs, optimizer.names, optimizer.routing)
+        chunks = optimizer.watched_model.named_chunks()
+        held = [*holder.trained(), *holder.left(chunks)]
+        held += holder.states(optimizer.parts, optimizer.state, all_=everything)
+        if everything:
+            held += holder.buffers(chunks)
+        alike = [*self.by_hand, *self._settings(optimizer), *_comparisons(held)]
+        return differences_over_ranks(self.pgs, "comparing the values of replicas", alike)
+
+    def require_equal(self, optimizer: MegatronOptimizer, when: str) -> None:
+        """Raise on all ranks unless all replicas have the same values; a collective.
+
+        Args:
+            optimizer: what this rank holds.
+            when: when that is, in words.
+
+        Raises:
+            RankMismatchError: it names what differs, and ranks.
+        """
+        lines = self.differences(optimizer, everything=False)
+        if lines:
+            raise RankMismatchError(described(_WHEN.format(when=when), lines, _REMEDY), differences=lines)
+
+    def _settings(self, optimizer: MegatronOptimizer) -> list[Comparison]:
+        """Return what is to be alike of the parameter groups: what was written into them too."""
+        group = self.pgs.dense_dp
+        if not communicates(group):
+            return []
+        rows: Rows = [
+            (
+                f"param group {index}",
+                {key: _plain(value) for key, value in values.items() if _is_setting(key, value)},
+            )
+            for index, values in enumerate(optimizer.param_groups)
+        ]
+        written = [(name, sorted(said.items())) for name, said in rows]
+        return [Comparison("the parameter groups", fingerprint(written), lambda: rows, group)]
+
+
+def _of_one(index: int, comparison: Comparison) -> Comparison:
+    """Return a comparison of one of several optimizers, each of which has its own."""
+
+    def rows() -> Rows:
+        return [(f"optimizer{index}: {name}", said) for name, said in comparison.rows()]
+
+    return evolve(comparison, what=f"{comparison.what} of optimizer{index}", rows=rows)
+
+
+def wrapped_alike(
+    inner: torch.optim.Optimizer, wrapper: MegatronOptimizer, pgs: ProcessGroupCollection
+) -> list[Comparison]:
+    """Return what is to be alike of an optimizer that was wrapped by hand, besides values.
+
+    Args:
+        inner: what was wrapped.
+        wrapper: what it was wrapped in.
+        pgs: the process groups.
+    """
+    group = pgs.dense_dp
+    if not communicates(group):
+        return [settings_alike(wrapper.config)]
+    rows: Rows = [
+        (
+            f"parameter {name!r}",
+            {
+                "shape": str(tuple(param.shape)),
+                "dtype": str(param.dtype).removeprefix("torch."),
+                "optimizer": type(inner).__name__,
+            },
+        )
+        for param, name in wrapper.names.items()
+    ]
+    written = [(name, list(said.items())) for name, said in rows]
+    what = f"the parameters of {type(wrapper).__name__}"
+    return [
+        settings_alike(wrapper.config),
+        Comparison(what, fingerprint(written), lambda: rows, group),
+    ]
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    kinds = (str, bool, int, float, tuple, torch.Tensor, type(None))
+    return key not in ("params", "param_names") and isinstance(value, kinds)
+
+
+def _plain(value: Any) -> str:
+    return plain_words(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+
+def _comparisons(held: Iterable[Held]) -> list[Comparison]:
+    """Return one comparison for each group: of all that its ranks hold replicas of."""
+    kinds: dict[tuple[ProcessGroup, ...], list[Held]] = {}
+    for each in held:
+        kinds.setdefault(each.groups, []).append(each)
+    digests = {groups: _digest(some) for groups, some in kinds.items()}
+    by_ranks: dict[tuple[int, ...], tuple[ProcessGroup, list[tuple[ProcessGroup, ...]]]] = {}
+    for groups in kinds:
+        for group in groups:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            by_ranks.setdefault(ranks, (group, []))[1].append(groups)
+    return [
+        _comparison(
+            group, fingerprint([digests[groups] for groups in some]), [kinds[groups] for groups in some]
+        )
+        for group, some in by_ranks.values()
+    ]
+
+
+def _digest(held: Sequence[Held]) -> bytes:
+    tensors = [tensor for tensor in (each.tensor for each in held) if tensor is not None]
+    labels, words = [each.label for each in held], [each.words for each in held]
+    return fingerprint((labels, words, digest_of_tensors(tensors)))
+
+
+def _comparison(group: ProcessGroup, digest: bytes, held: Sequence[Sequence[Held]]) -> Comparison:
+    def rows() -> Rows:
+        return [(each.label, {"": _shown(each)}) for some in held for each in some if _can_be_shown(each)]
+
+    # Tensor-parallel ranks may have parameters that others have not: those of the same name count.
+    return Comparison("the values of replicas", digest, rows, group, everywhere=False)
+
+
+def _can_be_shown(held: Held) -> bool:
+    return held.tensor is not None or bool(held.words)
+
+
+def _shown(held: Held) -> str:
+    tensor = held.tensor
+    if tensor is None:
+        return held.words
+    norm = torch.linalg.vector_norm(tensor.to(torch.complex128 if tensor.is_complex() else torch.float64))
+    return f"norm {norm.item():.6g} (digest {digest_of_tensors([tensor]).hex()[:8]})"

@@ -9,7 +9,7 @@ ranks exchanges them directly, all at the same time. Other backends use their ow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, override
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,10 @@ from megaopt_distributed.buffers.point_to_point import PointToPoint
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Alone", "Native", "communicator"]
+__all__ = ["Alone", "Native", "Rooted", "communicator"]
+
+_EQUAL_SHARDS = frozenset({"fake"})
+"""Backends whose `all_gather` and `reduce_scatter` take tensors of one size alone."""
 
 
 @frozen
@@ -126,6 +129,63 @@ class Native:
             return Pending(what, [collective(*tensors, group=self.group, async_op=True, **options)])
 
 
+@define(eq=False)
+class Rooted(Native):
+    """Shards of different lengths by one broadcast and one reduction each, for backends that want equal ones.
+
+    Torch's fake process group is such a backend: it stands for many ranks where there is one.
+
+    Args:
+        group: the process group.
+    """
+
+    @override
+    def reduce_scatter(
+        self, bucket: torch.Tensor, ends: Sequence[int] = (), *, average: bool = False
+    ) -> Pending:
+        """Call `reduce` for each rank's shard where they are unequal.
+
+        Args:
+            bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal.
+            average: use the backend's AVG.
+        """
+        if not ends:
+            return super().reduce_scatter(bucket, average=average)
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        return self._of_each("reduce-scatter", dist.reduce, bucket, ends, "group_dst", op=op)
+
+    @override
+    def all_gather(self, bucket: torch.Tensor, ends: Sequence[int] = ()) -> Pending:
+        """Call `broadcast` for each rank's shard where they are unequal.
+
+        Args:
+            bucket: a flat tensor.
+            ends: where each rank's shard ends; empty: they are equal.
+        """
+        if not ends:
+            return super().all_gather(bucket)
+        return self._of_each("all-gather", dist.broadcast, bucket, ends, "group_src")
+
+    def _of_each(
+        self,
+        name: str,
+        collective: Callable[..., Any],
+        bucket: torch.Tensor,
+        ends: Sequence[int],
+        root: str,
+        **options: Any,
+    ) -> Pending:
+        what = f"{name} of {bucket.numel():,} elements over {self.size} ranks"
+        with needs_all_ranks(what):
+            works = [
+                collective(shard, group=self.group, async_op=True, **{root: rank}, **options)
+                for rank, shard in enumerate(self._shards(bucket, ends))
+                if shard.numel()
+            ]
+        return Pending(what, works)
+
+
 def _numel(given: torch.Tensor | Sequence[torch.Tensor]) -> int:
     return given.numel() if isinstance(given, torch.Tensor) else sum(tensor.numel() for tensor in given)
 
@@ -139,7 +199,10 @@ def communicator(group: ProcessGroup | None, device: torch.device) -> Communicat
     """
     if group is None or size_of(group) == 1:
         return Alone()
-    return PointToPoint(group) if "gloo" in _backend(group, device) else Native(group)
+    backend = _backend(group, device)
+    if "gloo" in backend:
+        return PointToPoint(group)
+    return Rooted(group) if backend in _EQUAL_SHARDS else Native(group)
 
 
 def _backend(group: ProcessGroup, device: torch.device) -> str:

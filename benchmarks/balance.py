@@ -29,7 +29,7 @@ FORMS = {"matrices": False, "batches": True}
 
 
 def specs_of(model: str, *, batched: bool) -> list[ParamSpec]:
-    """Return the matrices of a model as Muon would be given them, if it let peers share them.
+    """Return the matrices of a model as Muon is given them.
 
     Args:
         model: its name in `MODELS`.
@@ -80,17 +80,15 @@ def plan_by_bucket(works: Sequence[Work], ranks: int) -> tuple[OwnerPlan, float]
 
 
 def padding_of(specs: Sequence[ParamSpec], plan: OwnerPlan, ranks: int) -> float:
-    """Return the padding of one buffer with a plan's whole owners, as a fraction of all elements.
+    """Return the padding of one buffer with a plan's owners, as a fraction of all elements.
 
     Args:
         specs: what was shared out.
-        plan: who owns it; parts of what is divided are not aligned, so they add nothing.
+        plan: who owns it.
         ranks: how many there are.
     """
-    whole = [spec for spec in specs if plan.owners[spec.name].division is Division.WHOLE]
-    place_of = {spec.name: plan.owners[spec.name].ranks[0] for spec in whole}
-    laid_out = lay_out_segments([whole], place_of, ranks).numel
-    return (laid_out - sum(spec.numel for spec in whole)) / sum(spec.numel for spec in specs)
+    numel = sum(spec.numel for spec in specs)
+    return (lay_out_segments([specs], plan.owners, ranks).numel - numel) / numel
 
 
 def figures(model: str, form: str, ranks: int) -> dict[str, Any]:
@@ -174,7 +172,7 @@ def how(row: Mapping[str, Any]) -> str:
         return f"{divided['peers']} by up to {row['most_peers']} peers, {divided.get('whole', 0)} whole"
     if "matrices" in divided:
         return f"{divided['matrices']} batches divided"
-    return "whole" if row["plan"]["compute"] <= 1.03 else "whole: peers would be slower"
+    return "whole" if row["plan"]["compute"] <= 1.03 else "whole: peers would be no faster"
 
 
 def main() -> None:

@@ -6,12 +6,15 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from megaopt_layerwise.planner.cost_model import CostModel
 from megaopt_layerwise.planner.works import Carried, Work
 
 __all__ = ["Kind", "Packed", "block_sizes", "kinds_of", "pack_blocks"]
+
+_LARGEST = 64
+"""Ranks of the largest block."""
 
 
 @frozen
@@ -35,11 +38,13 @@ class Packed:
         first_ranks: name to the first rank of the block, and its size.
         seconds: of every rank.
         state_bytes: of every rank.
+        costs: operations of every rank.
     """
 
     first_ranks: Mapping[str, tuple[int, int]]
     seconds: Sequence[float]
     state_bytes: Sequence[float]
+    costs: Sequence[float]
 
     @property
     def step_seconds(self) -> float:
@@ -47,7 +52,7 @@ class Packed:
         return max(self.seconds)
 
 
-def block_sizes(ranks: int, most: int = 64) -> list[int]:
+def block_sizes(ranks: int, most: int = _LARGEST) -> list[int]:
     """Return sizes of blocks that divide the ranks, each a multiple of the one before: from 1 on.
 
     Args:
@@ -79,7 +84,7 @@ def kinds_of(works: Sequence[Work]) -> list[Kind]:
             work.cost,
             float(work.numel),
             work.state_bytes,
-            float(work.most_peers),
+            float(min(work.most_peers, _LARGEST)),
             work.repeated,
             work.exchanged,
             float(work.asked_peers or 0),
@@ -119,31 +124,34 @@ def pack_blocks(
     parts = _parts(kinds, sizes, model)
     first_seconds = [model.compute_seconds(cost) for cost in carried.costs] if carried else [0.0] * ranks
     first_state = list(carried.state_bytes) if carried else [0.0] * ranks
-    seconds, state = [0.0], [0.0]  # of what was packed: equal inside blocks of the width
+    seconds, state, costs = [0.0], [0.0], [0.0]  # of what was packed: equal inside blocks of the width
     width = ranks
     first_ranks: dict[str, tuple[int, int]] = {}
     for size in sorted(parts, reverse=True):
-        seconds = [each for each in seconds for _ in range(width // size)]
-        state = [each for each in state for _ in range(width // size)]
+        seconds, state, costs = (
+            [each for each in values for _ in range(width // size)] for values in (seconds, state, costs)
+        )
         width = size
         before, state_before = _fullest(first_seconds, size), _fullest(first_state, size)
-        queue = [
-            (seconds[block] + before[block], state[block] + state_before[block], block)
-            for block in range(ranks // size)
-        ]
-        heapq.heapify(queue)
-        for part_seconds, part_state, name in parts[size]:
-            load, held, block = _take(queue, part_state, room)
+        blocks = _Blocks(
+            [each + other for each, other in zip(seconds, before, strict=True)],
+            [each + other for each, other in zip(state, state_before, strict=True)],
+            room,
+        )
+        for part_seconds, part_state, name, part_cost in parts[size]:
+            block = blocks.take(part_seconds, part_state)
             seconds[block] += part_seconds
             state[block] += part_state
-            if load + part_seconds > limit:
+            costs[block] += part_cost
+            if blocks.seconds[block] > limit:
                 return None
-            heapq.heappush(queue, (load + part_seconds, held + part_state, block))
             first_ranks[name] = block * size, size
+    first_costs = carried.costs if carried else [0.0] * ranks
     return Packed(
         first_ranks,
         [each + seconds[rank // width] for rank, each in enumerate(first_seconds)],
         [each + state[rank // width] for rank, each in enumerate(first_state)],
+        [each + costs[rank // width] for rank, each in enumerate(first_costs)],
     )
 
 
@@ -154,30 +162,75 @@ def _fullest(values: Sequence[float], size: int) -> list[float]:
 
 def _parts(
     kinds: Sequence[Kind], sizes: Sequence[Mapping[int, int]], model: CostModel
-) -> dict[int, list[tuple[float, float, str]]]:
-    """Return `(seconds, bytes of state, name)` of the parts of every size of block, the longest first."""
-    parts: dict[int, list[tuple[float, float, str]]] = {}
+) -> dict[int, list[tuple[float, float, str, float]]]:
+    """Return `(seconds, bytes of state, name, cost)` of the parts of every size of block, the longest first."""
+    parts: dict[int, list[tuple[float, float, str, float]]] = {}
     for kind, counts in zip(kinds, sizes, strict=True):
         begin = 0
         for size, count in sorted(counts.items()):
             part = model.part_seconds(kind.work, size), kind.work.state_bytes / size
-            parts.setdefault(size, []).extend((*part, name) for name in kind.names[begin : begin + count])
+            cost = model.part_cost(kind.work, size)
+            names = kind.names[begin : begin + count]
+            parts.setdefault(size, []).extend((*part, name, cost) for name in names)
             begin += count
     return {
         size: sorted(some, key=lambda part: (-part[0], -part[1], part[2])) for size, some in parts.items()
     }
 
 
-def _take(queue: list[tuple[float, float, int]], state: float, room: float) -> tuple[float, float, int]:
-    """Take the least loaded block with room; where none has room, the emptiest one."""
-    full = []
-    while queue and queue[0][1] and queue[0][1] + state > room:
-        full.append(heapq.heappop(queue))
-    if queue:
-        found = heapq.heappop(queue)
-    else:
-        found = min(full, key=lambda entry: (entry[1], entry[0], entry[2]))
-        full.remove(found)
-    for entry in full:
-        heapq.heappush(queue, entry)
-    return found
+@define(eq=False)
+class _Blocks:
+    """Blocks of one size, and what the fullest rank of each has.
+
+    Both queues keep entries that are out of date, which are left out when they come first.
+    """
+
+    seconds: list[float]
+    state: list[float]
+    room: float
+    _by_seconds: list[tuple[float, float, int]] = field(init=False)
+    _by_state: list[tuple[float, float, int]] = field(init=False)
+    _full: list[tuple[float, float, int]] = field(factory=list)
+    _full_for: float = math.inf
+
+    def __attrs_post_init__(self) -> None:
+        blocks = range(len(self.seconds))
+        self._by_seconds = [(self.seconds[block], self.state[block], block) for block in blocks]
+        self._by_state = [(self.state[block], self.seconds[block], block) for block in blocks]
+        heapq.heapify(self._by_seconds)
+        heapq.heapify(self._by_state)
+
+    def take(self, seconds: float, state: float) -> int:
+        """Add a part to the least loaded block with room, or where none has room to the emptiest one; return it."""
+        if state < self._full_for:
+            for entry in self._full:
+                heapq.heappush(self._by_seconds, entry)
+            self._full.clear()
+        self._full_for = state
+        while (self._by_state[0][0], self._by_state[0][1]) != self._now(self._by_state[0][2]):
+            heapq.heappop(self._by_state)
+        found = self._by_state[0][2]
+        if self._has_room(found, state):
+            found = self._least_loaded(state)
+        self.seconds[found] += seconds
+        self.state[found] += state
+        heapq.heappush(self._by_seconds, (self.seconds[found], self.state[found], found))
+        heapq.heappush(self._by_state, (self.state[found], self.seconds[found], found))
+        return found
+
+    def _least_loaded(self, state: float) -> int:
+        """Take the least loaded block with room out of its queue; there is one."""
+        while True:
+            entry = heapq.heappop(self._by_seconds)
+            block = entry[2]
+            if (entry[1], entry[0]) != self._now(block):
+                continue
+            if self._has_room(block, state):
+                return block
+            self._full.append(entry)  # until a part with less state comes
+
+    def _now(self, block: int) -> tuple[float, float]:
+        return self.state[block], self.seconds[block]
+
+    def _has_room(self, block: int, state: float) -> bool:
+        return not self.state[block] or self.state[block] + state <= self.room

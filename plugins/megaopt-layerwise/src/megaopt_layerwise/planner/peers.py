@@ -9,6 +9,7 @@ from attrs import define, field
 
 from megaopt_layerwise.planner.blocks import Kind, Packed, block_sizes, kinds_of, pack_blocks
 from megaopt_layerwise.planner.cost_model import CostModel
+from megaopt_layerwise.planner.plan import imbalance
 from megaopt_layerwise.planner.works import Carried, Work
 
 __all__ = ["plan_peers"]
@@ -18,6 +19,9 @@ _EFFORT = 400_000
 
 _DEARNESS = 8
 """Each percent of memory above the room for it counts as so many percent of time."""
+
+_EVEN = 1.05
+"""Largest operations of a rank over their mean that cost nothing: what more there is idles while others exchange."""
 
 type _Sizes = tuple[Mapping[int, int], ...]
 """For each kind of works, size of a block to how many of them get such a block."""
@@ -29,7 +33,9 @@ def plan_peers(
     """Return blocks of peers for works, some of one rank alone, with the shortest step that was found.
 
     First every kind of works gets the smallest block in which its part takes at most some time, for every time that
-    matters. Then shares of one kind change to another size, for as long as that makes the step shorter.
+    matters, and where every rank gets as many whole works of a kind, a block for each that is left over. Then shares of
+    one kind change to another size, for as long as that makes the step shorter. Of two searches the better plan is
+    taken: for a short step and then for an even one, and for both at once.
 
     Args:
         works: what to share out; all ranks can own each of them.
@@ -38,10 +44,16 @@ def plan_peers(
         room: bytes of state for each rank.
         carried: what the ranks step besides.
     """
-    search = _Search(kinds_of(works), ranks, model, room, carried)
-    search.begin()
-    search.improve()
-    return search.best
+    found = []
+    for begins_even in (False, True):
+        search = _Search(kinds_of(works), ranks, model, room, carried, prefers_even=begins_even)
+        search.begin()
+        search.improve()
+        if not begins_even:
+            search.prefers_even = True
+            search.improve()
+        found.append(search)
+    return min(found, key=lambda search: search.rank(search.best)).best
 
 
 @define(eq=False)
@@ -51,6 +63,7 @@ class _Search:
     model: CostModel
     room: float
     carried: Carried | None = None
+    prefers_even: bool = True
     best: Packed = field(init=False)
     _sizes: _Sizes = field(init=False)
     _options: list[list[int]] = field(init=False)
@@ -58,7 +71,7 @@ class _Search:
 
     def __attrs_post_init__(self) -> None:
         possible = block_sizes(self.ranks)
-        self._options = [_options_of(kind.work, possible) for kind in self.kinds]
+        self._options = [_options_of(kind.work, possible, self.model) for kind in self.kinds]
         self._trials = max(_EFFORT // max(sum(len(kind.names) for kind in self.kinds), 1), 40)
         self._sizes = tuple(
             {options[0]: len(kind.names)} for kind, options in zip(self.kinds, self._options, strict=True)
@@ -72,26 +85,31 @@ class _Search:
             self.kinds, sizes, self.ranks, self.model, room=self.room, limit=limit, carried=self.carried
         )
 
-    def _rank(self, packed: Packed) -> tuple[float, float]:
-        """Return what plans are compared by: time, lengthened where a rank has more state than it has room for."""
+    def rank(self, packed: Packed) -> tuple[float, float]:
+        """Return what plans are compared by: time, lengthened where a rank has much more to hold or to do than others.
+
+        Args:
+            packed: a plan.
+        """
         overfull = max(max(packed.state_bytes) / self.room, 1.0)
-        return packed.step_seconds * overfull**_DEARNESS, sum(packed.seconds)
+        uneven = max(imbalance(packed.costs) / _EVEN, 1.0) if self.prefers_even else 1.0
+        return packed.step_seconds * (overfull * uneven) ** _DEARNESS, sum(packed.seconds)
 
     def _try(self, sizes: _Sizes) -> bool:
         """Keep a plan if it is better than the best one."""
         self._trials -= 1
-        before = self._rank(self.best)
+        before = self.rank(self.best)
         packed = self._pack(sizes, limit=before[0])
         if packed is None:
             return False
-        after = self._rank(packed)
+        after = self.rank(packed)
         if after[0] < before[0] * (1 - 1e-9) or (after[0] <= before[0] and after[1] < before[1] * (1 - 1e-9)):
             self.best, self._sizes = packed, sizes
             return True
         return False
 
     def begin(self) -> None:
-        """Try the smallest blocks in which no part takes longer than some time."""
+        """Try the smallest blocks in which no part takes longer than some time, and blocks for what is left over."""
         times = {
             self.model.part_seconds(kind.work, size)
             for kind, options in zip(self.kinds, self._options, strict=True)
@@ -106,6 +124,17 @@ class _Search:
             if self._key(sizes) not in seen and self._trials > 0:
                 seen.add(self._key(sizes))
                 self._try(sizes)
+        for shared in self._with_rest_shared():
+            self._try(shared)
+
+    def _with_rest_shared(self) -> Iterator[_Sizes]:
+        """Yield plans in which all ranks have as many whole works of one kind, and blocks share those that are left."""
+        for at, (kind, options) in enumerate(zip(self.kinds, self._options, strict=True)):
+            rest = len(kind.names) % self.ranks
+            if rest == len(kind.names) or not rest:
+                continue
+            for size in options[1:]:
+                yield (*self._sizes[:at], {1: len(kind.names) - rest, size: rest}, *self._sizes[at + 1 :])
 
     def _smallest(self, kind: Kind, options: Sequence[int], limit: float) -> int:
         def seconds(size: int) -> float:
@@ -143,9 +172,10 @@ class _Search:
                             yield (*current[:at], kept, *current[at + 1 :])
 
 
-def _options_of(work: Work, possible: Sequence[int]) -> list[int]:
-    """Return the sizes of blocks that a work may get: all up to the largest, or the one that was asked for."""
+def _options_of(work: Work, possible: Sequence[int], model: CostModel) -> list[int]:
+    """Return the sizes of blocks that a work may get: those that are faster than one rank, or the one asked for."""
     allowed = [size for size in possible if size == 1 or size <= work.most_peers]
-    if work.asked_peers is None:
-        return allowed
-    return [max(size for size in allowed if size <= work.asked_peers)]
+    if work.asked_peers is not None:
+        return [max(size for size in allowed if size <= work.asked_peers)]
+    alone = model.part_seconds(work, 1)
+    return [size for size in allowed if size == 1 or model.part_seconds(work, size) < alone]

@@ -1,0 +1,69 @@
+"""A model on the device, and runs that depend on the step alone."""
+
+import warnings
+
+import torch
+from torch import nn
+
+from megaopt_core import build_optimizer
+from megaopt_core.errors import UnusedSettingWarning
+
+__all__ = ["PRECISIONS", "build", "everything", "model_of", "relative", "train"]
+
+PRECISIONS = {
+    "fp32": {},
+    "main": {"bf16": True},
+    "remainders": {"bf16": True, "use_precision_aware_optimizer": True},
+    "8bit": {
+        "bf16": True,
+        "use_precision_aware_optimizer": True,
+        "exp_avg_dtype": "uint8",
+        "exp_avg_sq_dtype": "uint8",
+    },
+}
+
+
+def model_of(device, precision="fp32", width=64):
+    """Return the same model every time."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, 2 * width), nn.LayerNorm(2 * width), nn.Linear(2 * width, width)]
+    dtype = torch.bfloat16 if PRECISIONS[precision] else torch.float32
+    return nn.Sequential(*layers).to(device, dtype)
+
+
+def build(model, name, **settings):
+    """Return an optimizer; what changes nothing on this device is known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusedSettingWarning)
+        return build_optimizer(
+            model, name, **{"lr": 2.0**-7, "weight_decay": 0.125, "clip_grad": 0.5, **settings}
+        )
+
+
+def train(model, optimizer, steps):
+    """Step on gradients of the step's own; they are new tensors every time."""
+    for step in steps:
+        chance = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=chance).to(param.device, param.dtype)
+        optimizer.step()
+
+
+def everything(model, optimizer):
+    """Return values and states by name, on the CPU in float64."""
+    found = dict(model.state_dict())
+    for param, name in optimizer.names.items():
+        for key, value in optimizer.state[param].items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}.{key}"] = value
+    return {name: value.detach().double().cpu() for name, value in found.items()}
+
+
+def relative(one, other):
+    """Return by how much two runs differ at most, relative to the largest value of each tensor."""
+    assert one.keys() == other.keys()
+    return max(
+        float((value - other[name]).abs().max() / value.abs().max().clamp(min=1e-30))
+        for name, value in one.items()
+        if value.numel()
+    )

@@ -4,7 +4,7 @@ from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import OverridesFromFile, RunFile
-from megaopt_core.config._validators import between, not_negative, one_of, positive, whole_number
+from megaopt_core.config._validators import between, boolean, not_negative, one_of, positive, whole_number
 
 __all__ = [
     "CORE_FIELD_NAMES",
@@ -13,6 +13,7 @@ __all__ = [
     "OverridesFromFile",
     "RunFile",
     "between",
+    "boolean",
     "core_field_info",
     "dtype_name",
     "not_negative",

@@ -15,6 +15,7 @@ from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 __all__ = [
     "at_least_one",
     "between",
+    "boolean",
     "default_only",
     "dtype_setting",
     "fraction",
@@ -110,6 +111,20 @@ def whole_number(low: int = 0) -> Validator:
             raise _refuse(attribute, value, f"an integer of at least {low}")
 
     return check
+
+
+def boolean() -> Validator:
+    """Return a validator for True and False, and nothing that only counts as one of them.
+
+    Example:
+        >>> from attrs import field, frozen
+        >>> @frozen
+        ... class Settings:
+        ...     nesterov: bool = field(default=False, validator=boolean())
+        >>> Settings(nesterov=True)
+        Settings(nesterov=True)
+    """
+    return _is_bool
 
 
 def one_of(choices: Sequence[Any]) -> Validator:

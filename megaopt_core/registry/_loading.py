@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import attrs
 import pluggy
@@ -12,6 +13,7 @@ from attrs import frozen
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin
 from megaopt_core.sharding._protocol import ShardingStrategy
@@ -138,4 +140,35 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
                 f"setting {full!r} of optimizer {name!r} is a field of the core's configuration; "
                 "give the optimizer another setting prefix"
             )
-    entry.settings()  # its own validators must take its own defaults
+    _check_defaults(name, entry.settings)
+
+
+def _check_defaults(name: str, settings: type) -> None:
+    """Raise unless the validators and converters of a settings class take its own defaults."""
+    try:
+        settings()
+    except Exception as error:
+        where = _refused_field(settings, error)
+        called = (
+            f"; a validator is called where it is named: validator={where[1]}()"
+            if where is not None and isinstance(error, TypeError) and where[1].isidentifier()
+            else ""
+        )
+        told = f"the setting {where[0]!r} cannot have its default" if where else "it cannot be made"
+        raise PluginError(
+            f"optimizer {name!r}: {settings.__name__}: {told}: {words_of(error)}{called}"
+        ) from error
+
+
+def _refused_field(settings: Any, error: Exception) -> tuple[str, str] | None:
+    """Return the field whose validator raises such an error for its default, and the validator's name."""
+    for setting in attrs.fields(settings):
+        if setting.validator is None or isinstance(setting.default, attrs.Factory):  # type: ignore[arg-type] # a class
+            continue
+        try:
+            setting.validator(None, setting, setting.default)
+        except type(error):
+            return setting.name, getattr(setting.validator, "__name__", "one_of")
+        except Exception:  # noqa: BLE001, S112 - another field's error is not this one
+            continue
+    return None

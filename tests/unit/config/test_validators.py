@@ -3,7 +3,7 @@
 import pytest
 from attrs import field, make_class
 
-from megaopt_core.config import between, not_negative, one_of, positive, whole_number
+from megaopt_core.config import between, boolean, not_negative, one_of, positive, whole_number
 from megaopt_core.errors import ConfigurationError
 
 
@@ -14,6 +14,7 @@ from megaopt_core.errors import ConfigurationError
         (positive(), [1e-9, 5], [0, -1, float("inf"), None], "a number above 0"),
         (not_negative(), [0, 5.0], [-1, float("inf"), False], "a number of at least 0"),
         (whole_number(1), [1, 9], [0, 1.0, True], "an integer of at least 1"),
+        (boolean(), [True, False], [1, 0.0, "no", None], "True or False"),
         (one_of((True, False)), [True, False], [1, 0.0, "no"], "one of True, False"),
         (one_of(("a", "b")), ["a"], ["c", None], "one of 'a', 'b'"),
     ],

@@ -94,6 +94,46 @@ def megaopt_optimizer_entries():
             "PluginError: optimizer 'x': S has no default for beta",
         ),
         (
+            (
+                "from megaopt_core.config import not_negative, one_of\n"
+                "@frozen\nclass S:\n    beta: float = field(default=0.5, validator=not_negative)\n"
+                "@hookimpl\ndef megaopt_optimizer_entries():\n"
+                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
+            ),
+            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: TypeError: "
+            "not_negative() takes 0 "
+            "positional arguments but 3 were given; a validator is called where it is named: validator=not_negative()",
+        ),
+        (
+            (
+                "from megaopt_core.config import not_negative, one_of\n"
+                "@frozen\nclass S:\n    beta: float = field(default=0.5, validator=lambda value: True)\n"
+                "@hookimpl\ndef megaopt_optimizer_entries():\n"
+                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
+            ),
+            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: TypeError: ",
+        ),
+        (
+            (
+                "from megaopt_core.config import not_negative, one_of\n"
+                "@frozen\nclass S:\n    beta: float = field(default=-1.0, validator=not_negative())\n"
+                "@hookimpl\ndef megaopt_optimizer_entries():\n"
+                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
+            ),
+            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: "
+            "ConfigurationError: beta=-1.0: must be "
+            "a number of at least 0",
+        ),
+        (
+            (
+                "from megaopt_core.config import not_negative, one_of\n"
+                "@frozen\nclass S:\n    beta: float = field(default=0.5, validator='positive')\n"
+                "@hookimpl\ndef megaopt_optimizer_entries():\n"
+                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
+            ),
+            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: TypeError: ",
+        ),
+        (
             "@hookimpl\ndef megaopt_sharding_strategies(): return {'x': object()}",
             "PluginError: megaopt_sharding_strategies returned 'x': object; it must be of type ShardingStrategy",
         ),

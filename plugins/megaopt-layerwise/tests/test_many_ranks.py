@@ -186,3 +186,21 @@ def test_one_peer_a_matrix_is_a_whole_matrix():
     )
     assert len(chosen.ranks) > 1
     assert len(whole.ranks) == 1
+
+
+def test_dense_owners_do_not_depend_on_which_experts_a_rank_has():
+    """Where expert parallelism takes all data-parallel ranks, a place along dp tells experts apart too."""
+    world = World({"dp": 2, "tp": 2, "ep": 2, "expert_dp": 1, "expert_tp": 2})
+    cut = (AxisPlacement("tp", 2, dim=0),)
+    specs = [matrix(name, (16, 8), MatrixView(), cut) for name in ("one", "other")]
+    for at in range(2):
+        places = (AxisPlacement("ep", 2, index=at), AxisPlacement("dp", 2, index=at))
+        places += (AxisPlacement("expert_tp", 2, dim=1),)
+        specs.append(matrix(f"experts{at}", (2, 12 + at, 16), MatrixView(batch_dims=1), places))
+    layout = get_registry().strategy("layer_wise").layout(specs, world, LayoutOptions())
+    require_partition("layer_wise", layout, specs, world)
+    found = [
+        {name: owner for name, owner in layout.owners({"dp": dp, "ep": ep}).items() if "experts" not in name}
+        for dp, ep in ((0, 0), (1, 0), (1, 1))
+    ]
+    assert found[0] == found[1] == found[2]

@@ -22,19 +22,23 @@ pytestmark = pytest.mark.distributed
 BUFFERS = {"overlap_grad_reduce": True, "bucket_size": 1500}
 
 
-def test_two_ranks_with_tied_frozen_and_accumulated(launch):
+@pytest.mark.parametrize("optimizer", ["muon", "adaptive_muon", "soap"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_two_ranks_with_tied_frozen_and_accumulated(launch, optimizer, dtype):
     """Under torch's DDP and in buffers; several batches a step; one matrix alone, so that a rank owns nothing."""
+    pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")
     kinds = {
-        "tied": {"model": {"tied": True}},
-        "frozen": {"model": {"frozen": True}},
-        "accumulated": {"micro": 3},
-        "one matrix": {"model": {"count": 0}},
+        "tied": {"model": {"tied": True, "dtype": dtype}},
+        "frozen": {"model": {"frozen": True, "dtype": dtype}},
+        "accumulated": {"micro": 3, "model": {"dtype": dtype}},
+        "one matrix": {"model": {"count": 0, "dtype": dtype}},
     }
-    runs = {}
-    for kind, options in kinds.items():
-        runs[kind, "expected"] = ("muon", "replicated", "torch"), options
-        runs[kind, "torch"] = ("muon", "layer_wise", "torch"), options
-        runs[kind, "buffers"] = ("muon", "layer_wise", "buffers"), {**options, "ddp": BUFFERS}
+    runs, settings = {}, {"settings": {"bf16": dtype is torch.bfloat16}}
+    for kind, given in kinds.items():
+        options = {**given, **settings}
+        runs[kind, "expected"] = (optimizer, "replicated", "torch"), options
+        runs[kind, "torch"] = (optimizer, "layer_wise", "torch"), options
+        runs[kind, "buffers"] = (optimizer, "layer_wise", "buffers"), {**options, "ddp": BUFFERS}
     results = launch(several, 2, runs, timeout=100)
     wrong = {
         (*run, rank): differing(result[run[0], "expected"][0], result[run][0])
@@ -85,14 +89,14 @@ def test_at_more_ranks_given_gradients_make_the_same_bits(launch, size):
         assert {name: differing(alone[name], result[name]) for name in runs} == {name: [] for name in runs}
 
 
-def mixture(rank, size, sharding, place, experts_of):
+def mixture(rank, size, sharding, place, experts_of, optimizer="muon", dtype=torch.float32):
     """Step a model with experts on given gradients; return what this rank has of it."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Module()
     shapes = {"dense": (24, 16), "narrow": (16, 8), "router": (8, 16)}
     for name, shape in shapes.items():
-        model.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
-    whole = torch.randn(4, 12, 16, generator=generator)
+        model.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
+    whole = torch.randn(4, 12, 16, generator=generator).to(dtype)
     model.register_parameter("experts", nn.Parameter(whole.chunk(experts_of)[place].clone()))
     model.experts.allreduce = False
     for name in shapes:
@@ -102,16 +106,17 @@ def mixture(rank, size, sharding, place, experts_of):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep")) if size > 1 else None
     stepper = build_optimizer(
         model,
-        "muon",
+        optimizer,
         sharding=sharding,
         pg_collection=mesh,
+        bf16=dtype is torch.bfloat16,
         fqn=lambda _, name: names.get(name, name),
         **PLAIN,
     )
     for _ in range(3):
         for name, param in model.named_parameters():
             shape = whole.shape if name == "experts" else param.shape
-            grad = torch.randn(shape, generator=generator)
+            grad = torch.randn(shape, generator=generator).to(dtype)
             param.grad = grad.chunk(experts_of)[place].clone() if name == "experts" else grad
         stepper.step()
     states = sum(
@@ -124,21 +129,77 @@ def mixture(rank, size, sharding, place, experts_of):
     return {name: param.detach().clone() for name, param in model.named_parameters()}, states
 
 
-def on_mesh(rank, size):
+def on_mesh(rank, size, optimizer, dtype):
     """Step with experts on two expert-parallel ranks, each with two copies."""
-    return mixture(rank, size, "layer_wise", rank % 2, 2)
+    return mixture(rank, size, "layer_wise", rank % 2, 2, optimizer, dtype)
 
 
-def test_experts_have_owners_in_their_own_group(launch):
-    """Dense matrices are shared out over four ranks, the experts of each place over two."""
-    alone, all_states = mixture(0, 1, "replicated", 0, 1)
-    results = launch(on_mesh, 4)
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [("muon", torch.float32), ("adaptive_muon", torch.bfloat16), ("soap", torch.float32)],
+)
+def test_experts_have_owners_in_their_own_group(launch, optimizer, dtype):
+    """Dense matrices are shared out over four ranks, the experts of each place over two, whoever steps them."""
+    pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")
+    alone, all_states = mixture(0, 1, "replicated", 0, 1, optimizer, dtype)
+    results = launch(on_mesh, 4, optimizer, dtype)
     for rank, (values, _) in enumerate(results):
         expected = {**alone, "experts": alone["experts"].chunk(2)[rank % 2]}
         assert differing(expected, values) == []
     states = [states for _, states in results]
-    assert sum(states) == all_states
-    assert max(states) * len(states) <= 1.1 * all_states
+    if optimizer == "muon":  # others keep a step count beside, once on each rank that has some of a batch
+        assert sum(states) == all_states
+        assert max(states) * len(states) <= 1.1 * all_states
+
+
+def cut_twice(rank, size, sharding, optimizer="muon"):
+    """Step a dense matrix that two ranks cut, and experts that expert and tensor parallelism cut at once."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp")) if size > 1 else None
+    ep, tp = (mesh["ep"].get_local_rank(), mesh["tp"].get_local_rank()) if mesh is not None else (0, 0)
+    generator = torch.Generator().manual_seed(0)
+
+    def part(name, whole):
+        if size == 1:
+            return whole.clone()
+        if name != "experts":
+            return whole.chunk(2, 0)[tp].clone()
+        return whole.chunk(2, 0)[ep].chunk(2, 1)[tp].clone()
+
+    shapes, model = {"dense": (24, 16), "other": (16, 8), "experts": (4, 12, 16)}, nn.Module()
+    for name, shape in shapes.items():
+        param = nn.Parameter(part(name, torch.randn(shape, generator=generator)))
+        param.matrix_view = MatrixView(batch_dims=len(shape) - 2)
+        if size > 1:
+            param.tensor_model_parallel, param.partition_dim = True, len(shape) - 2
+        param.allreduce = name != "experts"
+        model.register_parameter(name, param)
+    stepper = build_optimizer(
+        model,
+        optimizer,
+        sharding=sharding,
+        pg_collection=mesh,
+        fqn=lambda _, name: f"experts{ep}" if name == "experts" else name,
+        **PLAIN,
+    )
+    calls, exchange = [], dist.all_to_all_single
+    dist.all_to_all_single = lambda *args, **kwargs: (calls.append(args), exchange(*args, **kwargs))[1]
+    for _ in range(3):
+        for name, param in model.named_parameters():
+            param.grad = part(name, torch.randn(shapes[name], generator=generator))
+        stepper.step()
+    wholes = {name: param.detach().clone() for name, param in model.named_parameters()}
+    return wholes, len(calls), (ep, tp), {row.name: row.owner for row in stepper.report().params}
+
+
+def test_expert_and_tensor_parallelism_cut_experts_at_once(launch):
+    """Each place along ep has its experts whole on an owner among its tensor-parallel ranks: bits of one process."""
+    alone, _, _, _ = cut_twice(0, 1, "replicated")
+    for values, calls, (ep, tp), owners in launch(cut_twice, 4, "layer_wise"):
+        expected = {name: alone[name].chunk(2, 0)[tp] for name in ("dense", "other")}
+        expected["experts"] = alone["experts"].chunk(2, 0)[ep].chunk(2, 1)[tp]
+        assert differing(expected, values) == []
+        assert calls <= 3 * 4
+        assert "expert_tp" in owners[f"experts{ep}"]
 
 
 def unequal(rank, size):

@@ -22,7 +22,8 @@ __all__ = ["LayerWiseLayout", "Owner"]
 type _Placed = tuple[BufferKey, str, int, int, int]
 """A share of a matrix in memory: its buffer, name, which of its owners has it, and where it begins and ends there."""
 
-_EXPERT_AXES = ("ep", "expert_tp")
+_SHARED_AXES = frozenset({"ep", "expert_tp", "dp", "dp_replicate", "expert_dp", "expert_dp_replicate"})
+"""Axes whose ranks have the same dense matrices, whichever experts they have."""
 
 
 @frozen
@@ -105,7 +106,7 @@ class LayerWiseLayout(LayoutInBuffers):
                 for key, buffer in self.options.buffers.items()
                 for name, owners in self._owners_in(buffer, self.shards(key)).items()
             }
-        stage = {axis: rank.get(axis, 0) for axis in ("pp", *self._telling) if axis not in _EXPERT_AXES}
+        stage = {axis: rank.get(axis, 0) for axis in ("pp", *self._telling) if axis not in _SHARED_AXES}
         key = tuple(stage.items())
         if key not in self._places:
             # The same on every rank of a stage: dense owners must not depend on which experts a rank has.

@@ -39,9 +39,11 @@ def gathered(optimizer):
     return whole
 
 
-def hop(rank, size, tp, optimizer, sharding, source, target, steps, dtype=BF16):
+def hop(rank, size, tp, optimizer, sharding, source, target, steps, dtype=BF16, settings=None):
     """Load, return the state and the parameters; step, save."""
-    model, stepper, place = build(optimizer, sharding, tp, size, dtype, bf16=dtype is BF16)
+    model, stepper, place = build(
+        optimizer, sharding, tp, size, dtype, bf16=dtype is BF16, **(settings or {})
+    )
     if source:
         with torch.no_grad():
             for param in model.parameters():
@@ -84,6 +86,19 @@ def test_state_saved_under_tensor_parallelism_loads_in_one_process(launch, tmp_p
     saved = launch(hop, 4, 2, "muon", "layer_wise", None, source, range(2))[0][1]
     (state, _), _, _, _ = hop(0, 1, 1, "muon", "replicated", source, None, range(0))
     assert same(state, saved)
+
+
+def test_what_peers_saved_loads_at_any_other_world(launch, tmp_path):
+    """Parts of matrices are saved where they lie in the whole: one process, whole owners, other peers, TP 2."""
+    source, two = str(tmp_path / "peers"), {"peers_per_matrix": 2}
+    (_, saved, _, _), _ = launch(hop, 2, 1, "muon", "layer_wise", None, source, range(2), BF16, two)
+    (state, _), _, _, _ = hop(0, 1, 1, "muon", "replicated", source, None, range(0))
+    assert same(state, saved)
+    for size, tp, settings in ((4, 1, {"peers_per_matrix": 4}), (3, 1, {}), (2, 2, {})):
+        for (state, _), _, _, _ in launch(
+            hop, size, tp, "muon", "layer_wise", source, None, range(0), BF16, settings
+        ):
+            assert same(state, saved), (size, tp)
 
 
 def dies(rank, size, tp):

@@ -204,3 +204,13 @@ def test_dense_owners_do_not_depend_on_which_experts_a_rank_has():
         for dp, ep in ((0, 0), (1, 0), (1, 1))
     ]
     assert found[0] == found[1] == found[2]
+
+
+def test_experts_go_to_tensor_parallel_ranks_that_dense_matrices_leave_free():
+    """One dense and one expert matrix on two ranks that cut both: each rank owns one."""
+    world = World({"dp": 1, "tp": 2, "ep": 1, "expert_dp": 1, "expert_tp": 2})
+    dense = matrix("dense", (16, 8), MatrixView(), (AxisPlacement("tp", 2, dim=0),))
+    expert = matrix("experts", (16, 8), MatrixView(), (AxisPlacement("expert_tp", 2, dim=0),))
+    layout = get_registry().strategy("layer_wise").layout([dense, expert], world, LayoutOptions())
+    require_partition("layer_wise", layout, [dense, expert], world)
+    assert {name: owner.cut for name, owner in layout.owners({}).items()} == {"dense": 0, "experts": 1}

@@ -12,7 +12,16 @@ from megaopt_core.params import ParamSpec, RankCoordinates
 from megaopt_core.sharding import BufferKey, LayoutOptions, Peers, PerBufferParamLayout, PieceSpec, World
 from megaopt_layerwise.buffers import key_of, lay_out_segments
 from megaopt_layerwise.data_places import DataPlaces
-from megaopt_layerwise.planner import CostModel, Division, Owners, Work, peer_dim, plan_owners, work_of
+from megaopt_layerwise.planner import (
+    Carried,
+    CostModel,
+    Division,
+    Owners,
+    Work,
+    peer_dim,
+    plan_owners,
+    work_of,
+)
 from megaopt_layerwise.shares import memory_shares, owners_in, stepped_box
 from megaopt_layerwise.units import cutting, unit_box
 from megaopt_layerwise.works import work_at
@@ -96,7 +105,8 @@ class LayerWiseLayout(LayoutInBuffers):
             at = dict(zip(self._telling, place, strict=True))
             held = [spec for spec in self.specs.values() if _is_at(spec, at)]
             data = self._data_places(held, at)
-            self._owners[place] = _owners(held, data)
+            experts_at = (at.get("ep", 0), self.world.size("ep"))
+            self._owners[place] = _owners(held, data, experts_at)
         return self._owners[place]
 
     def _data_places(self, specs: Sequence[ParamSpec], rank: RankCoordinates) -> Mapping[str, Owners]:
@@ -223,19 +233,33 @@ def _is_at(spec: ParamSpec, place: RankCoordinates, axes: Container[str] | None 
     )
 
 
-def _owners(specs: Sequence[ParamSpec], shared: Mapping[str, Owners]) -> dict[str, Owner]:
-    """Return owners at given places along the data axis, balanced over the ranks that have parts."""
-    cut: dict[tuple[str, int, int], list[Work]] = {}
+def _owners(
+    specs: Sequence[ParamSpec], shared: Mapping[str, Owners], experts_at: tuple[int, int]
+) -> dict[str, Owner]:
+    """Return owners at given places along the data axis, balanced over the ranks that have parts.
+
+    Experts fill up what dense matrices leave unequal on the same ranks, where `ep` lies inside `dp`.
+
+    Args:
+        specs: what the ranks at one place of the experts hold.
+        shared: where owners stand along the data axis.
+        experts_at: that place along `ep`, and how many there are.
+    """
+    cut: dict[tuple[bool, str, int, int], list[Work]] = {}
     for spec in specs:
         axis = cutting(spec)
         if axis is not None:
             data = shared[spec.name].ranks[0]
-            cut.setdefault((axis.axis, axis.size, data), []).append(work_of(spec))
-    places = {
-        name: owners.ranks[0]
-        for (_, size, _), works in cut.items()
-        for name, owners in plan_owners(works, size).owners.items()
-    }
+            cut.setdefault((spec.is_expert, axis.axis, axis.size, data), []).append(work_of(spec))
+    place, count = experts_at
+    loads: dict[tuple[int, int], Carried] = {}
+    places: dict[str, int] = {}
+    for (is_expert, _, size, data), works in sorted(cut.items(), key=lambda entry: entry[0]):
+        carried = loads.get((size, data * count + place)) if is_expert else None
+        plan = plan_owners(works, size, carried=carried)
+        if not is_expert:
+            loads[size, data] = Carried(plan.costs, plan.state_bytes)
+        places |= {name: owners.ranks[0] for name, owners in plan.owners.items()}
     return {spec.name: Owner(shared[spec.name], places.get(spec.name, 0)) for spec in specs}
 
 

@@ -52,7 +52,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         process_groups: the process groups.
         grad_scaler: the loss scaler; None: gradients are not scaled.
         norm_groups: names of the separate gradient norms, the same on every rank.
-        twins: other parameter objects that share a parameter's memory.
+        twins: parameter to the other parameter objects that share its memory.
         routing: the routing that this was built for; None for an optimizer that was wrapped by hand.
     """
 
@@ -67,7 +67,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         process_groups: ProcessGroupCollection | None = None,
         grad_scaler: MegatronGradScaler | None = None,
         norm_groups: Sequence[str] = (),
-        twins: Twins | None = None,
+        twins: Mapping[torch.nn.Parameter, tuple[torch.nn.Parameter, ...]] | None = None,
         routing: Routing | None = None,
     ) -> None:
         super().__init__([{"params": []}], common_defaults(parts))
@@ -77,7 +77,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.config = config
         self.process_groups = process_groups or ProcessGroupCollection()
         self.norm_groups = tuple(norm_groups)
-        self.twins = twins or Twins()
+        self.twins = Twins(twins or {})
         self.routing = routing
         self.gradients = StepGradients(self.parts, config, self.process_groups, self.norm_groups, grad_scaler)
         self.watched_model = WatchedModel()
@@ -88,23 +88,6 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.refresh_state()
 
     # What torch's own class has, where ours differs.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The public groups. Reading them adds gradients of twins to those of the parameters that the groups hold.
-
-        Twins are in no group: who goes through the groups between backward and step, as `torch.amp.GradScaler` does to
-        unscale and check gradients, would miss theirs.
-        """
-        twins: Twins | None = self.__dict__.get("twins")
-        if twins is not None:
-            twins.fold_grads()
-        groups: list[dict[str, Any]] = self.__dict__["_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
-        self.__dict__["_groups"] = value
 
     @property
     def state(self) -> Any:

@@ -11,7 +11,6 @@ from megaopt_core.errors import ConfigurationError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
-from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 
 __all__ = ["ChainedOptimizer"]
@@ -73,7 +72,7 @@ class ChainedOptimizer(MegatronOptimizer):
             process_groups=_common_groups(children),
             grad_scaler=_common_scaler(children),
             norm_groups=sorted({group for child in children for group in child.norm_groups}),
-            twins=Twins({param: twins for child in children for param, twins in child.twins.of.items()}),
+            twins={param: twins for child in children for param, twins in child.twins.of.items()},
             routing=children[0].routing,
         )
         self.watched_model = children[0].watched_model

@@ -429,3 +429,43 @@ def test_one_rank_writes_the_configuration_down(launch, tmp_path) -> None:
     """Rank 0 does, for all."""
     launch(dumps, 2, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+# Parameter objects that share their memory, under a wrapper that brings gradients back when backward is over.
+
+
+class TiedByHand(nn.Module):
+    """Two parameter objects of one memory, as loading by hand can make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(3, 2))
+        self.head = nn.Parameter(self.table.data)
+
+    def forward(self, weight: float) -> torch.Tensor:
+        """Return a loss whose gradients are 1 and `weight`."""
+        return self.table.sum() + weight * self.head.sum()
+
+
+def twins_under_ddp(rank: int, size: int, views: bool) -> None:
+    """Every rank has the mean of the sums, once torch's DDP has reduced them; also after passes without reductions."""
+    model = TiedByHand()
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
+    optimizer = build_optimizer(wrapped, "sgd", lr=1.0, sgd_momentum=0.0, clip_grad=0.0, weight_decay=0.0)
+    expected = model.table.detach().clone()
+    for _ in range(2):
+        with wrapped.no_sync():
+            wrapped(rank + 1.0).backward()
+        wrapped(rank + 1.0).backward()
+        assert model.table.grad.unique().tolist() == [5.0]
+        assert model.head.grad is None
+        optimizer.step()
+        optimizer.zero_grad()
+        expected -= 5.0
+        assert torch.equal(model.table, expected)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_twins_under_torchs_ddp(launch, views) -> None:
+    """Both gradients are reduced before they are added up."""
+    launch(twins_under_ddp, 2, views)

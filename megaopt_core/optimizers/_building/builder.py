@@ -21,15 +21,16 @@ from megaopt_core.optimizers._gradients.grad_scaler import (
 )
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.params._names import named_params
 from megaopt_core.params._parts import local_tensor
-from megaopt_core.params._specs import ParamInfo, PeerGroup, RankCoordinates
+from megaopt_core.params._shards import RankCoordinates
+from megaopt_core.params._specs import ParamInfo, PeerGroup
 from megaopt_core.precision._choice import precision_policy
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._attached import duplicated, require_attached, require_sharded_params
 from megaopt_core.sharding._layout import Peers
-from megaopt_core.sharding._protocol import LiveModel, ParamLayout, Piece
+from megaopt_core.sharding._live_model import LiveModel, Piece
+from megaopt_core.sharding._protocol import ParamLayout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -172,7 +173,7 @@ class ChildBuilder:
             process_groups=self.pgs,
             grad_scaler=self.scaler,
             norm_groups=routing.grad_norm_groups,
-            twins=Twins({param: twins[name] for param, name in names.items() if name in twins}),
+            twins={param: twins[name] for param, name in names.items() if name in twins},
             routing=routing,
         )
 

@@ -128,7 +128,7 @@ def narrowed(
         process_groups=pgs,
         grad_scaler=optimizer.grad_scaler,
         norm_groups=optimizer.norm_groups,
-        twins=optimizer.twins,
+        twins=optimizer.twins.of,
         routing=optimizer.routing,
     )
 

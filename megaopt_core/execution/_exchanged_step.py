@@ -23,7 +23,8 @@ from megaopt_core.execution._placeholders import (
 from megaopt_core.params._specs import ParamInfo
 from megaopt_core.precision._batches import group_settings, keeping_other_settings
 from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.sharding._protocol import Piece, ShardedParams
+from megaopt_core.sharding._live_model import Piece
+from megaopt_core.sharding._protocol import ShardedParams
 from megaopt_core.sharding._split_step import Exchange, SplitStep, StatefulSplitStep
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ class ExchangedStep:
 
     def init_state(self) -> None:
         """Put placeholders where the first step will make state: of slices, and of whole tensors with their owners."""
-        make = self.split.local_updates
-        run_inner(self.precision, self.inner, lambda: probe_state(self.inner, make))
+        run_inner(self.precision, self.inner, lambda: probe_state(self.inner, self.split))
         put_placeholders(self.inner)
         if isinstance(self.split, StatefulSplitStep):
             owned = list(self.exchange.owned)

@@ -1,17 +1,18 @@
-"""Learning what state an optimizer keeps that says nothing about it: by a step that leaves no trace."""
+"""Learning what state an optimizer keeps that says nothing about it: by a step of a copy of it."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from megaopt_core.errors import PluginError
-from megaopt_core.execution._undo import remember
+from megaopt_core.execution._copies import Copies
+from megaopt_core.sharding._split_step import SplitStep
 
 __all__ = ["probe_state"]
 
@@ -21,18 +22,16 @@ _ATTEMPTS = ((0.0, _ZEROED), (0.0, ()), (1e-3, ()))
 
 
 @torch.no_grad()
-def probe_state(
-    inner: torch.optim.Optimizer, make: Callable[[list[torch.Tensor]], Any] | None = None
-) -> None:
-    """Let an optimizer make its state by a step on zero gradients, and undo all else that the step did.
+def probe_state(inner: torch.optim.Optimizer, split: SplitStep | None = None) -> None:
+    """Let a copy of an optimizer make its state by a step on zero gradients, and give that state to the optimizer.
 
-    Parameters, gradients, groups, the optimizer's attributes, hooks and the random state are as before. The state that
-    is left has the right keys, shapes and dtypes; its values are of no use. A step that fails with learning rate zero
-    is tried with the real one, and then on small gradients; an optimizer that fails then too is left without state.
+    The state has the right keys, shapes and dtypes; its values are of no use. Nothing else changes: the copy steps
+    copies of the parameters. A step that fails with learning rate zero is tried with the real one, and then on small
+    gradients; an optimizer that fails then too is left without state.
 
     Args:
         inner: an optimizer that has not stepped yet.
-        make: is called with the parameters in place of the step, and makes their state.
+        split: its step in three parts, of which the first makes the state; None: the whole step does.
 
     Raises:
         PluginError: its step needs a closure: it evaluates the model several times a step, which no pipeline of norm,
@@ -43,61 +42,56 @@ def probe_state(
     if not params:
         return
     for value, zeroed in _ATTEMPTS:
-        if _step(inner, params, make, value, zeroed):
+        made = _states_of_trial(inner, split, params, value, zeroed)
+        if made is not None:
+            inner.state.update(made)
             return
 
 
-def _step(
+def _states_of_trial(
     inner: torch.optim.Optimizer,
+    split: SplitStep | None,
     params: list[torch.Tensor],
-    make: Callable[[list[torch.Tensor]], Any] | None,
     value: float,
     zeroed: Sequence[str],
-) -> bool:
-    """Let the state be made on gradients of one value, undo all else, and return whether that went well."""
-    with _undone(inner, params):
-        for group in inner.param_groups:
-            for key in zeroed:
-                if key in group:
-                    is_tensor = isinstance(group[key], torch.Tensor)
-                    group[key] = torch.zeros_like(group[key]) if is_tensor else 0.0
-        for param in params:
-            param.grad = torch.full_like(param, value)
+) -> dict[torch.Tensor, Any] | None:
+    """Step a copy on gradients of one value, and return the state that it makes; None where that fails."""
+    copies = Copies()
+    trial = _trial(inner, params, copies)
+    for group in trial.param_groups:
+        for key in zeroed:
+            if key in group:
+                is_tensor = isinstance(group[key], torch.Tensor)
+                group[key] = torch.zeros_like(group[key]) if is_tensor else 0.0
+    for param in params:
+        copies.of(param).grad = torch.full_like(param, value)
+    with torch.random.fork_rng(devices=_accelerators(params)):
         try:
-            if callable(
-                train := getattr(inner, "train", None)
-            ):  # schedule-free optimizers refuse to step before
-                train()
-            if make is not None:
-                make(params)
+            if callable(train := getattr(trial, "train", None)):
+                train()  # schedule-free optimizers refuse to step before
+            if split is not None:
+                copies.of(split).local_updates(copies.of(params))
             else:
                 # The class's own step: a scheduler that counts calls of the instance's must not count this one.
-                type(inner).step(inner)
+                type(trial).step(trial)
         except Exception:  # noqa: BLE001 - whatever it is, the optimizer's real steps do not begin so
-            for param in params:
-                inner.state.pop(param, None)
-            return False
-    return True
+            return None
+    made = ((param, trial.state.get(copies.of(param))) for param in params)
+    return {param: state for param, state in made if state is not None}
 
 
-@contextlib.contextmanager
-def _undone(inner: torch.optim.Optimizer, params: list[torch.Tensor]) -> Iterator[None]:
-    grads = [param.grad for param in params]
-    state, present = inner.state, set(inner.state)
-    attributes = {key: value for key, value in vars(inner).items() if key != "state"}
-    restore = remember(attributes)
+def _trial(inner: torch.optim.Optimizer, params: list[torch.Tensor], copies: Copies) -> torch.optim.Optimizer:
+    """Return a copy of an optimizer, of those of its parameters that are in its groups now, without its hooks."""
+    kept, here = vars(inner).get("state", {}), {id(param) for param in params}
+    copies.put(kept, copy.copy(kept))
+    copies.of(kept).clear()
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        setattr(inner, hooks, OrderedDict())
-    try:
-        with torch.random.fork_rng(devices=_accelerators(params)):
-            yield
-    finally:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
-        vars(inner).clear()
-        vars(inner).update(restore(), state=state)
-        for key in [key for key in state if key not in present and not isinstance(key, torch.Tensor)]:
-            del state[key]
+        copies.put(getattr(inner, hooks), OrderedDict())
+    trial = copies.of(inner)
+    for key, state in kept.items():
+        if id(key) in here or not isinstance(key, torch.Tensor):
+            trial.state[copies.of(key)] = copies.of(state)
+    return trial
 
 
 def _refuse_closures(inner: torch.optim.Optimizer) -> None:

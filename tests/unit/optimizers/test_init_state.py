@@ -11,7 +11,7 @@ from torch import nn
 
 from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, build_optimizer
 from megaopt_core.errors import StateDictError
-from megaopt_core.execution._undo import remember
+from megaopt_core.execution._copies import Copies
 
 CLASSES = {
     "Adadelta": [{}],
@@ -398,20 +398,59 @@ def test_modes_do_not_see_what_stands_in_for_state(mlp) -> None:
     assert all("momentum_buffer" in state for state in optimizer.state.values())
 
 
-def test_remembering_follows_containers() -> None:
-    """Shared and circular references stay what they are."""
+def test_copies_follow_containers() -> None:
+    """Shared and circular references are what they were, among the copies."""
+    table = torch.ones(2, requires_grad=True)
+    table.note = "mine"
     shared = [1, {2}]
-    value = {"a": shared, "b": (shared, torch.ones(2)), "none": None}
+    value = {"a": shared, "b": (shared, table), "none": None, "by": {table: 1}}
     value["self"] = value
-    restore = remember(value)
-    shared[1].add(3)
-    shared.append(4)
-    value["b"][1].zero_()
-    del value["none"]
-    value["new"] = 1
-    assert restore() is value
-    assert list(value) == ["a", "b", "none", "self"]
-    assert value["a"] is shared
-    assert shared == [1, {2}]
-    assert value["b"][1].tolist() == [1.0, 1.0]
-    assert value["self"] is value
+    value["ids"] = {id(table): "known"}
+    copied = Copies().of(value)
+    assert copied is not value
+    assert copied["self"] is copied
+    assert list(copied) == list(value)
+    assert copied["a"] is copied["b"][0]
+    assert (copied["a"], shared) == ([1, {2}], [1, {2}])
+    assert copied["a"] is not shared
+    (mine,) = copied["by"]
+    assert copied["b"][1] is mine
+    assert (mine.tolist(), mine.note, mine.data_ptr() == table.data_ptr()) == ([1.0, 1.0], "mine", False)
+    assert copied["ids"] == {id(mine): "known"}
+
+
+class Helper:
+    """Knows the parameters of an optimizer, by object and by identity."""
+
+    def __init__(self, params) -> None:
+        self.counts = dict.fromkeys(params, 0)
+        self.places = {id(param): place for place, param in enumerate(self.counts)}
+
+
+class Helped(torch.optim.SGD):
+    """Steps by a helper and a method of its own, as some optimizers of others do."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, lr=0.1)
+        self.helper = Helper([param for group in self.param_groups for param in group["params"]])
+        self.update = self._update
+
+    def _update(self, param, group) -> None:
+        self.helper.counts[param] += 1
+        self.state[param]["place"] = torch.full((1,), self.helper.places[id(param)])
+        param.data.add_(param.grad + 1.0, alpha=-1.0)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.update(param, group)
+
+
+def test_a_trial_reaches_copies_by_every_way(mlp) -> None:
+    """What an optimizer knows of its parameters elsewhere is copied too, and says of the copies what it said."""
+    model, other = mlp(), mlp()
+    inner = Helped(model.parameters())
+    optimizer = FP32Optimizer(inner, OptimizerConfig(clip_grad=0.0))
+    assert _same(model.parameters(), other.parameters())
+    assert set(inner.helper.counts.values()) == {0}
+    assert [list(state) for state in optimizer.state.values()] == [["place"]] * 4

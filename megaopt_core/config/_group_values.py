@@ -115,6 +115,8 @@ def _by_default(key: str, default: Any) -> Check:
     if isinstance(default, bool):
         return _switch
     if isinstance(default, (int, float)):
+        if not math.isfinite(default):  # such as a bound that is none: `growth_rate=inf`
+            return _anything
         return _not_negative if key in _NOT_NEGATIVE and default >= 0 else _number
     if isinstance(default, str):
         return _text

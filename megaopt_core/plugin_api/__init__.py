@@ -17,6 +17,11 @@ if TYPE_CHECKING:
         SplitStepFactory,
     )
     from megaopt_core.plugin_api._hookspecs import hookimpl
+    from megaopt_core.plugin_api._optimizer_checks import (
+        dense_gradient,
+        require_argument,
+        require_decoupled_if_cautious,
+    )
     from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
     from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
     from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
@@ -34,7 +39,10 @@ __all__ = [
     "StoredParam",
     "StoredRouting",
     "WeightDecayPoint",
+    "dense_gradient",
     "hookimpl",
+    "require_argument",
+    "require_decoupled_if_cautious",
 ]
 
 _HOME = {
@@ -50,7 +58,10 @@ _HOME = {
     "StoredParam": "_stored_routing",
     "StoredRouting": "_stored_routing",
     "WeightDecayPoint": "_schedule_points",
+    "dense_gradient": "_optimizer_checks",
     "hookimpl": "_hookspecs",
+    "require_argument": "_optimizer_checks",
+    "require_decoupled_if_cautious": "_optimizer_checks",
 }
 
 if not TYPE_CHECKING:

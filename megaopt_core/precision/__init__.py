@@ -5,11 +5,12 @@ from megaopt_core.precision._fp32 import Fp32
 from megaopt_core.precision._main_params import MainParams
 from megaopt_core.precision._param_remainders import ParamRemainders
 from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.precision._state_codes import CodedState, StoredSlice
+from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice
 
 __all__ = [
     "BasePrecisionPolicy",
     "CodedState",
+    "Decoder",
     "Fp32",
     "MainParams",
     "ParamRemainders",

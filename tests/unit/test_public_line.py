@@ -68,6 +68,24 @@ def test_a_name_that_a_folder_does_not_have_is_an_attribute_error(folder) -> Non
         importlib.import_module(f"megaopt_core.{folder}").nonsense  # noqa: B018 - reading is the test
 
 
+@pytest.mark.parametrize(
+    "file",
+    ["plugin_api/_hookspecs.py", "plugin_api/_entries.py", "sharding/_protocol.py", "precision/_policy.py"],
+)
+def test_what_plugins_are_written_against_is_typed_with_public_names(file) -> None:
+    """A hook or a protocol whose argument nobody may import could not be implemented."""
+    path = Path(megaopt_core.__file__).parent / file
+    public = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
+    of_core = {name for _, name in _imports(path)}
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        parts = [node.annotation] if isinstance(node, ast.arg | ast.AnnAssign) else []
+        parts += [node.returns] if isinstance(node, ast.FunctionDef) else []
+        used |= {name.id for part in parts if part for name in ast.walk(part) if isinstance(name, ast.Name)}
+    assert used & of_core
+    assert (used & of_core) - public == set()
+
+
 def test_the_page_lists_exactly_the_public_names() -> None:
     """One line a folder."""
     rows = re.findall(r"^\| `(megaopt_core[\w.]*)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)

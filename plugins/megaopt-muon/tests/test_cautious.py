@@ -67,7 +67,7 @@ def test_groups_say_it_and_old_states_do_not():
         del group["cautious_weight_decay"]
     optimizer.load_state_dict(old)
     assert [group["cautious_weight_decay"] for group in optimizer.param_groups] == [False, False]
-    with pytest.raises(ConfigurationError, match="False with use_decoupled_weight_decay=False"):
+    with pytest.raises(ConfigurationError, match="with use_decoupled_weight_decay=False decay is added"):
         TensorParallelMuon(params, cautious_weight_decay=True, use_decoupled_weight_decay=False)
 
 

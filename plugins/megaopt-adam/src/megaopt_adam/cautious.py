@@ -9,7 +9,7 @@ from typing import Any, Final, cast, override
 
 import torch
 
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.plugin_api import require_decoupled_if_cautious
 
 __all__ = ["Adam", "AdamW"]
 
@@ -44,13 +44,9 @@ class _Cautious(torch.optim.Adam):
         self.defaults.setdefault("cautious_weight_decay", self._is_cautious)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if group["cautious_weight_decay"] and not group["decoupled_weight_decay"]:
-            raise ConfigurationError(
-                "cautious_weight_decay=True: chooses the weights that shrink, but with decoupled_weight_decay=False "
-                "decay is added to the gradient; use decoupled weight decay",
-                setting="cautious_weight_decay",
-                value=True,
-            )
+        require_decoupled_if_cautious(
+            group, group["decoupled_weight_decay"], "decoupled_weight_decay=False", "decoupled weight decay"
+        )
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:

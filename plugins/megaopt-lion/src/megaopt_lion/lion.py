@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, override
 
 import torch
 
-from megaopt_core.errors import ConfigurationError, GradientError
+from megaopt_core.plugin_api import dense_gradient, require_argument, require_decoupled_if_cautious
 from megaopt_lion.update import can_compile, update_blockwise, update_compiled
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ class Lion(torch.optim.Optimizer):
         cautious_weight_decay: bool = False,
         compile: bool | None = None,  # noqa: A002 - torch's own word for it
     ) -> None:
-        _require(float(lr) >= 0, "lr", lr, "at least 0")
-        _require(
+        require_argument(float(lr) >= 0, "lr", lr, "at least 0")
+        require_argument(
             len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "betas", betas, "two numbers in [0, 1)"
         )
-        _require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
-        _require(
+        require_argument(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
+        require_argument(
             weight_decay_method in WEIGHT_DECAY_METHODS,
             "weight_decay_method",
             weight_decay_method,
@@ -113,13 +113,10 @@ class Lion(torch.optim.Optimizer):
             ConfigurationError: it is cautious, and weight decay is added to the gradient.
         """
         super().add_param_group(param_group)
-        if self.weight_decay_method == "l2" and self.param_groups[-1]["cautious_weight_decay"]:
-            raise ConfigurationError(
-                "cautious_weight_decay=True: chooses the weights that shrink, but with weight_decay_method='l2' decay "
-                "is added to the gradient; use another method",
-                setting="cautious_weight_decay",
-                value=True,
-            )
+        is_decoupled = self.weight_decay_method != "l2"
+        require_decoupled_if_cautious(
+            self.param_groups[-1], is_decoupled, "weight_decay_method='l2'", "another method"
+        )
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -156,7 +153,7 @@ class Lion(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is None:
                     continue
-                grad = _checked(param.grad, param)
+                grad = dense_gradient("Lion", param)
                 if self.weight_decay_method == "l2" and decay:
                     grad = grad.add(param, alpha=decay)
                 cautious = bool(group["cautious_weight_decay"]) and keep != 1.0
@@ -213,16 +210,3 @@ def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None 
         for param in group["params"]:
             if "exp_avg" not in optimizer.state[param]:
                 optimizer.state[param]["exp_avg"] = torch.zeros_like(param)
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
-
-
-def _checked(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    if grad.is_sparse or grad.is_complex():
-        kind = "sparse" if grad.is_sparse else "complex"
-        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
-        raise GradientError(f"Lion cannot use the {kind} gradient of parameter {name}", names=(name,))
-    return grad

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.plugin_api import require_argument
 from megaopt_muon.scale import validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
 
-__all__ = ["require", "validate_arguments"]
+__all__ = ["validate_arguments"]
 
 
 def validate_arguments(
@@ -39,31 +39,15 @@ def validate_arguments(
     Raises:
         ConfigurationError: one is not (a `ValueError`).
     """
-    require(float(lr) >= 0, "lr", lr, "at least 0")
-    require(0 <= momentum < 1, "momentum", momentum, "at least 0 and less than 1")
-    require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
+    require_argument(float(lr) >= 0, "lr", lr, "at least 0")
+    require_argument(0 <= momentum < 1, "momentum", momentum, "at least 0 and less than 1")
+    require_argument(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
     for name, value, allowed in (
         ("fp32_matmul_prec", fp32_matmul_prec, MATMUL_PRECISIONS),
         ("split", split, SPLITS),
         ("tp_mode", tp_mode, TP_MODES),
         ("ns_method", ns_method, NS_METHODS),
     ):
-        require(value in allowed, name, value, f"one of {allowed}")
-    require(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
+        require_argument(value in allowed, name, value, f"one of {allowed}")
+    require_argument(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
     validate_scale_mode(scale_mode)
-
-
-def require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise unless a condition holds.
-
-    Args:
-        holds: the condition.
-        name: of the argument.
-        value: that was given.
-        allowed: in words.
-
-    Raises:
-        ConfigurationError: it does not.
-    """
-    if not holds:
-        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)

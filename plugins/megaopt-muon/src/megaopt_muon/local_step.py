@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from attrs import frozen
 
-from megaopt_core.errors import GradientError
+from megaopt_core.plugin_api import dense_gradient
 from megaopt_muon.elementwise import Decay, MomentumStep
 
 if TYPE_CHECKING:
@@ -126,13 +126,7 @@ def gradient_of(param: torch.Tensor) -> torch.Tensor:
     Raises:
         GradientError: the gradient is sparse or complex.
     """
-    grad = param.grad
-    assert grad is not None  # noqa: S101 - filtered by the caller
-    if grad.is_sparse or grad.is_complex():
-        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
-        kind = "sparse" if grad.is_sparse else "complex"
-        raise GradientError(f"Muon cannot use the {kind} gradient of parameter {name}", names=(name,))
-    return grad.to(param.dtype)
+    return dense_gradient("Muon", param).to(param.dtype)
 
 
 def runs_of(params: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

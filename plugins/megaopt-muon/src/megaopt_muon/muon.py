@@ -9,7 +9,8 @@ import torch
 from attrs import frozen
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
 
-from megaopt_muon.arguments import require, validate_arguments
+from megaopt_core.plugin_api import require_decoupled_if_cautious
+from megaopt_muon.arguments import validate_arguments
 from megaopt_muon.batches import is_single
 from megaopt_muon.books import GroupBooks
 from megaopt_muon.coefficients import resolve_coefficients
@@ -193,11 +194,11 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             **self._own_group_defaults(),
         )
         for group in self.param_groups:
-            require(
-                not group["cautious_weight_decay"] or use_decoupled_weight_decay,
-                "cautious_weight_decay",
-                value=True,
-                allowed="False with use_decoupled_weight_decay=False, which adds decay to the gradient",
+            require_decoupled_if_cautious(
+                group,
+                use_decoupled_weight_decay,
+                "use_decoupled_weight_decay=False",
+                "decoupled weight decay",
             )
             for param in group["params"]:
                 self.planner.group_of(param)

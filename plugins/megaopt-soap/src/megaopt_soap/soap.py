@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, override
 
 import torch
 
-from megaopt_core.errors import ConfigurationError, GradientError
+from megaopt_core.plugin_api import dense_gradient, require_argument
 from megaopt_soap.precision import matmul_precision
 from megaopt_soap.settings import FIRST_STEPS, MATMUL_PRECISIONS
 from megaopt_soap.state import SCALARS, make_state, matrices_of, states_of, view_of
@@ -101,18 +101,20 @@ class SOAP(torch.optim.Optimizer):
         first_step: str = "update",
         fp32_matmul_prec: str = "high",
     ) -> None:
-        _require(float(lr) >= 0, "lr", lr, "at least 0")
-        _require(
+        require_argument(float(lr) >= 0, "lr", lr, "at least 0")
+        require_argument(
             len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "betas", betas, "two numbers in [0, 1)"
         )
-        _require(0 <= shampoo_beta < 1, "shampoo_beta", shampoo_beta, "at least 0 and less than 1")
-        _require(eps > 0, "eps", eps, "greater than 0")
-        _require(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
-        _require(precondition_frequency >= 1, "precondition_frequency", precondition_frequency, "at least 1")
-        _require(max_precond_dim >= 0, "max_precond_dim", max_precond_dim, "at least 0")
-        _require(extra_scale_factor > 0, "extra_scale_factor", extra_scale_factor, "greater than 0")
-        _require(first_step in FIRST_STEPS, "first_step", first_step, f"one of {FIRST_STEPS}")
-        _require(
+        require_argument(0 <= shampoo_beta < 1, "shampoo_beta", shampoo_beta, "at least 0 and less than 1")
+        require_argument(eps > 0, "eps", eps, "greater than 0")
+        require_argument(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
+        require_argument(
+            precondition_frequency >= 1, "precondition_frequency", precondition_frequency, "at least 1"
+        )
+        require_argument(max_precond_dim >= 0, "max_precond_dim", max_precond_dim, "at least 0")
+        require_argument(extra_scale_factor > 0, "extra_scale_factor", extra_scale_factor, "greater than 0")
+        require_argument(first_step in FIRST_STEPS, "first_step", first_step, f"one of {FIRST_STEPS}")
+        require_argument(
             fp32_matmul_prec in MATMUL_PRECISIONS,
             "fp32_matmul_prec",
             fp32_matmul_prec,
@@ -157,7 +159,7 @@ class SOAP(torch.optim.Optimizer):
             for group in self.param_groups:
                 for param in group["params"]:
                     if param.grad is not None and param.numel():
-                        self._step_param(param, _checked(param.grad, param), group)
+                        self._step_param(param, dense_gradient("SOAP", param), group)
         return loss
 
     @torch.no_grad()
@@ -234,16 +236,3 @@ def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None 
         for param in group["params"]:
             if param.numel():
                 optimizer.make_state(param)
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
-
-
-def _checked(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    if grad.is_sparse or grad.is_complex():
-        kind = "sparse" if grad.is_sparse else "complex"
-        name = getattr(getattr(param, "param_info", None), "name", f"of shape {tuple(param.shape)}")
-        raise GradientError(f"SOAP cannot use the {kind} gradient of parameter {name}", names=(name,))
-    return grad

@@ -11,7 +11,7 @@ from attrs import define, field
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._moved_states import MovedStates
 from megaopt_core.precision._policy import PrecisionPolicy
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["AwayParts", "InnerPart"]
 

@@ -11,7 +11,7 @@ from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholde
 from megaopt_core.optimizers._joined_state import JoinedState
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.params._parts import local_tensor
-from megaopt_core.params._specs import Box, Shard, whole
+from megaopt_core.params._shards import Box, Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.sharding._elements import elements_of
 

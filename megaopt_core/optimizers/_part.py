@@ -21,7 +21,8 @@ from megaopt_core.plugin_api._entries import SCALAR_STATES
 from megaopt_core.precision._batches import in_turns
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._changes import ChangeRecord
-from megaopt_core.sharding._protocol import OverlappedParams, Piece, ShardedParams
+from megaopt_core.sharding._live_model import Piece
+from megaopt_core.sharding._protocol import OverlappedParams, ShardedParams
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig

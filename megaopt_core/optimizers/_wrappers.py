@@ -19,12 +19,13 @@ from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.parallel._meeting import takes_part
 from megaopt_core.params._parts import is_dtensor
-from megaopt_core.params._specs import Granularity, Shard, whole
+from megaopt_core.params._shards import Shard, whole
+from megaopt_core.params._specs import Granularity
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.precision._choice import STORABLE, precision_policy, require_possible, require_state
 from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.sharding._layout import PieceSpec
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._replicated import ReplicatedParams
 
 if TYPE_CHECKING:

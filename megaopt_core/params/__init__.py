@@ -9,18 +9,8 @@ from megaopt_core.params._overrides import (
 )
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
-from megaopt_core.params._specs import (
-    DEFAULT_ALIGNMENT,
-    AxisPlacement,
-    Box,
-    Granularity,
-    ParamInfo,
-    ParamSpec,
-    PeerGroup,
-    RankCoordinates,
-    Shard,
-    whole,
-)
+from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, whole
+from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamInfo, ParamSpec, PeerGroup
 from megaopt_core.params._views import MATRIX, Fused, MatrixView
 
 __all__ = [

@@ -10,7 +10,7 @@ from attrs import Factory, frozen
 
 from megaopt_core.errors import RoutingError
 from megaopt_core.parallel._groups import AXES, ProcessGroupCollection, rank_in, size_of
-from megaopt_core.params._specs import AxisPlacement, Box, RankCoordinates, whole
+from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, whole
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement

@@ -13,7 +13,7 @@ from megaopt_core.precision._lending import GradLending
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["BasePrecisionPolicy"]
 

@@ -9,7 +9,7 @@ from attrs import define, field
 
 from megaopt_core.precision._base_policy import BasePrecisionPolicy
 from megaopt_core.precision._lending import GradLending
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["Fp32"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from attrs import define, field
 
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["GradLending"]
 

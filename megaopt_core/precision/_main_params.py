@@ -11,7 +11,7 @@ from megaopt_core.precision._base_policy import BasePrecisionPolicy
 from megaopt_core.precision._lending import GradLending
 from megaopt_core.precision._policy import LOW_PRECISION, MAIN_PARAM
 from megaopt_core.precision._storage import take_changed
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["MainParams"]
 

@@ -23,7 +23,7 @@ from megaopt_core.precision._state_codes import (
     scale_key,
 )
 from megaopt_core.precision._storage import InPlace, ParamStorage, Remainder, SeparateMain
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
 

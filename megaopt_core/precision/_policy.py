@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["LOW_PRECISION", "MAIN_PARAM", "PrecisionPolicy"]
 

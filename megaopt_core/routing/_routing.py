@@ -18,7 +18,8 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
-from megaopt_core.params._specs import Box, ParamSpec, RankCoordinates, Shard
+from megaopt_core.params._shards import Box, RankCoordinates, Shard
+from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._agreement import ADVICE, Holding, params_alike, settings_alike

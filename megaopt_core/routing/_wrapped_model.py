@@ -13,7 +13,8 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.params._meshes import groups_of_model
-from megaopt_core.params._specs import ParamSpec, Shard, intersect
+from megaopt_core.params._shards import Shard, intersect
+from megaopt_core.params._specs import ParamSpec
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import Routing
 from megaopt_core.sharding._elements import extent_of

@@ -10,16 +10,9 @@ from megaopt_core.sharding._layout import (
     PieceSpec,
     World,
 )
+from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of
 from megaopt_core.sharding._ownership import require_partition
-from megaopt_core.sharding._protocol import (
-    LiveModel,
-    OverlappedParams,
-    ParamLayout,
-    Piece,
-    ShardedParams,
-    ShardingStrategy,
-    gradient_of,
-)
+from megaopt_core.sharding._protocol import OverlappedParams, ParamLayout, ShardedParams, ShardingStrategy
 from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
 from megaopt_core.sharding._split_step import Exchange, SplitStep, StatefulSplitStep, Travel
 from megaopt_core.sharding._wrapped import WrappedModel, finish_grad_sync

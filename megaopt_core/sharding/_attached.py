@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
 from megaopt_core.parallel._reduction import gather_objects, new_group
-from megaopt_core.params._specs import RankCoordinates
+from megaopt_core.params._shards import RankCoordinates
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams
 
 if TYPE_CHECKING:

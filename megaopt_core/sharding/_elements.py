@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params._specs import Box, Shard, intersect, numel_of
+from megaopt_core.params._shards import Box, Shard, intersect, numel_of
 
 __all__ = ["elements_of", "extent_of", "store_elements"]
 

@@ -10,7 +10,7 @@ import torch
 from attrs import Factory, frozen
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params._specs import RankCoordinates, Shard
+from megaopt_core.params._shards import RankCoordinates, Shard
 
 if TYPE_CHECKING:
     from megaopt_core.routing._routing import Routing

@@ -8,16 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import define, field
 
 from megaopt_core.errors import OwnershipError
-from megaopt_core.params._specs import (
-    DEFAULT_ALIGNMENT,
-    Box,
-    ParamSpec,
-    RankCoordinates,
-    Shard,
-    intersect,
-    numel_of,
-    whole,
-)
+from megaopt_core.params._shards import Box, RankCoordinates, Shard, intersect, numel_of, whole
+from megaopt_core.params._specs import DEFAULT_ALIGNMENT, ParamSpec
 from megaopt_core.sharding._layout import Peers, PieceSpec, World
 from megaopt_core.sharding._protocol import ParamLayout
 

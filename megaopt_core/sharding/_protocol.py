@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
-from attrs import define, field, frozen
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._specs import (
-    AxisPlacement,
-    Box,
-    Granularity,
-    ParamInfo,
-    ParamSpec,
-    RankCoordinates,
-    Shard,
-)
-from megaopt_core.sharding._elements import elements_of, store_elements
+from megaopt_core.params._shards import AxisPlacement, RankCoordinates
+from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._split_step import Exchange, Travel
 
@@ -29,43 +19,9 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
     from megaopt_core.parallel._groups import ProcessGroupCollection
 
-__all__ = [
-    "LiveModel",
-    "OverlappedParams",
-    "ParamLayout",
-    "Piece",
-    "ShardedParams",
-    "ShardingStrategy",
-    "gradient_of",
-    "local_gradient",
-]
+from megaopt_core.sharding._live_model import LiveModel, Piece
 
-
-def gradient_of(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient that a step uses: `main_grad` where a buffer provides one, else `grad`.
-
-    Args:
-        param: the model parameter.
-    """
-    if not param.requires_grad and param.is_leaf:  # frozen again: what is left from before is no gradient
-        return None
-    main_grad: torch.Tensor | None = getattr(param, "main_grad", None)
-    return param.grad if main_grad is None else main_grad
-
-
-def local_gradient(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Return the gradient of what this rank holds of a parameter; a collective where a DTensor's is not yet reduced.
-
-    Args:
-        param: the model parameter.
-    """
-    grad = gradient_of(param)
-    if grad is None or not is_dtensor(grad):
-        return grad
-    # Only gradients of DTensors are DTensors.
-    if grad.placements != param.placements:  # type: ignore[attr-defined]
-        grad = grad.redistribute(placements=param.placements)  # type: ignore[attr-defined]
-    return local_tensor(grad)
+__all__ = ["OverlappedParams", "ParamLayout", "ShardedParams", "ShardingStrategy"]
 
 
 class ParamLayout(Protocol):
@@ -77,137 +33,6 @@ class ParamLayout(Protocol):
         Args:
             rank: the rank's coordinates.
         """
-
-
-@define(eq=False)
-class Piece:
-    """One live tensor that this rank steps.
-
-    Args:
-        spec: the piece as pure data.
-        param: the tensor, in the model's dtype: the parameter itself, or memory that holds its members' elements.
-        model_params: the model parameters of `spec.members`, in that order.
-        grad: the gradient that `collect_grads` found, of `param`'s shape; None when there is none this step.
-    """
-
-    spec: PieceSpec
-    param: torch.Tensor
-    model_params: tuple[torch.nn.Parameter, ...]
-    grad: torch.Tensor | None = None
-
-
-@frozen(eq=False)
-class LiveModel:
-    """The model as strategies see it.
-
-    Args:
-        chunks: the (possibly wrapped) model chunks.
-        params: canonical name to parameter, every trainable one of this rank.
-        boxes: canonical name to the part of the logical tensor that this rank's parameter is; absent names are whole.
-        rank: this rank's coordinates.
-        infos: canonical name to what an inner optimizer is told of the parameter, for an exchange of updates.
-    """
-
-    chunks: Sequence[torch.nn.Module]
-    params: Mapping[str, torch.nn.Parameter]
-    boxes: Mapping[str, Box] = field(factory=dict)
-    rank: RankCoordinates = field(factory=dict)
-    infos: Mapping[str, ParamInfo] = field(factory=dict)
-    _shared: dict[int, tuple[object, Any]] = field(factory=dict, init=False)
-
-    def shared[T](self, key: object, make: Callable[[], T]) -> T:
-        """Return what a strategy keeps once for all optimizers of this model, made at the first call.
-
-        Args:
-            key: an object that tells it from others, such as the layout; compared by identity.
-            make: makes it.
-        """
-        if id(key) not in self._shared:
-            self._shared[id(key)] = key, make()
-        value: T = self._shared[id(key)][1]
-        return value
-
-    def box(self, name: str) -> Box:
-        """Return which part of a logical tensor this rank's parameter is.
-
-        Args:
-            name: canonical name.
-        """
-        shape = tuple(self.params[name].shape)
-        return self.boxes.get(name, ((0,) * len(shape), shape))
-
-    def values(self, shard: Shard) -> torch.Tensor:
-        """Return the model's values of a shard, flat; a view of the parameter where strides allow, else a copy.
-
-        Args:
-            shard: elements that this rank's parameter has.
-
-        Raises:
-            ShardingError: the parameter has not all of them.
-        """
-        return elements_of(local_tensor(self.params[shard.name]), self.box(shard.name), shard)
-
-    def grad(self, shard: Shard) -> torch.Tensor | None:
-        """Return the gradient of a shard, flat; None when its parameter has none.
-
-        A collective over its mesh where the gradient of a DTensor is not placed as the parameter is: then all ranks of
-        the mesh ask, in one order.
-
-        Args:
-            shard: elements that this rank's parameter has.
-
-        Raises:
-            ShardingError: the parameter has not all of them.
-        """
-        grad = local_gradient(self.params[shard.name])
-        return None if grad is None else elements_of(grad, self.box(shard.name), shard)
-
-    def store(self, shard: Shard, values: torch.Tensor) -> None:
-        """Write a shard's elements into the model.
-
-        Args:
-            shard: elements that this rank's parameter has.
-            values: their new values, in the shard's order.
-
-        Raises:
-            ShardingError: the parameter has not all of them.
-        """
-        with torch.no_grad():
-            store_elements(local_tensor(self.params[shard.name]), self.box(shard.name), shard, values)
-
-    def new_piece(self, spec: PieceSpec) -> Piece:
-        """Return a live piece with memory of its own, which holds the model's present values.
-
-        Args:
-            spec: the piece as pure data.
-
-        Raises:
-            ShardingError: this rank's parameters have not all of its elements.
-        """
-        params = tuple(self.params[shard.name] for _, shard in spec.members)
-        like = local_tensor(params[0])
-        memory = torch.zeros(spec.shape, dtype=like.dtype, device=like.device)
-        piece = Piece(spec, torch.nn.Parameter(memory), params)
-        self.fill(piece)
-        return piece
-
-    def fill(self, piece: Piece) -> None:
-        """Bring the model's present values into a piece; nothing to do where it shares the model's memory.
-
-        Args:
-            piece: a live piece.
-
-        Raises:
-            ShardingError: this rank's parameters have not all of its elements.
-        """
-        if len(piece.model_params) == 1 and piece.param is piece.model_params[0]:
-            return
-        with torch.no_grad():
-            flat = piece.param.detach().view(-1)
-            for offset, shard in piece.spec.members:
-                target, values = flat[offset : offset + shard.numel], self.values(shard)
-                if shard.numel and target.data_ptr() != values.data_ptr():
-                    target.copy_(values)
 
 
 @runtime_checkable

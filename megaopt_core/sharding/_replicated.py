@@ -10,17 +10,11 @@ from attrs import define, frozen
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._specs import Granularity, ParamSpec, RankCoordinates
+from megaopt_core.params._shards import RankCoordinates
+from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
-from megaopt_core.sharding._protocol import (
-    LiveModel,
-    ParamLayout,
-    Piece,
-    ShardedParams,
-    ShardingStrategy,
-    gradient_of,
-    local_gradient,
-)
+from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of, local_gradient
+from megaopt_core.sharding._protocol import ParamLayout, ShardedParams, ShardingStrategy
 from megaopt_core.sharding._wrapped import finish_grad_sync, wrapped
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 from megaopt_core.errors import RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.parallel._reduction import gather_objects
-from megaopt_core.params._specs import AxisPlacement, ParamSpec, RankCoordinates
+from megaopt_core.params._shards import AxisPlacement, RankCoordinates
+from megaopt_core.params._specs import ParamSpec
 from megaopt_core.sharding._layout import World
 
 __all__ = ["specs_of_stage"]

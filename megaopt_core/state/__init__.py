@@ -1,8 +1,8 @@
 """State by parameter name: enumerated, sliced, matched, restored, whoever stores the bytes."""
 
+from megaopt_core.state._collected import collect_state, sliced
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
-from megaopt_core.state._pieces import collect_state, sliced
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,

@@ -14,7 +14,7 @@ from attrs import asdict
 from megaopt_core.errors import PluginError
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.state._pieces import Collected
+from megaopt_core.state._collected import Collected
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._values.encoding import encode
 

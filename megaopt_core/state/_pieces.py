@@ -1,51 +1,25 @@
-"""The state of pieces as slices of named logical tensors: what is saved, whatever the layout."""
+"""The state of one piece, wherever it is kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
 
-from megaopt_core.errors import CheckpointError
-from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
-from megaopt_core.params._specs import ParamInfo, Shard, whole
+from megaopt_core.execution._placeholders import StatePlaceholder
+from megaopt_core.params._shards import Shard, whole
+from megaopt_core.params._specs import ParamInfo
 from megaopt_core.precision._state_codes import CodedState
-from megaopt_core.state._values.chunks import chunks_of
-from megaopt_core.state._values.encoding import encode
-from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
     from megaopt_core.execution._exchanged_step import ExchangedStep
     from megaopt_core.state._protocol import NamedPieces, NamedState
 
-__all__ = [
-    "Collected",
-    "OwnedState",
-    "PieceState",
-    "collect_state",
-    "is_elementwise",
-    "is_number",
-    "joined",
-    "piece_states",
-    "sliced",
-    "state_key",
-]
 
-PREFIX = "optim.state"
-
-
-def state_key(name: str, key: str) -> str:
-    """Return the key of a state tensor in a checkpoint.
-
-    Args:
-        name: of the parameter.
-        key: of its state.
-    """
-    return f"{PREFIX}.{name}.{key}"
+__all__ = ["OwnedState", "PieceState", "is_elementwise", "is_number", "piece_states"]
 
 
 @frozen(eq=False)
@@ -220,157 +194,6 @@ def is_elementwise(key: str, value: Any, shape: Sequence[int], scalars: Collecti
         scalars: keys that have one number for a parameter, even where the parameter is a scalar too.
     """
     return isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape) and key not in scalars
-
-
-def sliced(
-    shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]
-) -> SlicedTensor:
-    """Return a shard as the part of its logical tensor that it is.
-
-    Args:
-        shard: which elements.
-        dtype: of the elements.
-        device: where they are.
-        flat: returns the elements, flat.
-    """
-    return SlicedTensor(shard.shape, dtype, device, chunks_of(shard), lambda _: flat())
-
-
-@define
-class Collected:
-    """This rank's part of an optimizer's state.
-
-    Args:
-        tensors: key to tensor: slices of logical tensors, and whole tensors of other shapes.
-        state: parameter name to state key to record: `{"tensor": key}` for slices, with `"codes": [...]` where they are
-            stored in a code, `{"ranges": [...]}` for numbers, `{"objects": [...]}` for anything else.
-        shapes: parameter name to the shape of the whole parameter.
-        fresh: parameters whose state their first step will make.
-    """
-
-    tensors: dict[str, torch.Tensor] = field(factory=dict)
-    state: dict[str, dict[str, Any]] = field(factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(factory=dict)
-    fresh: set[str] = field(factory=set)
-
-    def add_slice(
-        self,
-        key: str,
-        shard: Shard,
-        dtype: torch.dtype,
-        device: torch.device,
-        flat: Callable[[], torch.Tensor],
-    ) -> None:
-        """Add elements of a named parameter's state.
-
-        Args:
-            key: the state's key.
-            shard: which elements.
-            dtype: of the elements.
-            device: where they are.
-            flat: returns them, flat.
-        """
-        name = state_key(shard.name, key)
-        self.state[shard.name].setdefault(key, {})["tensor"] = name
-        if shard.numel or 0 in shard.shape:
-            self.tensors[name] = joined(self.tensors.get(name), sliced(shard, dtype, device, flat))
-
-
-def joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
-    """Return one tensor for two pieces of this rank that hold elements of one parameter.
-
-    Args:
-        present: the first; None: there is none yet.
-        more: the second.
-    """
-    if not isinstance(present, SlicedTensor):
-        return more
-    count = len(present.chunks)
-
-    def fetch(index: int) -> torch.Tensor:
-        return present._fetch(index) if index < count else more._fetch(index - count)
-
-    return SlicedTensor(more.shape, more.dtype, more.device, (*present.chunks, *more.chunks), fetch)
-
-
-def collect_state(optimizer: NamedState, *, with_placeholders: bool = False) -> Collected:
-    """Return this rank's state; no tensor is copied, what precision policies compute is computed when it is needed.
-
-    Args:
-        optimizer: a built optimizer.
-        with_placeholders: `tensors` holds those that stand in for state before the first step too: places to load into.
-
-    Raises:
-        CheckpointError: a state is neither elementwise, nor a number, nor of a whole parameter.
-    """
-    collected = Collected()
-    for piece in piece_states(optimizer):
-        for _, shard in piece.members:
-            collected.state.setdefault(shard.name, {})
-            collected.shapes[shard.name] = shard.shape
-        into = collected
-        if is_placeholder(piece.inner):
-            names = [shard.name for _, shard in piece.members]
-            collected.fresh.update(names)
-            into = Collected(collected.tensors if with_placeholders else {}, {name: {} for name in names})
-        for key, value in piece.inner.items():
-            coded = piece.coded(key)
-            if coded is not None:
-                _collect_coded(into, piece, key, coded)
-            elif not piece.part.precision.is_code(key):
-                _collect(into, piece, key, value)
-        for key, value in piece.extra.items():
-            for offset, shard in piece.members:
-                flat = _extra_elements(piece, key, offset, shard.numel)
-                collected.add_slice(key, shard, value.dtype, value.device, flat)
-    return collected
-
-
-def _extra_elements(piece: PieceState, key: str, offset: int, count: int) -> Callable[[], torch.Tensor]:
-    return lambda: piece.extra[key].detach().reshape(-1)[offset : offset + count]
-
-
-def _elements(value: torch.Tensor, offset: int, count: int) -> Callable[[], torch.Tensor]:
-    return lambda: value.detach().reshape(-1)[offset : offset + count]
-
-
-def _collect_coded(collected: Collected, piece: PieceState, key: str, coded: CodedState) -> None:
-    """Add a state in a code: its elements as slices, and with each range of them what decodes it."""
-    for offset, shard in piece.members:
-        start, stop = offset, offset + shard.numel
-        elements = partial(coded.elements, start, stop)
-        collected.add_slice(key, shard, coded.dtype, coded.device, elements)
-        where = (
-            f"{state_key(shard.name, key)}.code@{','.join(map(str, shard.box[0]))}:{shard.start}-{shard.stop}"
-        )
-        encoded = encode(coded.values(start, stop), collected.tensors, where)
-        entry = [*shard.box, shard.start, shard.stop, coded.code, encoded]
-        collected.state[shard.name][key].setdefault("codes", []).append(entry)
-
-
-def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> None:
-    if piece.is_elementwise(key, value):
-        for offset, shard in piece.members:
-            collected.add_slice(key, shard, value.dtype, value.device, _elements(value, offset, shard.numel))
-        return
-    if is_number(value):
-        for _, shard in piece.members:
-            encoded = encode(value, {}, f"state {key!r} of {shard.name!r}")
-            record = collected.state[shard.name].setdefault(key, {"ranges": []})
-            record["ranges"].append([*shard.box, shard.start, shard.stop, encoded])
-        return
-    _, shard = piece.members[0]
-    if not piece.is_whole:
-        raise CheckpointError(
-            f"state {key!r} of {shard.name!r} has neither its parameter's shape nor one element, and this rank "
-            "steps only a part of the parameter: no other layout could load it"
-        )
-    # Where tensor parallelism cuts the parameter, every rank has a state of its own.
-    box = "" if shard.is_whole else "@" + ",".join(map(str, shard.box[0]))
-    tensors: dict[str, torch.Tensor] = {}
-    encoded = encode(value, tensors, state_key(shard.name, f"{key}{box}"))
-    collected.tensors.update(tensors)
-    collected.state[shard.name][key] = {"objects": [[*shard.box, encoded]]}
 
 
 def is_number(value: Any) -> bool:

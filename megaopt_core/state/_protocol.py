@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from megaopt_core.execution._exchanged_step import ExchangedStep
     from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.routing._routing import Routing
-    from megaopt_core.sharding._protocol import Piece, ShardedParams
+    from megaopt_core.sharding._live_model import Piece
+    from megaopt_core.sharding._protocol import ShardedParams
 
 __all__ = ["NamedPieces", "NamedState", "Record"]
 

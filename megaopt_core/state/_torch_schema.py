@@ -10,18 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import StateDictError
-from megaopt_core.params._specs import Shard, whole
+from megaopt_core.params._shards import Shard, whole
+from megaopt_core.state._collected import collect_state, joined, sliced, state_key
 from megaopt_core.state._document import settings_of
 from megaopt_core.state._manifest import Manifest
-from megaopt_core.state._pieces import (
-    PieceState,
-    collect_state,
-    is_number,
-    joined,
-    piece_states,
-    sliced,
-    state_key,
-)
+from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor

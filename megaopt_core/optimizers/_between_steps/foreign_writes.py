@@ -10,7 +10,8 @@ from attrs import define, field
 from megaopt_core.params._parts import is_dtensor
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._changes import Samples, Values, any_differ, differing_owners
-from megaopt_core.sharding._protocol import Piece, ShardedParams
+from megaopt_core.sharding._live_model import Piece
+from megaopt_core.sharding._protocol import ShardedParams
 
 __all__ = ["ForeignWrites"]
 

@@ -18,7 +18,7 @@ from megaopt_core.routing._routing import Routing
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
     from megaopt_core.parallel._groups import ProcessGroupCollection
-    from megaopt_core.sharding._protocol import LiveModel
+    from megaopt_core.sharding._live_model import LiveModel
 
 __all__ = [
     "refusal",

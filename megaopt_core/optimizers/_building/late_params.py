@@ -31,7 +31,7 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._routing import ParamRoute, Routing, route_added
 from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
-from megaopt_core.sharding._protocol import Piece
+from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["LateParams"]
 

@@ -10,9 +10,10 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.params._specs import Shard
+from megaopt_core.params._shards import Shard
 from megaopt_core.precision._state_codes import StoredSlice
-from megaopt_core.state._pieces import PieceState, sliced
+from megaopt_core.state._collected import sliced
+from megaopt_core.state._pieces import PieceState
 from megaopt_core.state._sources import Request, Source
 from megaopt_core.state._values.codes import CodedRun, coded_runs
 from megaopt_core.state._values.encoding import decode, dtype_named

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from megaopt_core.params._specs import Shard
+from megaopt_core.params._shards import Shard
 
 __all__ = ["Chunk", "chunks_of"]
 

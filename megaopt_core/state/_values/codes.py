@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from megaopt_core.params._specs import Shard
+from megaopt_core.params._shards import Shard
 from megaopt_core.precision._state_codes import SCALED, scale_key
 
 __all__ = ["CodedRun", "coded_runs", "with_named_codes"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.params._specs import Shard
+from megaopt_core.params._shards import Shard
 
 __all__ = ["distinct_values", "ranges_of"]
 

@@ -62,8 +62,8 @@ class BlockCode:
 
     Example:
         >>> stored, scale = BlockCode().encode(torch.tensor([0.5, -2.0]))
-        >>> stored.dtype, scale.tolist(), BlockCode().decode(stored, scale).tolist()
-        (torch.uint8, [2.0], [0.5078125, -2.0])
+        >>> stored.dtype, scale, BlockCode().decode(stored, scale)
+        (torch.uint8, tensor([2.]), tensor([ 0.5094, -2.0000]))
     """
 
     positive: bool = False

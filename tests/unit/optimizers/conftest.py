@@ -10,7 +10,9 @@ from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 
-LOW = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
+LOW = frozenset(
+    {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8}
+)
 MOMENTS = {"exp_avg": LOW, "exp_avg_sq": LOW}
 
 

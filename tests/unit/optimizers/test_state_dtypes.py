@@ -120,7 +120,7 @@ def test_what_is_divided_by_is_never_stored_as_zero() -> None:
         (
             {"sums_sum_dtype": "narrow"},
             "sums_sum_dtype='narrow': must be a dtype, one of 'float32', 'float16', 'bfloat16', 'float8_e4m3fn', "
-            "'float8_e5m2'",
+            "'float8_e5m2', 'uint8'",
         ),
     ],
 )  # fmt: skip

@@ -217,7 +217,7 @@ def test_each_piece_counts_by_its_own_peers():
     specs = [PieceSpec.of(ROWS[0], 0), piece(ROWS[1], 1)]
     pieces = [Piece(spec, torch.zeros(2, 8), (param,)) for spec in specs]
     part = OptimizerPart(
-        inner=None,
+        inner=SimpleNamespace(defaults={}),
         precision=SimpleNamespace(grad=lambda index: grads[index]),
         sharded=SimpleNamespace(pieces=pieces),
         stepped=[],

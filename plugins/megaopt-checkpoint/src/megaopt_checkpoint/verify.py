@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from megaopt_checkpoint.checksums import crc32s, threads
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_core.errors import CheckpointCorruptError
 from megaopt_core.state import Manifest, StoredChunk
 
 __all__ = ["check_files", "damaged", "require_files", "verify_checkpoint"]
-
-_BLOCK = 2**20
-_MOST_THREADS = 4
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> Manifest:
@@ -54,7 +51,7 @@ def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts:
         boxes[chunk.file].append((key, chunk))
     require_files(folder, manifest)
     share = 0
-    with ThreadPoolExecutor(_threads(), thread_name_prefix="megaopt-verify") as pool:
+    with threads() as pool:
         for name in manifest.files:
             mine = []
             for key, chunk in sorted(boxes[name], key=lambda box: box[1].position):
@@ -65,15 +62,9 @@ def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts:
                 _check_boxes(folder.open(name), mine, pool)
 
 
-def _threads() -> int:
-    """Return how many checksums to compute at one time; Python lets go of its lock while it reads and computes."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(usable or 1, _MOST_THREADS) if hasattr(os, "preadv") else 1
-
-
 def _check_boxes(file: HeldFile, boxes: list[tuple[str, StoredChunk]], pool: ThreadPoolExecutor) -> None:
     """Check boxes of one file, which stays open meanwhile."""
-    found = pool.map(lambda box: _crc32(file, box[1]), boxes)
+    found = crc32s(file, [(chunk.position, chunk.length) for _, chunk in boxes], pool)
     for (key, chunk), crc32 in zip(boxes, found, strict=True):
         if crc32 != chunk.crc32:
             raise CheckpointCorruptError(damaged(file.path, key, chunk), path=str(file.path))
@@ -115,15 +106,3 @@ def require_files(folder: HeldFolder, manifest: Manifest) -> None:
             raise CheckpointCorruptError(
                 f"{file} has {found.size} bytes, it was written with {size}", path=str(file)
             )
-
-
-def _crc32(file: HeldFile, chunk: StoredChunk) -> int:
-    block = memoryview(bytearray(min(chunk.length, _BLOCK)))
-    position, left, crc32 = chunk.position, chunk.length, 0
-    while left:
-        wanted = block[: min(left, len(block))]
-        if file.read_into(position, wanted) < len(wanted):
-            return -1
-        crc32 = zlib.crc32(wanted, crc32)
-        position, left = position + len(wanted), left - len(wanted)
-    return crc32

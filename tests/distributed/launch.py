@@ -17,8 +17,11 @@ A test file says what its ranks do in functions that take `(rank, size, *argumen
 import importlib.util
 import io
 import multiprocessing
+import os
+import select
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -140,6 +143,7 @@ def _run(
     name: str,
     arguments: tuple,
 ) -> None:
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
     torch.set_num_threads(1)
     value, error = None, None
     try:
@@ -159,3 +163,11 @@ def _run(
     pipe.close()
     if error is None:
         dist.destroy_process_group()
+
+
+def _end_with(pipe: Connection) -> None:
+    """End this process when nobody is left to read its answer: the test run is over, whatever has killed it."""
+    watch = select.poll()
+    watch.register(pipe.fileno(), 0)
+    if watch.poll() and not pipe.closed:
+        os._exit(1)

@@ -53,7 +53,7 @@ OPTIONS = {
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_all_ranks_raise_where_one_was_written_to(kind, staged):
     """They name the parameter, and nothing has moved."""
-    answers = launch(written, 2, *OPTIONS[kind], staged, [1], False, group_timeout=30.0)
+    answers = launch(written, 2, *OPTIONS[kind], staged, [1], False)
     assert answers[0][0] == answers[1][0]
     assert "replicas have other values since somebody wrote to the model" in answers[0][0]
     assert "parameter 'weight': norm " in answers[0][0]
@@ -63,5 +63,5 @@ def test_all_ranks_raise_where_one_was_written_to(kind, staged):
 @pytest.mark.parametrize(("who", "restored"), [([0, 1], False), ([1], True)], ids=["all", "swapped back"])
 def test_a_load_on_all_ranks_and_a_swap_on_one_pass(who, restored):
     """Values that are alike again are nobody's fault."""
-    answers = launch(written, 2, *OPTIONS["bf16"], False, who, restored, group_timeout=30.0)
+    answers = launch(written, 2, *OPTIONS["bf16"], False, who, restored)
     assert answers == [("", False)] * 2

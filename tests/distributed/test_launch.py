@@ -1,0 +1,61 @@
+"""Processes that tests start end with the test, whatever ends that."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died"),
+]
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
+import launch, test_launch
+if __name__ == "__main__":
+    launch.launch(test_launch.waits, 2, {pids!r})
+"""
+
+
+def waits(rank, size, folder):
+    """Say which process this is, and wait for longer than any test."""
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(900)
+
+
+def is_alive(pid):
+    """Return whether a process is there and has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def within(seconds, condition):
+    """Wait until a condition holds; return whether it does."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_no_process_is_left_when_a_run_is_killed(tmp_path):
+    """Killed by a signal that nobody can catch, it cannot end its ranks itself."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(folder=str(Path(__file__).parent), pids=str(pids)))
+    run = subprocess.Popen([sys.executable, str(program)])
+    try:
+        assert within(300.0, lambda: len(list(pids.iterdir())) == 2)
+    finally:
+        run.kill()
+        run.wait()
+    ranks = [int(entry.name) for entry in pids.iterdir()]
+    assert within(120.0, lambda: not any(map(is_alive, ranks)))

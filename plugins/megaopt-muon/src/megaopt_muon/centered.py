@@ -105,13 +105,27 @@ def accumulate(a: Centered, w: Centered, triples: Sequence[Triple], workspace: W
 def apply(q: Centered, x: Scaled, out: torch.Tensor) -> Scaled:
     """Return `Q X`, or `X Q` where `X` has more rows than columns.
 
+    The mean eigenvalue goes back onto the diagonal, so that one product without a base does it. What rounding the
+    diagonal does to all eigenvalues alike is taken back by the factor.
+
     Args:
-        q: what is applied.
+        q: what is applied; used up.
         x: the matrix.
         out: where the result goes.
     """
-    left, right = (x.values, q.values) if has_more_rows(x.values) else (q.values, x.values)
-    return _sum(x.values, q.mean * x.scale, left, right, q.scale * x.scale, out)
+    values, scale = q.values, q.scale
+    if q.mean != 0.0 and math.isfinite(scale) and scale != 0.0:
+        scale *= _put_back(values, q.mean / scale)
+    left, right = (x.values, values) if has_more_rows(x.values) else (values, x.values)
+    return Scaled(torch.matmul(left, right, out=out), scale * x.scale)
+
+
+def _put_back(matrix: torch.Tensor, mean: float) -> float:
+    """Add a mean to the diagonal of a matrix of zero trace, and return the factor on it that makes the mean exact."""
+    diagonal = matrix.diagonal()
+    diagonal.copy_(diagonal.to(torch.promote_types(matrix.dtype, torch.float32)).add_(mean))
+    stored = float(diagonal.to(torch.promote_types(matrix.dtype, torch.float32)).sum()) / matrix.shape[-1]
+    return mean / stored if stored else 1.0
 
 
 def _squared(w: Centered, workspace: Workspace) -> Centered:

@@ -59,6 +59,8 @@ class MatrixView:
         fused: what its pieces are, for optimizers whose settings ask. Not part of equality: the matrices are the same.
         head_sizes: rows of an attention head in each piece, or in the only one, for optimizers whose settings ask;
             empty where there are no heads, or nobody knows. Not part of equality.
+        head_columns: columns of an attention head, where the inputs are the outputs of heads: an output projection; 0
+            where they are not. Not part of equality.
 
     Raises:
         ViewError: an argument is out of range.
@@ -77,6 +79,7 @@ class MatrixView:
     label: str = field(default="", eq=False)
     fused: Fused = field(default=Fused.NOTHING, converter=Fused, eq=False)
     head_sizes: tuple[int, ...] = field(default=(), converter=_sizes, eq=False)
+    head_columns: int = field(default=0, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if self.batch_dims < 0:
@@ -87,6 +90,11 @@ class MatrixView:
             raise ViewError(f"MatrixView(split_sizes={self.split_sizes}): every size must be at least 1")
         if self.head_sizes:
             self._require_whole_heads()
+        if self.head_columns < 0 or (self.head_columns and (self.head_sizes or self.split_sizes)):
+            raise ViewError(
+                f"MatrixView(split_sizes={self.split_sizes}, head_sizes={self.head_sizes}, head_columns="
+                f"{self.head_columns}): must be 0, or the columns of a head in a matrix that nothing else splits"
+            )
 
     def _require_whole_heads(self) -> None:
         """Raise unless there is one head size for each piece, which divides it."""

@@ -93,7 +93,7 @@ class InventoryItem:
             part.placements,
             part.tensor_parallel,
             view,
-            () if view is None else view.head_sizes,  # equal views may differ in these
+            () if view is None else (view.head_sizes, view.head_columns),  # equal views may differ in these
         )
 
     @property

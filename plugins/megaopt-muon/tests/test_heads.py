@@ -23,13 +23,18 @@ VIEWS = {
     "latent keys and values": (MatrixView(split_sizes=(3, 5), head_sizes=(3, 5)), (24, 10)),
     "experts": (MatrixView(batch_dims=1, head_sizes=(4,)), (3, 12, 10)),
     "a kernel": (MatrixView(head_sizes=(4,)), (12, 5, 2)),
+    "output projection": (MatrixView(head_columns=4), (10, 12)),
+    "output projection, stored [in, out]": (MatrixView(transposed=True, head_columns=4), (12, 10)),
+    "output projections of experts": (MatrixView(batch_dims=1, head_columns=6), (3, 10, 12)),
 }
 
 
 def heads_of(stored, view):
-    """Return every head of a stored tensor, cut out by row numbers."""
+    """Return every head of a stored tensor, cut out by the numbers of its rows or columns."""
     rows = stored.flatten(view.batch_dims + 1)
     rows = rows.mT if view.transposed else rows
+    if view.head_columns:
+        return list(rows.split(view.head_columns, dim=-1))
     sizes = view.split_sizes or (rows.shape[-2],)
     found, start = [], 0
     while start < rows.shape[-2]:
@@ -117,13 +122,15 @@ def test_groups_without_a_view_have_a_head_of_keys_each():
     ]
 
 
-def test_a_head_that_ranks_cut_is_gathered_or_refused():
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_head_that_ranks_cut_is_gathered_or_refused(dim):
     """Whole heads need no other rank; a cut through one is gathered, and blockwise refuses it."""
     groups = SimpleNamespace(tp=SimpleNamespace(size=lambda: 2, rank=lambda: 0))
     kinds = {}
     for rows in (8, 6):
-        param = nn.Parameter(torch.zeros(rows, 10))
-        param.param_info = ParamInfo("w", Role.MATRIX, MatrixView(head_sizes=(4,)), partition_dim=0)
+        param = nn.Parameter(torch.zeros((rows, 10) if dim == 0 else (10, rows)))
+        view = MatrixView(head_sizes=(4,)) if dim == 0 else MatrixView(head_columns=4)
+        param.param_info = ParamInfo("w", Role.MATRIX, view, partition_dim=dim)
         plan = TensorParallelMuon([param], pg_collection=groups, split="per_head").planner.plan(param)
         kinds[rows] = plan.gather_first, plan.cut.mode
     assert kinds == {8: (False, "whole"), 6: (True, "duplicated")}
@@ -142,7 +149,7 @@ def test_multihead_attention_steps_by_heads(name):
         param.grad = torch.ones_like(param)
     optimizer.step()
     notes = {row.name: row.note for row in optimizer.report().params if row.note}
-    assert notes == {"self_attn.in_proj_weight": "12 heads"}
+    assert notes == {"self_attn.in_proj_weight": "12 heads", "self_attn.out_proj.weight": "4 heads"}
 
 
 def test_second_moments_do_not_depend_on_heads():
@@ -159,3 +166,14 @@ def test_second_moments_do_not_depend_on_heads():
             optimizer.step()
             states.append(optimizer.state[param]["moment2_buffer"].shape)
         assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("other", [{"head_sizes": (4,)}, {"split_sizes": (4,)}])
+def test_columns_by_head_are_not_split_otherwise(other):
+    """Nor is their number negative."""
+    with pytest.raises(ViewError, match="head_columns=4"):
+        MatrixView(head_columns=4, **other)
+    with pytest.raises(ViewError, match="head_columns=-1"):
+        MatrixView(head_columns=-1)
+    with pytest.raises(ViewError, match="10 columns are no multiple of the 4"):
+        pieces_of(MatrixView(head_columns=4), (8, 10))

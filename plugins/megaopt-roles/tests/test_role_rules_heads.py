@@ -100,6 +100,18 @@ def test_heads_of_projections(cls):
     assert heads(cls()) == expected
 
 
+@pytest.mark.parametrize("cls", [ByNumber, BySize, Unflattened, Rotated, SideBySide, AtOnce, HeadByHead])
+def test_output_projections_take_heads(cls):
+    """What comes from queries, keys and values of heads has heads along its columns."""
+    found = infer_roles(nn.Sequential(cls(), nn.LayerNorm(WIDTH), cls()))
+    assert [found[f"{layer}.out.weight"].view.head_columns for layer in (0, 2)] == [HEAD, HEAD]
+
+
+def test_what_takes_no_heads_has_no_columns_by_head():
+    """Nor is there a guess."""
+    assert {decision.view.head_columns for decision in infer_roles(Plain()).values() if decision.view} == {0}
+
+
 @pytest.mark.parametrize("cls", [SideBySide, AtOnce, HeadByHead])
 def test_heads_of_fused_projections(cls):
     """Each of the three parts has heads of eight rows, whichever way they lie."""

@@ -27,6 +27,7 @@ class Piece:
         batch_dims: number of leading dimensions that count matrices.
         rest: the stored dimensions after the first that is not batch.
         has_heads: the last of the batch dimensions counts heads, blocks of rows.
+        is_across: heads are blocks of columns.
 
     Example:
         >>> q, k, v = pieces_of(MatrixView(split_sizes=(4, 2, 2)), (16, 8))
@@ -44,6 +45,7 @@ class Piece:
     batch_dims: int
     rest: tuple[int, ...]
     has_heads: bool = False
+    is_across: bool = False
 
     @property
     def size(self) -> int:
@@ -53,7 +55,9 @@ class Piece:
 
     def _stored_lengths(self) -> tuple[int, int]:
         rows, columns = self.shape[-2:]
-        if self.has_heads:
+        if self.is_across:
+            columns *= self.shape[-3]
+        elif self.has_heads:
             rows *= self.shape[-3]
         return (columns, rows) if self.transposed else (rows, columns)
 
@@ -76,7 +80,9 @@ class Piece:
         Args:
             matrix: `[*batch, rows, columns]`.
         """
-        folded = matrix.flatten(-3, -2) if self.has_heads else matrix
+        folded = matrix
+        if self.has_heads:
+            folded = matrix.movedim(-3, -2).flatten(-2) if self.is_across else matrix.flatten(-3, -2)
         folded = folded.mT if self.transposed else folded
         if len(self.rest) > 1:
             folded = folded.unflatten(-1, self.rest)
@@ -96,6 +102,9 @@ class Piece:
         batch, lengths = tuple(window.shape[: self.batch_dims]), self._stored_lengths()
         matrix = window.reshape(*batch, *lengths)
         matrix = matrix.mT if self.transposed else matrix
+        if self.is_across:
+            heads: torch.Tensor = matrix.unflatten(-1, (self.shape[-3], self.shape[-1]))
+            return heads.movedim(-2, -3)
         return matrix.unflatten(-2, self.shape[-3:-1]) if self.has_heads else matrix
 
 
@@ -119,8 +128,14 @@ def pieces_of(view: MatrixView, shape: Sequence[int]) -> tuple[Piece, ...]:
         "transposed": view.transposed,
         "batch_dims": view.batch_dims,
         "rest": rest,
-        "has_heads": bool(view.head_sizes),
+        "has_heads": bool(view.head_sizes or view.head_columns),
+        "is_across": bool(view.head_columns),
     }
+    if view.head_columns:
+        if columns % view.head_columns:
+            raise ViewError(f"{view}: {columns} columns are no multiple of the {view.head_columns} of a head")
+        heads = (*batch, columns // view.head_columns, rows, view.head_columns)
+        return (Piece(heads, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
     if not view.split_sizes:
         whole = _by_head((*batch, rows, columns), view.head_sizes[0] if view.head_sizes else 0, view)
         return (Piece(whole, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
@@ -133,10 +148,10 @@ def pieces_of(view: MatrixView, shape: Sequence[int]) -> tuple[Piece, ...]:
     groups = (rows, columns)[view.split_dim] // total
     offsets = [sum(view.split_sizes[:index]) for index in range(len(view.split_sizes))]
     dim = view.batch_dims + (0 if on_first else 1)
-    heads = view.head_sizes or (0,) * len(view.split_sizes)
+    sizes = view.head_sizes or (0,) * len(view.split_sizes)
     return tuple(
         Piece(_by_head(piece_shape, head, view), dim, groups, total, offset, **common)  # type: ignore[arg-type]
-        for piece_shape, head, offset in zip(view.matrix_shapes(shape), heads, offsets, strict=True)
+        for piece_shape, head, offset in zip(view.matrix_shapes(shape), sizes, offsets, strict=True)
     )
 
 

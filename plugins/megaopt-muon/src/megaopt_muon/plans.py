@@ -74,13 +74,13 @@ class MatrixPlan:
     @property
     def logical_shape(self) -> tuple[tuple[int, ...], int, int]:
         """Batch dimensions, rows and columns of this rank's part, as if it were not split into pieces."""
-        return evolve(self.view, split_sizes=(), head_sizes=()).logical_shape(self.shape)
+        return evolve(self.view, split_sizes=(), head_sizes=(), head_columns=0).logical_shape(self.shape)
 
     @property
     def whole_logical_shape(self) -> tuple[tuple[int, ...], int, int]:
         """The same of the whole parameter, over all ranks that have parts."""
         shape = self.shape if self.cut is None else self.cut.whole(self.shape)
-        return evolve(self.view, split_sizes=(), head_sizes=()).logical_shape(shape)
+        return evolve(self.view, split_sizes=(), head_sizes=(), head_columns=0).logical_shape(shape)
 
 
 def is_expert(param: torch.Tensor) -> bool:
@@ -130,8 +130,8 @@ def view_of(
     if info is not None and info.view is not None:
         whole = split == "none" or (info.view.fused is Fused.QKV and not split_qkv)
         if whole:
-            return evolve(info.view, split_sizes=(), head_sizes=())
-        return info.view if split == "per_head" else evolve(info.view, head_sizes=())
+            return evolve(info.view, split_sizes=(), head_sizes=(), head_columns=0)
+        return info.view if split == "per_head" else evolve(info.view, head_sizes=(), head_columns=0)
     name = f" {info.name!r}" if info is not None else ""
     if param.dim() != 2:
         raise ViewError(
@@ -184,8 +184,8 @@ def plan_parameter(
         return _local_plan(shape, view, scale)
     ranks, whole = cut.group.size(), cut.whole(shape)
     extent = shape[cut.stored_dim]
-    splits_cut_dim = bool(view.split_sizes or view.head_sizes) and view.split_dim == cut.dim
-    if splits_cut_dim and extent % sum(view.split_sizes or view.head_sizes):
+    splits_cut_dim = cut.dim == _split_dim(view)
+    if splits_cut_dim and extent % (view.head_columns or sum(view.split_sizes or view.head_sizes)):
         if mode == "blockwise":
             raise ViewError(
                 f"{view}: tensor parallelism cuts through its pieces (this rank holds shape {shape}), which tp_mode "
@@ -195,13 +195,20 @@ def plan_parameter(
     plan = _local_plan(shape, view, scale)
     if mode == "blockwise":
         return plan
-    if view.head_sizes and splits_cut_dim:
+    if (view.head_sizes or view.head_columns) and splits_cut_dim:
         return evolve(plan, cut=evolve(cut, mode="whole"))
     complete = _local_plan(whole, view, scale)
     if mode == "auto":
         shapes = [piece.shape for piece in complete.pieces]
         mode = choose_tp_mode(shapes, cut.dim, ranks, param.dtype.itemsize, param.device.type)
     return evolve(plan, scales=complete.scales, cut=evolve(cut, mode=mode))
+
+
+def _split_dim(view: MatrixView) -> int | None:
+    """Return the dimension of the logical matrix along which it is taken apart; None where it is not."""
+    if view.head_columns:
+        return 1
+    return view.split_dim if view.split_sizes or view.head_sizes else None
 
 
 def _local_plan(shape: tuple[int, ...], view: MatrixView, scale: Callable[[int, int], float]) -> MatrixPlan:
@@ -220,7 +227,7 @@ def _cut_of_peers(param: torch.Tensor, view: MatrixView) -> Cut | None:
         return None
     stored = info.peers.dim
     dim = 0 if (stored == view.batch_dims) != view.transposed else 1
-    if stored < view.batch_dims or ((view.split_sizes or view.head_sizes) and view.split_dim == dim):
+    if stored < view.batch_dims or _split_dim(view) == dim:
         raise ViewError(f"{view}: peers cut {info.name!r} along dimension {stored}, through its matrices")
     return Cut(info.peers.group, stored, dim, "distributed", info.shape[stored])
 

@@ -13,6 +13,7 @@ from megaopt_roles.forward.analysis import Analysis
 from megaopt_roles.forward.source import forward_of, own_methods
 from megaopt_roles.forward.templates import Templates
 from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use
+from megaopt_roles.head_columns import find_head_columns
 from megaopt_roles.unread import guessed_ends, is_torchs
 
 __all__ = ["ModelReading"]
@@ -65,6 +66,15 @@ class ModelReading:
             known = self._analyses[id(module)] = self._templates.analysis(module)
         return known
 
+    def calls(self, module: nn.Module) -> list[Call]:
+        """Return the calls of one module's forward, where that was read.
+
+        Args:
+            module: any module of the model.
+        """
+        known = self._analyses.get(id(module))
+        return [] if known is None else known.calls
+
     def ends(self, module: nn.Module | nn.Parameter, item: int | None = None) -> Ends:
         """Return the projections whose output a module returns, with nothing that has parameters in between.
 
@@ -94,7 +104,7 @@ class ModelReading:
             self._unread |= found
             return found, False
         if forward_of(module) is None and not isinstance(module, _HOLDERS):  # a holder of several models
-            found, passes = self._resolve(analysis.returned)
+            found, passes = self.origins(analysis.returned)
             parts = [self.ends(child)[0] for child in module._modules.values() if child is not None]
             others = frozenset[int]().union(*parts) - found
             self.guessed |= others
@@ -102,7 +112,7 @@ class ModelReading:
         deps = analysis.returned
         if item is not None and item < len(analysis.parts):
             deps = analysis.parts[item]
-        return self._resolve(deps)
+        return self.origins(deps)
 
     def is_followed(self, name: str, module: nn.Module) -> bool:
         """True for a projection that some later layer takes the output of, or that torch's own module calls.
@@ -148,11 +158,21 @@ class ModelReading:
                     if dep != ARGUMENT and (dep.order < start or not _comes_from(dep, call))
                 ]
                 which = _only_scales(call.module)
-                found[which].update(self._resolve(frozenset(fed), done[which])[0])
+                found[which].update(self.origins(frozenset(fed), done[which])[0])
         return frozenset(found[0]), frozenset(found[1])
 
-    def _resolve(self, deps: frozenset[Any], done: set[Any] | None = None) -> Ends:
-        """Return what dependencies come from; those in `done` are passed over, and the others added to it."""
+    @cached_property
+    def head_columns(self) -> dict[int, int]:
+        """Columns of a head in output projections, by identity."""
+        return find_head_columns(self, self._modules)
+
+    def origins(self, deps: frozenset[Any], done: set[Any] | None = None) -> Ends:
+        """Return what dependencies come from, and whether the input comes through.
+
+        Args:
+            deps: calls, parts of what they returned, or the input.
+            done: those that were followed before: they are passed over, and the others are added.
+        """
         found: frozenset[int] = frozenset()
         passes = False
         stack, seen = list(deps), set[Any]() if done is None else done

@@ -38,7 +38,12 @@ def with_split(
         return doubted(decision, "its parts are used in a way that no view describes", Doubt.LAYOUT)
     heads = _heads(view, owner, reading)
     if not found:
-        return evolve(decision, view=evolve(view, head_sizes=heads)) if len(heads) == 1 else decision
+        if len(heads) == 1:
+            return evolve(decision, view=evolve(view, head_sizes=heads))
+        columns = reading.head_columns.get(id(owner), 0)
+        return (
+            evolve(decision, view=evolve(view, head_columns=columns)) if columns and not heads else decision
+        )
     split_dim, sizes = found[0]
     label = f"fused {len(sizes)}"
     fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, label, _kind(split_dim, sizes))

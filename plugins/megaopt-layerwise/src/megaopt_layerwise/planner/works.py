@@ -159,7 +159,7 @@ def peer_dim(spec: ParamSpec) -> int | None:
         return None
     _, *lengths = view.logical_shape(spec.shape)
     cut = 0 if lengths[0] >= lengths[1] else 1
-    if view.split_sizes or view.head_sizes:
+    if view.split_sizes or view.head_sizes or view.head_columns:
         cut = 1 - view.split_dim
     if any(shape[-2:][1 - cut] > lengths[cut] for shape in view.matrix_shapes(spec.shape)):
         return None

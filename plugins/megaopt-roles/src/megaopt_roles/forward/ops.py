@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward import products, shapes, weights
+from megaopt_roles.forward import einsums, lookups, products, shapes, weights
+from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.op_names import CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
 from megaopt_roles.forward.rows import merge
 from megaopt_roles.forward.trace import Trace
@@ -166,13 +167,9 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     return trace.passed(found, args, kwargs)
 
 
-def _argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name)
-
-
 def _linear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    trace.use_all(weights_of(_argument(2, "bias", args, kwargs)), "elementwise")
-    return weights.linear(trace, _argument(0, "input", args, kwargs), _argument(1, "weight", args, kwargs))
+    trace.use_all(weights_of(argument(2, "bias", args, kwargs)), "elementwise")
+    return weights.linear(trace, argument(0, "input", args, kwargs), argument(1, "weight", args, kwargs))
 
 
 def _product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -193,11 +190,11 @@ def _add_product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 def _convolve(*, transposed: bool) -> Callable[[Trace, Sequence[Any], dict[str, Any]], Any]:
     def convolve(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        groups = _argument(7 if transposed else 6, "groups", args, kwargs)
-        weight = _argument(1, "weight", args, kwargs)
-        trace.use_all(weights_of(_argument(2, "bias", args, kwargs)), "elementwise")
+        groups = argument(7 if transposed else 6, "groups", args, kwargs)
+        weight = argument(1, "weight", args, kwargs)
+        trace.use_all(weights_of(argument(2, "bias", args, kwargs)), "elementwise")
         groups = 1 if groups is None else groups
-        activation = _argument(0, "input", args, kwargs)
+        activation = argument(0, "input", args, kwargs)
         return weights.convolve(trace, activation, weight, groups, transposed=transposed)
 
     return convolve
@@ -206,70 +203,8 @@ def _convolve(*, transposed: bool) -> Callable[[Trace, Sequence[Any], dict[str, 
 def _einsum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     if args and not isinstance(args[0], str) and isinstance(args[-1], str):
-        return weights.einsum(trace, None, args[:-1])  # einops gives the pattern last, in another notation
-    return weights.einsum(trace, args[0] if args else None, operands)
-
-
-def _embedding(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    ids, table = _argument(0, "input", args, kwargs), _argument(1, "weight", args, kwargs)
-    if isinstance(table, Weight):
-        trace.use(table, Use("indexed" if deps_of(ids) else "looked_up"))
-    return trace.unknown(ids, table)
-
-
-def _select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    table = args[0] if args else None
-    if isinstance(table, Weight):
-        rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
-        trace.use(table, Use("indexed" if rows else "looked_up"))
-    given = bool(deps_of((args[1:], kwargs)))  # through an index flows no gradient
-    return Flow(deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset()))
-
-
-def _rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
-    """Return the values that are ranked, and their positions, through which no gradient flows."""
-    trace.use_all(weights_of((args, kwargs)), "elementwise")
-    values = trace.unknown(args, kwargs)
-    return [values, Flow(frozenset({ARGUMENT}) if values.deps else values.deps)]
-
-
-def _pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
-    for dep in deps_of((args, kwargs)):
-        if dep != ARGUMENT and isinstance(dep.module, torch.nn.Parameter):
-            trace.uses.setdefault(id(dep.module), set()).add(Use("padded"))
-    trace.use_all(weights_of((args, kwargs)), "elementwise")
-    return trace.unknown(args, kwargs)
-
-
-def _pool(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return what is cut out of an image at given boxes, through which no gradient flows."""
-    trace.use_all(weights_of((args, kwargs)), "elementwise")
-    return Flow(deps_of(args[0] if args else kwargs.get("input")))
-
-
-def _bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    weight = _argument(2, "weight", args, kwargs)
-    if isinstance(weight, Weight):
-        weights.contract(trace, weight, (1, 2), (0,))
-    return trace.unknown(args, kwargs)
-
-
-def _attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    trace.use_all(weights_of((args, kwargs)), "elementwise")
-    return trace.unknown(args, kwargs)
-
-
-def _multi_head_attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
-    """Return output and attention of `F.multi_head_attention_forward`, whose weights are all stored [out, in]."""
-    deps = deps_of((args, kwargs))
-    for weight in weights_of((args, kwargs)):
-        if len(weight.shape or ()) == 2:
-            weights.contract(trace, weight, (1,), (0,))
-            deps |= trace.weigh(weight, Flow(deps))
-        else:
-            trace.use(weight, Use("elementwise"))
-    return [Flow(deps), Flow(deps)]
+        return einsums.einsum(trace, None, args[:-1])  # einops gives the pattern last, in another notation
+    return einsums.einsum(trace, args[0] if args else None, operands)
 
 
 _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
@@ -288,16 +223,16 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addmm_", "baddbmm_"), _add_product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_nd"), _convolve(transposed=False)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),
-    **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), _select),
+    **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), lookups.select),
     "linear": _linear,
     "einsum": _einsum,
-    "embedding": _embedding,
-    "embedding_bag": _embedding,
-    "bilinear": _bilinear,
-    "multi_head_attention_forward": _multi_head_attention,
-    "topk": _rank,
-    "pad": _pad,
-    **dict.fromkeys(("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool"), _pool),
-    "sort": _rank,
-    "scaled_dot_product_attention": _attention,
+    "embedding": lookups.embedding,
+    "embedding_bag": lookups.embedding,
+    "bilinear": lookups.bilinear,
+    "multi_head_attention_forward": lookups.multi_head_attention,
+    "topk": lookups.rank,
+    "pad": lookups.pad,
+    **dict.fromkeys(("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool"), lookups.pool),
+    "sort": lookups.rank,
+    "scaled_dot_product_attention": lookups.attention,
 }

@@ -1,0 +1,87 @@
+"""Einsum, whose letters say which axes of a weight it sums over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
+from megaopt_roles.forward.weights import contract, lookup
+
+__all__ = ["einsum"]
+
+
+def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
+    """Return `torch.einsum(equation, *operands)`."""
+    found = [operand for operand in operands if isinstance(operand, Weight)]
+    if len(found) == len(operands) > 1:  # a product of parameters alone
+        trace.use_all(found, "factor")
+        return Flow(trace.weigh(found[0], *found[1:]))
+    deps = deps_of(operands)
+    if len(found) == 1 and not deps:
+        return lookup(trace, found[0])
+    terms, result = _subscripts(equation, len(operands))
+    rows: Flow | None = None
+    for position, operand in enumerate(operands):
+        if not isinstance(operand, Weight):
+            continue
+        if terms is None:
+            trace.use(operand, Use("contracted"))
+            deps |= trace.weigh(operand, Flow(deps))
+            continue
+        others = set("".join(terms[:position] + terms[position + 1 :]))
+        made = _einsum_operand(trace, operand, terms[position], others, result, deps)
+        if made is not None:
+            rows = made
+            deps |= made.deps
+    return rows if rows is not None and rows.piece is not None else Flow(deps)
+
+
+def _einsum_operand(
+    trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
+) -> Flow | None:
+    """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
+    if operand.shape is not None and operand.deps and len(term) == len(operand.shape) + 1:
+        operand = Weight(
+            operand.params, (1, *operand.shape), (Axis(-1), *(operand.axes or ())), operand.base, operand.deps
+        )
+    if operand.shape is None or len(term) != len(operand.shape):
+        several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
+        contracted = several and set(term) - set(result)
+        trace.use(operand, Use("contracted" if contracted else "elementwise"))
+        return None
+    into = [i for i, letter in enumerate(term) if letter in others and letter not in result]
+    out = [i for i, letter in enumerate(term) if letter not in others and letter in result]
+    if not into:
+        trace.use(operand, Use("elementwise"))
+        return None
+    if len(into) > 1 and not out:  # a form in two vectors
+        out, into = into[:-1], into[-1:]
+        contract(trace, operand, into, out)
+        return Flow(trace.weigh(operand, Flow(deps)))
+    if not contract(trace, operand, into, out):
+        return None
+    deps = trace.weigh(operand, Flow(deps))
+    stored = operand.axes[out[0]] if len(out) == 1 and operand.axes is not None else None
+    known = dict(zip(term, operand.shape, strict=True))
+    letters = result.replace(term[out[0]], "")
+    sizes = [known.get(letter, size) for letter, size in zip(letters, (*BATCH, 4, 6, 7), strict=False)]
+    if stored is None or stored.rows is not None or stored.index < 0 or len(sizes) != len(result) - 1:
+        return Flow(deps)
+    index = result.index(term[out[0]])
+    return trace.rows_of(
+        operand.base, operand.shape[out[0]], deps, tuple(sizes[:index]), tuple(sizes[index:])
+    )
+
+
+def _subscripts(equation: Any, count: int) -> tuple[list[str] | None, str]:
+    if not isinstance(equation, str):
+        return None, ""
+    equation = equation.replace(" ", "").replace("...", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        letters = "".join(terms)
+        result = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    return (terms if len(terms) == count else None), result

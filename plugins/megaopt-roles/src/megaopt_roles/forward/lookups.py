@@ -1,0 +1,95 @@
+"""Functions of torch that look tables up, rank, pad, pool and attend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from megaopt_roles.forward import weights
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, weights_of
+
+__all__ = [
+    "argument",
+    "attention",
+    "bilinear",
+    "embedding",
+    "multi_head_attention",
+    "pad",
+    "pool",
+    "rank",
+    "select",
+]
+
+
+def argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return an argument of a call, by position or by keyword; None where it is not given."""
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def embedding(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return `F.embedding(ids, table)`, and what a bag of it returns."""
+    ids, table = argument(0, "input", args, kwargs), argument(1, "weight", args, kwargs)
+    if isinstance(table, Weight):
+        trace.use(table, Use("indexed" if deps_of(ids) else "looked_up"))
+    return trace.unknown(ids, table)
+
+
+def select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return `table.index_select(dim, ids)`, `gather` and the like."""
+    table = args[0] if args else None
+    if isinstance(table, Weight):
+        rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
+        trace.use(table, Use("indexed" if rows else "looked_up"))
+    given = bool(deps_of((args[1:], kwargs)))  # through an index flows no gradient
+    return Flow(deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset()))
+
+
+def rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
+    """Return the values that are ranked, and their positions, through which no gradient flows."""
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    values = trace.unknown(args, kwargs)
+    return [values, Flow(frozenset({ARGUMENT}) if values.deps else values.deps)]
+
+
+def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
+    for dep in deps_of((args, kwargs)):
+        if dep != ARGUMENT and isinstance(dep.module, torch.nn.Parameter):
+            trace.uses.setdefault(id(dep.module), set()).add(Use("padded"))
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    return trace.unknown(args, kwargs)
+
+
+def pool(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what is cut out of an image at given boxes, through which no gradient flows."""
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    return Flow(deps_of(args[0] if args else kwargs.get("input")))
+
+
+def bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return `F.bilinear(a, b, weight)`, whose weight is `[out, a, b]`."""
+    weight = argument(2, "weight", args, kwargs)
+    if isinstance(weight, Weight):
+        weights.contract(trace, weight, (1, 2), (0,))
+    return trace.unknown(args, kwargs)
+
+
+def attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return `F.scaled_dot_product_attention(q, k, v)`."""
+    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    return trace.unknown(args, kwargs)
+
+
+def multi_head_attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:
+    """Return output and attention of `F.multi_head_attention_forward`, whose weights are all stored [out, in]."""
+    deps = deps_of((args, kwargs))
+    for weight in weights_of((args, kwargs)):
+        if len(weight.shape or ()) == 2:
+            weights.contract(trace, weight, (1,), (0,))
+            deps |= trace.weigh(weight, Flow(deps))
+        else:
+            trace.use(weight, Use("elementwise"))
+    return [Flow(deps), Flow(deps)]

@@ -50,6 +50,12 @@ def _add_optimizers(commands: Commands) -> None:
         description=f"{about.capitalize()}.",
         epilog=examples(*EXAMPLES["optimizers"]),
     )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="show only those with this in their name, plugin or description",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_optimizers)
 
@@ -63,7 +69,13 @@ def _add_describe(commands: Commands) -> None:
         epilog=examples(*EXAMPLES["describe"]),
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="an optimizer; without it: what every run can set"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="an optimizer, or a setting of the core; without it: a short list of what every run can set",
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="show only the settings with this in their name or meaning"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run_describe)

@@ -8,47 +8,98 @@ from typing import Any
 import torch
 
 from megaopt_core.cli._optimizers import settings_of_optimizer
-from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.cli._output import print_json, print_table, terminal_width
 from megaopt_core.config._dtypes import dtype_name
-from megaopt_core.config._fields import core_field_info
+from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.registry._registry import get_registry
+from megaopt_core.registry._setting_owners import SettingInfo
 
 __all__ = ["run"]
 
+_OF_EVERY_OPTIMIZER = ("lr", "weight_decay", "clip_grad")
+"""Settings of the core that whoever sets up an optimizer asks for first."""
+
+_PIPE_WIDTH = 120
+
+_USUAL_DEFAULT = 12
+"""Longer defaults push their line alone."""
+
 
 def run(args: Namespace) -> int:
-    """Print the settings of one optimizer, or of the core.
+    """Print the settings of one optimizer, one setting of the core, or a short list of all of the core's.
 
     Args:
-        args: `name`, `json`.
+        args: `name`, `words`, `json`.
 
     Returns:
         0.
+
+    Raises:
+        ConfigurationError: no setting has all the words.
     """
-    about = _core() if args.name is None else _optimizer(args.name)
+    about = _core(args.name) if args.name is None or args.name in CORE_FIELD_NAMES else _optimizer(args.name)
+    about["settings"] = _with_words(about["settings"], args.words, about["name"])
     if args.json:
         print_json(about)
         return 0
     print(f"{about['name']}: {about['description']}\n")
     facts = [(what, about[what]) for what in ("plugin", "class", "granularity", "fp16") if what in about]
-    for what, value in facts:
+    for what, value in () if args.words else facts:
         print(f"  {what + ':':<13}{value}")
-    if facts:
+    if facts and not args.words:
         print()
+    if args.name is None and not args.words:
+        _print_short(about["settings"])
+        return 0
     rows = [[row["name"], row["type"], _shown(row["default"]), row["help"]] for row in about["settings"]]
-    if rows:
-        print_table(["setting", "type", "default", "what it does"], rows)
-    else:
-        print("It has no settings of its own.")
-    if about.get("example"):
+    print_table(["setting", "type", "default", "what it does"], rows)
+    if about.get("example") and not args.words:
         print(f"\nExample:\n\n  {about['example']}")
     return 0
 
 
-def _core() -> dict[str, Any]:
+def _with_words(settings: list[dict[str, Any]], words: list[str], name: str) -> list[dict[str, Any]]:
+    """Return the settings whose name or meaning has every word."""
+    found = [
+        row
+        for row in settings
+        if all(word.lower() in f"{row['name']} {row['help']}".lower() for word in words)
+    ]
+    if words and not found:
+        raise ConfigurationError(
+            f"{name} has no setting with {' and '.join(map(repr, words))} in its name or meaning; it has "
+            f"{', '.join(row['name'] for row in settings)}",
+            setting="words",
+            value=words,
+        )
+    return found
+
+
+def _print_short(settings: list[dict[str, Any]]) -> None:
+    """Print a line for every setting of the core."""
+    width = terminal_width() or _PIPE_WIDTH
+    name = max(len(row["name"]) for row in settings)
+    shown = [_shown(row["default"]) for row in settings]
+    default = max(len(value) for value in shown if len(value) <= _USUAL_DEFAULT)
+    for row in settings:
+        line = f"{row['name']:<{name}}  {_shown(row['default']):<{default}}  {row['help']}"
+        print(_cut(line, width))
+    print("\n`megaopt describe SETTING` explains one; `megaopt describe OPTIMIZER` those of an optimizer.")
+
+
+def _cut(line: str, width: int) -> str:
+    """Return a line that ends between words where it is too long."""
+    if len(line) <= width:
+        return line
+    return line[: line.rfind(" ", 0, width - 3)].rstrip() + " ..."
+
+
+def _core(name: str | None) -> dict[str, Any]:
     rows = [
         {"name": info.name, "type": info.type, "default": info.default, "help": info.help}
         for info in core_field_info()
+        if name is None or info.name == name
     ]
     return {
         "name": "OptimizerConfig",
@@ -63,6 +114,15 @@ def _optimizer(name: str) -> dict[str, Any]:
     entry = registry.optimizer(name)
     owners = registry.setting_owners()
     cls = entry.optimizer_cls
+    own = [
+        {
+            "name": full,
+            "type": owners[full].type,
+            "default": owners[full].default,
+            "help": owners[full].help + _choices(owners[full]),
+        }
+        for full in settings_of_optimizer(name)
+    ]
     return {
         "name": name,
         "description": entry.description or "its plugin does not describe it",
@@ -70,17 +130,15 @@ def _optimizer(name: str) -> dict[str, Any]:
         "class": cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}",
         "granularity": entry.granularity.value,
         "fp16": "supported" if entry.supports_fp16 else "not supported",
-        "settings": [
-            {
-                "name": full,
-                "type": owners[full].type,
-                "default": owners[full].default,
-                "help": owners[full].help,
-            }
-            for full in settings_of_optimizer(name)
-        ],
+        "settings": own + [row for row in _core(None)["settings"] if row["name"] in _OF_EVERY_OPTIMIZER],
         "example": entry.example or f'build_optimizer(model, "{name}", lr=1e-3)',
     }
+
+
+def _choices(info: SettingInfo) -> str:
+    """Return the values that can be chosen here, where the setting's plugin tells."""
+    choices = info.choices
+    return f" ({', '.join(choices)})" if choices else ""
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from megaopt_core.cli._output import print_json, print_table
@@ -15,31 +16,33 @@ def run(args: Namespace) -> int:
     """Print the optimizers.
 
     Args:
-        args: `json`.
+        args: `words`, `json`.
 
     Returns:
         0.
     """
-    found = [_about(name) for name in get_registry().optimizers()]
+    everything = [_about(name) for name in get_registry().optimizers()]
+    found = [optimizer for optimizer in everything if _has(optimizer, args.words)]
     if args.json:
         print_json(found)
         return 0
-    if not found:
+    if not everything:
         print("No optimizer is installed. Optimizers are plugins: `pip install` the one that you want.")
         return 0
-    rows = [
-        [
-            optimizer["name"],
-            optimizer["plugin"],
-            optimizer["granularity"],
-            ", ".join(optimizer["settings"]) or "-",
-            optimizer["description"],
-        ]
-        for optimizer in found
-    ]
-    print_table(["optimizer", "plugin", "granularity", "settings", "what it is"], rows)
+    if not found:
+        print(
+            f"None of {', '.join(optimizer['name'] for optimizer in everything)} has {' and '.join(args.words)}."
+        )
+        return 0
+    rows = [[optimizer["name"], optimizer["plugin"], optimizer["description"]] for optimizer in found]
+    print_table(["optimizer", "plugin", "what it is"], rows)
     print("\n`megaopt describe NAME` explains the settings of one.")
     return 0
+
+
+def _has(optimizer: dict[str, Any], words: Sequence[str]) -> bool:
+    text = f"{optimizer['name']} {optimizer['plugin']} {optimizer['description']}".lower()
+    return all(word.lower() in text for word in words)
 
 
 def _about(name: str) -> dict[str, Any]:

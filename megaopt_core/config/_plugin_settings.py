@@ -15,7 +15,13 @@ from megaopt_core.errors import (
     UnknownSettingError,
 )
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.registry._catalogue import REFERENCE_SETTINGS, RESOLVER, distribution_of_setting
+from megaopt_core.registry._catalogue import (
+    FOREIGN_SETTINGS,
+    REFERENCE_SETTINGS,
+    RESOLVER,
+    SETTING_PREFIXES,
+    distribution_of_setting,
+)
 from megaopt_core.registry._missing import absent_plugin, did_you_mean, may_provide
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.registry._setting_owners import SettingInfo
@@ -195,9 +201,18 @@ def _absence(name: str) -> PluginError | None:
     return absent_plugin(f"setting {name!r}", name, distribution, get_registry().plugins())
 
 
+def _called_here(name: str) -> str:
+    """Return what torch's or another's name for a setting is here; empty where it is nobody's."""
+    prefixes = [prefix for prefix in SETTING_PREFIXES if name.startswith(f"{prefix}_")]
+    short = name.removeprefix(f"{max(prefixes, key=len)}_") if prefixes else name
+    ours = FOREIGN_SETTINGS.get(name) or FOREIGN_SETTINGS.get(short)
+    return f"; it is called {ours} here" if ours else ""
+
+
 def _unknown(name: str) -> UnknownSettingError:
     known = [*CORE_FIELD_NAMES, *get_registry().setting_owners(), *REFERENCE_SETTINGS]
-    hints = did_you_mean(name, known) + may_provide(get_registry().plugins())
+    hints = _called_here(name) or did_you_mean(name, known)
+    hints += may_provide(get_registry().plugins())
     return UnknownSettingError(
         f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{hints}", setting=name
     )

@@ -466,18 +466,21 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.changes.exact = exact
 
-    def report(self, *, after_step: bool = False) -> OptimizerReport:
-        """Return every parameter with its optimizer, plugin, group, lr, wd and reason: the proof of what this is.
+    def report(self, *, after_step: bool = False, full: bool = False) -> OptimizerReport:
+        """Return every parameter with its optimizer, plugin, lr, weight decay and reason: the proof of what this is.
+
+        Printed, it is one screen, where repeated layers share a row; its `params` have a row for each parameter.
 
         Args:
             after_step: add how many parameters each optimizer changed in the last step.
+            full: printed, it has a row for every parameter, with role, group and how the step is shared over ranks.
 
         Raises:
             UnsupportedOperationError: `after_step` is asked for and no step was made.
         """
         if after_step and not any(part.changes.has_step for part in self.parts):
             raise UnsupportedOperationError("report(after_step=True): no step has been made yet")
-        return build_report(self, after_step=after_step)
+        return build_report(self, after_step=after_step, full=full)
 
     def checkpoint_state(self) -> Stateful:
         """Return the optimizer as torch.distributed.checkpoint knows it, for loops that call `dcp.save` themselves."""

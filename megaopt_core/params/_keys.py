@@ -80,6 +80,26 @@ def _entries(kind: type, **more: Any) -> Any:
     return field(default=(), converter=_hashable, eq=_as_tuple, validator=_of_type(kind), **more)
 
 
+def _roles(value: Any) -> Any:
+    """Return roles for their names."""
+    if isinstance(value, list | tuple):
+        return tuple(_role(entry) for entry in value)
+    return _role(value)
+
+
+def _role(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return Role(value)
+    except ValueError:
+        raise OverrideError(
+            f"ParamKey(role={value!r}): must be one of {', '.join(repr(role.value) for role in Role)}",
+            key="role",
+            value=value,
+        ) from None
+
+
 def _of_type(kind: type) -> Callable[[Any, Any, Any], None]:
     def check(_key: Any, attribute: Any, value: Any) -> None:
         for entry in _as_tuple(value):
@@ -106,7 +126,8 @@ class ParamKey:
         attr: name of an attribute that the parameter has with a truthy value.
         predicate: called with the parameter.
         with_name_predicate: called with the parameter and its qualified name.
-        role: what the parameter was found to be; matches during routing, where roles are known.
+        role: what the parameter was found to be, a :class:`Role` or its name, such as `"embedding"`; matches during
+            routing, where roles are known.
 
     Raises:
         OverrideError: a field holds something of another type, or no field holds anything: such a key matches nothing.
@@ -124,7 +145,9 @@ class ParamKey:
     with_name_predicate: ParamWithNamePredicate | tuple[ParamWithNamePredicate, ...] = _entries(
         ParamWithNamePredicate
     )
-    role: Role | tuple[Role, ...] = _entries(Role, kw_only=True)
+    role: Role | str | tuple[Role | str, ...] = field(
+        default=(), converter=_roles, eq=_as_tuple, validator=_of_type(Role), kw_only=True
+    )
 
     def __attrs_post_init__(self) -> None:
         given: tuple[object, ...] = (

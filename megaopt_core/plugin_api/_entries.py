@@ -82,7 +82,8 @@ class OptimizerEntry:
             parameter is looked up as `{prefix}_{name}` for each of `setting_prefixes`, then as a core field.
         default_param_overrides: overrides that are added whenever this is the run's optimizer.
         settings: an attrs class; its fields appear on `OptimizerConfig` as `{setting_prefixes[0]}_{field}`. A field's
-            `metadata={"help": ...}` is the text that `megaopt describe` shows.
+            `metadata={"help": ...}` is the text that `megaopt describe` shows, with the values of
+            `metadata={"choices": ...}` (strings, or a function that returns them) where there are any.
         setting_prefixes: prefixes of the settings that the constructor's arguments are read from.
         granularity: how finely the work may be cut over ranks.
         granularity_for: the configuration to the granularity, where settings change it. None: `granularity`.

@@ -19,6 +19,7 @@ __all__ = [
     "DISTRIBUTED_STRATEGIES",
     "EXAMPLES",
     "EXPLAIN_PAGE",
+    "FOREIGN_SETTINGS",
     "LAYER_WISE_STRATEGIES",
     "LEFT_NAMES",
     "OPTIMIZERS",
@@ -50,6 +51,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "check-plugin": "megaopt-testing",
         "compare": "megaopt-tools",
+        "completion": "megaopt-tools",
         "convert": "megaopt-checkpoint",
         "new-plugin": "megaopt-testing",
         "schedule": "megaopt-tools",
@@ -63,8 +65,13 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "plugins": ("megaopt plugins", "megaopt plugins --load"),
-        "optimizers": ("megaopt optimizers",),
-        "describe": ("megaopt describe", "megaopt describe muon"),
+        "optimizers": ("megaopt optimizers", "megaopt optimizers muon"),
+        "describe": (
+            "megaopt describe",
+            "megaopt describe clip_grad",
+            "megaopt describe muon",
+            "megaopt describe muon momentum",
+        ),
         "explain": (
             "megaopt explain my_model.py:build --optimizer muon",
             "megaopt explain my_model:Model --config run.toml --set lr=3e-4",
@@ -148,6 +155,33 @@ REFERENCE_SETTINGS = (
     "adaptive_muon_eps",
 )
 """Fields that are part of the configuration in Megatron-style trainers and belong to plugins here."""
+
+FOREIGN_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "adam_lr": "muon_scalar_lr",
+        "adam_weight_decay": "muon_scalar_weight_decay",
+        "adamw_betas": "adam_beta1 and adam_beta2",
+        "adamw_eps": "adam_eps",
+        "adamw_lr": "muon_scalar_lr",
+        "adamw_wd": "muon_scalar_weight_decay",
+        "adjust_lr_fn": "muon_scale_mode (with muon_extra_scale_factor)",
+        "backend_steps": "muon_num_ns_steps",
+        "beta1": "adam_beta1",
+        "beta2": "adam_beta2",
+        "betas": "adam_beta1 and adam_beta2",
+        "eps": "adam_eps",
+        "grad_clip": "clip_grad",
+        "gradient_clip_val": "clip_grad",
+        "learning_rate": "lr",
+        "max_grad_norm": "clip_grad",
+        "momentum": "muon_momentum or sgd_momentum",
+        "nesterov": "muon_nesterov",
+        "ns_coefficients": "muon_coefficient_type, or muon_coefficients with the type 'custom'",
+        "ns_steps": "muon_num_ns_steps",
+        "wd": "weight_decay",
+    }
+)
+"""Name of a setting in torch's optimizers and in others' scripts to what it is called here."""
 
 REFERENCE_ALIASES: Mapping[str, str] = MappingProxyType(
     {"AdamOptimizerConfig": "OptimizerConfig", "SGDOptimizerConfig": "OptimizerConfig"}

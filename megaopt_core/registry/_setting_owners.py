@@ -53,6 +53,12 @@ class SettingInfo:
         """What it does, from `metadata={"help": ...}`."""
         return str(self.field.metadata.get("help", ""))
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that can be chosen, from `metadata={"choices": ...}`: strings, or a function that finds them."""
+        found = self.field.metadata.get("choices", ())
+        return tuple(map(str, found() if callable(found) else found))
+
 
 def find_owners(
     offered: Iterable[tuple[str, OptimizerEntry, PluginInfo]],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
 
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.reporting._text_table import format_table
+from megaopt_core.reporting._report_text import WIDTH, full_text, short_text, summary_table
 from megaopt_core.sharding._split_step import Travel
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class PartRow:
 
 @frozen
 class OptimizerReport:
-    """What is stepped by whom; `str()` is a table, :meth:`to_json` the same for programs.
+    """What is stepped by whom; `str()` is one screen of tables, :meth:`to_json` all of it for programs.
 
     Args:
         params: one row a parameter, in model order.
@@ -103,6 +103,7 @@ class OptimizerReport:
         unused_settings: settings that were given and change nothing here, each with the reason.
         problems: what no longer fits between the optimizer and its model.
         readers: distributions and versions of the plugins that read roles from the model.
+        full: `str()` has a row for every parameter, with all that is known of it.
     """
 
     params: Sequence[ParamRow]
@@ -110,67 +111,30 @@ class OptimizerReport:
     unused_settings: Sequence[str] = ()
     problems: Sequence[str] = ()
     readers: Sequence[str] = ()
+    full: bool = field(default=False, eq=False)
 
     def to_json(self) -> str:
         """Return the report as a JSON object."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps(asdict(self, filter=lambda about, _: about.name != "full"), indent=2)
 
-    def summary(self) -> str:
-        """Return one table with a row for every optimizer."""
-        rows = [
-            [
-                part.optimizer,
-                part.optimizer_class + (f" (as {part.same_as})" if part.same_as else ""),
-                part.plugin,
-                part.parameters,
-                f"{part.elements:,}",
-                "-" if part.changed is None else f"{part.changed} of {part.stepped} ({part.method})",
-            ]
-            for part in self.parts
-        ]
-        header = ["optimizer", "class", "from", "parameters", "elements", "changed in last step"]
-        return format_table(header, rows, right=["parameters", "elements"])
+    def summary(self, width: int | None = None) -> str:
+        """Return one table with a row for every optimizer.
+
+        Args:
+            width: longest line, for which classes and plugins give way; None: no limit.
+        """
+        return summary_table(self, width)
+
+    def text(self, width: int = WIDTH) -> str:
+        """Return the report on one screen; repeated layers share a row.
+
+        Args:
+            width: longest line.
+        """
+        return short_text(self, width)
 
     def __str__(self) -> str:
-        rows = [
-            [
-                row.name,
-                "x".join(map(str, row.shape)) or "scalar",
-                row.role + ("?" if row.uncertain else ""),
-                row.optimizer,
-                row.group,
-                f"{row.lr:.6g}",
-                f"{row.wd:.6g}",
-                row.reason,
-            ]
-            for row in self.params
-        ]
-        header = ["parameter", "shape", "role", "optimizer", "group", "lr", "wd", "why"]
-        for column, cell in _OPTIONAL.items():
-            cells_of = [cell(row) for row in self.params]
-            if any(cells_of):
-                header.insert(-1, column)
-                for cells, shown in zip(rows, cells_of, strict=True):
-                    cells.insert(-1, shown or "-")
-        text = format_table(header, rows, right=["group", "lr", "wd"]) + "\n\n" + self.summary()
-        if self.readers:
-            text += f"\n\nroles read by {', '.join(self.readers)}"
-        if self.unused_settings:
-            text += "\n\nsettings that change nothing here:" + "".join(
-                f"\n  {sentence}" for sentence in self.unused_settings
-            )
-        for problem in self.problems:
-            text += f"\n\nPROBLEM: {problem}"
-        return text
-
-
-_OPTIONAL: Mapping[str, Callable[[ParamRow], str]] = {
-    "travels": lambda row: f"{row.travels}, {row.bytes:,} B" if row.travels else "",
-    "how": lambda row: row.note,
-    "owner": lambda row: row.owner,
-    "place": lambda row: row.place,
-}
-"""Columns that are shown where a row has something to say in them."""
+        return full_text(self) if self.full else self.text()
 
 
 def _plugin_of(optimizer: str | None) -> str:
@@ -184,12 +148,13 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
-def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> OptimizerReport:
+def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool = False) -> OptimizerReport:
     """Return the report of an optimizer.
 
     Args:
         optimizer: a built optimizer.
         after_step: count what the last step changed.
+        full: its text has a row for every parameter.
     """
     routes = {} if optimizer.routing is None else optimizer.routing.params
     rows: dict[str, ParamRow] = {}
@@ -233,7 +198,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool) -> Optimizer
     readers = () if optimizer.routing is None else optimizer.routing.readers
     # A report is often made on one rank alone: nothing that needs the others is asked.
     problems = optimizer.watched_model.problems(optimizer.names)
-    return OptimizerReport(ordered, parts, optimizer.unused_settings, problems, readers)
+    return OptimizerReport(ordered, parts, optimizer.unused_settings, problems, readers, full)
 
 
 def _same_as(registered: str | None) -> str:

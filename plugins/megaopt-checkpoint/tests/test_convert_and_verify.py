@@ -93,6 +93,19 @@ def test_commands(saved, capsys):
     assert (told["ok"], told["world size"], told["extra"]) == (True, 1, ["rng", "step"])
     assert main(["convert", str(folder / "last"), str(folder / "one.pt")]) == 0
     assert capsys.readouterr().out == f"wrote {folder / 'one.pt'}\n"
+    before = (folder / "one.pt").stat().st_mtime_ns
+    assert main(["convert", str(folder / "last"), str(folder / "one.pt")]) == 2
+    expected = f"megaopt: error: {folder / 'one.pt'} is already there; --force replaces it\n"
+    assert capsys.readouterr().err == expected
+    assert (folder / "one.pt").stat().st_mtime_ns == before
+    assert main(["convert", str(folder / "last"), str(folder / "one.pt"), "--force"]) == 0
+    assert main(["convert", str(folder / "one.pt"), str(folder / "last")]) == 2
+    capsys.readouterr()
+    assert main(["convert", str(folder / "last"), str(folder / "one.onnx")]) == 2
+    assert capsys.readouterr().err == (
+        f"megaopt: error: {folder / 'one.onnx'}: the name must end with .safetensors, .pt or .pth\n"
+    )
+    assert not (folder / "one.onnx").exists()
     (folder / "last" / "rank-00000.bin").write_bytes(b"")
     assert main(["verify-checkpoint", str(folder / "last")]) == 2
     assert "rank-00000.bin has 0 bytes, it was written with" in capsys.readouterr().err

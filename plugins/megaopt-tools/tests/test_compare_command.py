@@ -9,6 +9,10 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
+from megaopt_tools.compare_command import _print_results
+from megaopt_tools.console import console_for_output
+from megaopt_tools.recipe import Recipe
+from megaopt_tools.text import load_text
 from megaopt_tools.training import Run
 
 
@@ -82,6 +86,55 @@ def test_the_table_says_who_stepped_what(comparison) -> None:
     assert rows["muon"][8:] == ["muon", "802,816,", "adam", "66,688"]
     assert "\x1b" not in out
     assert out.endswith("files  out: compare.png, compare.json, and a folder for each run\n")
+
+
+@pytest.fixture(scope="module")
+def two_results() -> list:
+    """Two runs of two steps."""
+    text = load_text(None)
+    recipes = [Recipe(name, steps=2, batch_size=2, context=16) for name in ("muon", "adaptive_muon")]
+    return [Run(recipe, text).train() for recipe in recipes]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_fits_the_terminal(two_results, monkeypatch, capsys, columns, terminal) -> None:
+    """No cell is cut or wrapped; what has no room for a column stands below. Colour is for terminals."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    _print_results(console_for_output(), two_results, Path("runs"))
+    out = capsys.readouterr().out
+    assert ("\x1b[" in out) == terminal
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= columns
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["adaptive_muon"]]
+    assert f"{two_results[1].val_bits_per_byte:.4f}" in row
+    times = two_results[1].milliseconds.values()
+    expected = [sum(times)] if columns == 60 else times
+    assert {f"{time:.1f}" for time in expected} <= set(row)
+    assert "adaptive_muon 802,816, adam 66,688" in " ".join(" ".join(lines).split())
+
+
+def test_no_color_is_heard(two_results, monkeypatch, capsys) -> None:
+    """A terminal without colour."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _print_results(console_for_output(), two_results, Path("runs"))
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", capsys.readouterr().out)
+
+
+def test_json_is_all_that_is_printed(megaopt, capsys) -> None:
+    """The same as in `compare.json`; `--quiet` leaves the table."""
+    assert megaopt("compare", "sgd", "--steps", "2", "--out", "out", "--json") == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == (json.loads(Path("out/compare.json").read_text()), "")
+    assert megaopt("compare", "sgd", "--steps", "2", "--out", "out", "--quiet") == 0
+    out, err = capsys.readouterr()
+    assert "step" not in out.replace("ms/step", "").replace("stepped", "")
+    assert " sgd " in out
 
 
 def test_the_picture_is_a_picture(comparison) -> None:

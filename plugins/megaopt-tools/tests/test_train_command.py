@@ -131,16 +131,43 @@ def test_output_without_a_terminal_is_plain(megaopt, capsys) -> None:
     for pattern in (
         r"text    letters\.txt: 2,700 bytes, 2,430 to train on, 270 held out",
         r"sha256  [0-9a-f]{64}",
-        r"blocks\.0\.attention\.qkv\.weight +384x128 +matrix +muon .*",
+        r"blocks\.\*\.attention\.qkv\.weight +4 of 384x128 +muon .*",
         r"muon +TensorParallelMuon +megaopt-muon \S+ +16 +802,816 +16 of 16 .*",
         r"result  \d+\.\d{4} bits per byte on the held-out text",
         r"time    forward [\d.]+ ms, backward [\d.]+ ms, optimizer [\d.]+ ms a step; [\d,]+ tokens/s",
     ):
         assert any(re.fullmatch(pattern, line) for line in lines), pattern
-    shown = r"muon  step +(\d+)/20  loss +[\d.]+  lr [\d.e+-]+  grad norm +[\d.]+ +[\d,]+ tokens/s"
+    shown = r"muon  step +(\d+)/20  [\d.]+ bits/byte +[\d.]+k? tok/s +(?:\d:\d\d left|took \d:\d\d)"
     steps = [match[1] for match in map(re.compile(shown).fullmatch, lines) if match]
     assert steps == ["1", *map(str, range(2, 21, 2))]
     assert out.endswith("files   out: run.json, loss.png, tensorboard\n")
+
+
+def test_json_is_all_that_is_printed(megaopt, capsys) -> None:
+    """The same as in `run.json`."""
+    assert megaopt("train", "--optimizer", "sgd", "--steps", "2", "--out", "out", "--json") == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == (json.loads(Path("out/run.json").read_text()), "")
+
+
+def test_quiet_prints_the_result_alone(megaopt, capsys) -> None:
+    """Neither text, report nor progress."""
+    assert megaopt("train", "--optimizer", "sgd", "--steps", "2", "--out", "out", "--quiet") == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines() if line] == ["result", "time", "files"]
+    assert err == ""
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100", "140"])
+def test_what_is_printed_fits_the_terminal(megaopt, capsys, monkeypatch, columns) -> None:
+    """Report, progress, table and result; only the checksum and the size of the text are one line each."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert megaopt("train", "--optimizer", "muon", "--steps", "2", "--out", "out") == 0
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith(("text ", "sha256 "))
+    ]
+    assert max(map(len, lines)) <= int(columns)
+    assert any(line.startswith("muon  step 2/2  ") for line in lines)
 
 
 def test_files_go_into_runs_unless_it_is_said_where(megaopt) -> None:

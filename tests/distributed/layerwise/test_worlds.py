@@ -224,7 +224,7 @@ def told_twice(rank, size):
     rows = {row.name: row.owner for row in stepper.report().params if row.owner}
     gathered = [None] * size
     dist.all_gather_object(gathered, owned(stepper))
-    return rows, gathered, "owner" in str(stepper.report())
+    return rows, gathered, "owner" in str(stepper.report(full=True))
 
 
 def test_the_report_names_owners(launch):

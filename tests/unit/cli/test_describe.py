@@ -35,15 +35,15 @@ def _kept(plugins, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("_kept")
 def test_optimizers(capsys) -> None:
-    """Name, plugin, granularity, settings, description."""
+    """Name, plugin, description; the rest is for `describe` and for programs."""
     assert main(["optimizers"]) == 0
     assert (
         capsys.readouterr().out
         == """\
-optimizer  plugin            granularity  settings                           what it is
----------  ----------------  -----------  ---------------------------------  --------------
-kept       megaopt-kept 1.2  tensor       kept_beta, kept_dtype, kept_sizes  keeps the past
-both       megaopt-kept 1.2  element      kept_beta, kept_dtype, kept_sizes
+optimizer  plugin            what it is
+---------  ----------------  --------------
+kept       megaopt-kept 1.2  keeps the past
+both       megaopt-kept 1.2
 
 `megaopt describe NAME` explains the settings of one.
 """
@@ -69,8 +69,20 @@ def test_no_optimizer_is_installed(plugins, capsys) -> None:
 def test_describe_shows_every_setting_and_an_example(capsys) -> None:
     """Type, default and help; the class is named and not imported."""
     assert main(["describe", "kept"]) == 0
+    printed = capsys.readouterr().out
+    before, _, table = printed.partition("setting ")
+    settings, _, example = f"setting {table}".partition("\n\n")
+    assert [line.split()[0] for line in settings.splitlines() if line[0] != " "][2:] == [
+        "kept_beta",
+        "kept_dtype",
+        "kept_sizes",
+        "lr",
+        "weight_decay",
+        "clip_grad",
+    ]
+    assert "kept_dtype    dtype            bfloat16  in which state is kept" in settings
     assert (
-        capsys.readouterr().out
+        f"{before}SETTINGS\n\n{example}"
         == """\
 kept: keeps the past
 
@@ -79,11 +91,7 @@ kept: keeps the past
   granularity: tensor
   fp16:        not supported
 
-setting     type             default   what it does
-----------  ---------------  --------  ----------------------------
-kept_beta   float            0.5       how much of the past is kept
-kept_dtype  dtype            bfloat16  in which state is kept
-kept_sizes  tuple[int, ...]  (1, 2)    how large
+SETTINGS
 
 Example:
 
@@ -125,3 +133,37 @@ def test_describe_without_a_name_is_about_the_core(plugins, capsys) -> None:
     assert [setting["name"] for setting in described["settings"]] == list(CORE_FIELD_NAMES)
     assert main(["describe"]) == 0
     assert "use_layer_wise_distributed_optimizer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100", "140", None])
+def test_describe_without_a_name_is_a_line_for_each_setting(plugins, capsys, monkeypatch, columns) -> None:
+    """As long as the terminal is wide; one by itself is explained in full."""
+    plugins.registry()
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert main(["describe"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:-2]] == list(CORE_FIELD_NAMES)
+    assert max(map(len, lines[2:-2])) <= int(columns or 120)
+    assert main(["describe", "clip_grad"]) == 0
+    assert "\nclip_grad  float" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_kept")
+def test_words_filter(capsys) -> None:
+    """In names, plugins and meanings; a word that is nowhere is told."""
+    assert main(["optimizers", "past"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nkept " in printed
+    assert "\nboth " not in printed
+    assert main(["optimizers", "nonsense"]) == 0
+    assert capsys.readouterr().out == "None of kept, both has nonsense.\n"
+    assert main(["describe", "kept", "PAST"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nkept_beta " in printed
+    assert "kept_dtype" not in printed
+    assert main(["describe", "kept", "nonsense"]) == 2
+    assert capsys.readouterr().err == (
+        "megaopt: error: kept has no setting with 'nonsense' in its name or meaning; it has kept_beta, kept_dtype, "
+        "kept_sizes, lr, weight_decay, clip_grad\n"
+    )

@@ -70,10 +70,21 @@ def test_a_field_of_another_type_is_refused():
     with pytest.raises(OverrideError) as caught:
         ParamKey(name=3)
     assert str(caught.value) == "ParamKey(name=...) takes str or a tuple of them, got int: 3"
+
+
+def test_a_role_may_be_given_by_its_name():
+    """As the documentation writes it; a wrong name is answered with the right ones."""
+    assert ParamKey(role="embedding") == ParamKey(role=Role.EMBEDDING)
+    assert ParamKey(role=["output", Role.MATRIX]).role == (Role.OUTPUT, Role.MATRIX)
     with pytest.raises(
-        OverrideError, match=r"^ParamKey\(role=\.\.\.\) takes Role or a tuple of them, got str: 'embedding'$"
+        OverrideError,
+        match=r"^ParamKey\(role='embeding'\): must be one of 'embedding', 'output', 'matrix', 'elementwise'$",
     ):
-        ParamKey(role="embedding")
+        ParamKey(role="embeding")
+    with pytest.raises(
+        OverrideError, match=r"^ParamKey\(role=\.\.\.\) takes Role or a tuple of them, got int: 3$"
+    ):
+        ParamKey(role=3)
 
 
 def test_a_key_reads_as_it_was_written():

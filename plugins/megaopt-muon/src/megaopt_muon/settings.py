@@ -32,6 +32,12 @@ def _optimizer_name(_instance: Any, attribute: Attribute[Any], value: Any) -> No
         raise _refuse(attribute, value, "the name of an optimizer that steps element-wise: 'adam' or 'lion'")
 
 
+def _coefficient_types() -> tuple[str, ...]:
+    from megaopt_muon.coefficients import get_supported_coefficient_types
+
+    return get_supported_coefficient_types()
+
+
 def _coefficient_type(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
     if not isinstance(value, str):
         raise _refuse(attribute, value, "the name of a coefficient set")
@@ -123,7 +129,8 @@ class MuonSettings:
         default="quintic",
         validator=_coefficient_type,
         metadata={
-            "help": "coefficient set of Newton-Schulz, one of those in the installed emerging-optimizers"
+            "help": "coefficient set of Newton-Schulz, one of those in the installed emerging-optimizers",
+            "choices": _coefficient_types,
         },
     )
     num_ns_steps: int = field(

@@ -6,11 +6,14 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from megaopt_core import get_registry
+from megaopt_core.cli import print_json
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import CommandError, StoppedError
 from megaopt_tools.options import recipe_of, use_threads
@@ -23,6 +26,9 @@ from megaopt_tools.text import load_text
 from megaopt_tools.training import PARTS, Run, RunResult
 
 __all__ = ["run_compare"]
+
+_WIDE, _MEDIUM = 110, 72
+"""From these widths on the table has all columns, and the times of a step's three parts."""
 
 
 def run_compare(args: Namespace) -> int:
@@ -42,18 +48,34 @@ def run_compare(args: Namespace) -> int:
     make_folder(args.out)
     threads = use_threads(args.threads)
     console = console_for_output()
-    print_text(console, text)
+    quiet = args.quiet or args.json
+    if not quiet:
+        print_text(console, text)
+    longest = max(len(name) for name in args.optimizers)
     try:
-        results = [run_into(run, args.out / run.recipe.optimizer, console, threads) for run in runs]
+        results = [
+            run_into(run, args.out / run.recipe.optimizer, console, threads, name_width=longest, quiet=quiet)
+            for run in runs
+        ]
     except StoppedError as stopped:
         print(f"megaopt: {stopped}", file=sys.stderr)
         return 130
     draw_comparison(results, args.out / "compare.png")
-    write_json(args.out / "compare.json", comparison_record(results, threads))
-    console.print()
-    console.print(_table(results))
-    say(console, f"files  {args.out}: compare.png, compare.json, and a folder for each run")
+    record = comparison_record(results, threads)
+    write_json(args.out / "compare.json", record)
+    if args.json:
+        print_json(record)
+    else:
+        _print_results(console, results, args.out)
     return 0 if all(result.diverged_at is None for result in results) else 1
+
+
+def _print_results(console: Console, results: Sequence[RunResult], folder: Path) -> None:
+    console.print()
+    console.print(_table(results, console.width))
+    if console.width < _WIDE:
+        say(console, _shares(results))
+    console.print(f"files  {folder}: compare.png, compare.json, and a folder for each run", markup=False)
 
 
 def _recipes(args: Namespace) -> list[Recipe]:
@@ -66,26 +88,43 @@ def _recipes(args: Namespace) -> list[Recipe]:
     return [recipe_of(args, name, lrs.get(name), settings[name]) for name in names]
 
 
-def _table(results: Sequence[RunResult]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+def _table(results: Sequence[RunResult], width: int) -> Table:
+    """Return the comparison in as many columns as there is room for; what is left out stands in `compare.json`."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("optimizer", style="bold")
-    table.add_column("from")
+    if width >= _WIDE:
+        table.add_column("from")
     table.add_column("lr", justify="right")
     table.add_column("held-out\nbits/byte", justify="right")
-    for part in PARTS:
+    parts = PARTS if width >= _MEDIUM else ()
+    for part in parts:
         table.add_column(f"{part}\nms/step", justify="right")
-    table.add_column("elements stepped by")
+    if not parts:
+        table.add_column("all\nms/step", justify="right")
+    if width >= _WIDE:
+        table.add_column("elements stepped by")
     finite = [result.val_bits_per_byte for result in results if result.val_bits_per_byte is not None]
     for result in results:
         value = result.val_bits_per_byte
         shown = f"diverged at step {result.diverged_at}" if value is None else f"{value:.4f}"
         owner = get_registry().owner("optimizer", result.recipe.optimizer)
+        times = [result.milliseconds[part] for part in parts] or [sum(result.milliseconds.values())]
         table.add_row(
             result.recipe.optimizer,
-            f"{owner.distribution} {owner.version}",
+            *([f"{owner.distribution} {owner.version}"] if width >= _WIDE else []),
             f"{result.peak_lr:g}",
             f"[bold]{shown}[/bold]" if finite and value == min(finite) else shown,
-            *(f"{result.milliseconds[part]:.1f}" for part in PARTS),
-            ", ".join(f"{part.optimizer} {part.elements:,}" for part in result.report.parts),
+            *(f"{time:.1f}" for time in times),
+            *([_elements(result)] if width >= _WIDE else []),
         )
     return table
+
+
+def _elements(result: RunResult) -> str:
+    return ", ".join(f"{part.optimizer} {part.elements:,}" for part in result.report.parts)
+
+
+def _shares(results: Sequence[RunResult]) -> str:
+    """Return who steps how much, below a table that has no room for it."""
+    shared = [result for result in results if len(result.report.parts) > 1]
+    return "".join(f"{result.recipe.optimizer}: {_elements(result)} elements\n" for result in shared)

@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 
+from megaopt_core.cli import terminal_width
 from megaopt_tools.text import Text
 
 __all__ = ["console_for_output", "print_text", "say"]
@@ -14,11 +15,14 @@ _PIPE_WIDTH = 120
 
 
 def console_for_output() -> Console:
-    """Return the console for standard output; in a file or pipe its tables are wide enough to stay whole."""
+    """Return the console for standard output, coloured on a terminal alone, where `NO_COLOR` does not forbid it.
+
+    In a file or pipe its tables are wide enough to stay whole.
+    """
     console = Console(file=sys.stdout, highlight=False)
     if console.is_terminal:
         return console
-    return Console(file=sys.stdout, highlight=False, width=_PIPE_WIDTH)
+    return Console(file=sys.stdout, highlight=False, width=terminal_width() or _PIPE_WIDTH)
 
 
 def say(console: Console, text: str) -> None:

@@ -21,6 +21,9 @@ def add_run_options(parser: ArgumentParser) -> None:
     Args:
         parser: the command's parser.
     """
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print nothing but the result, as JSON")
+    output.add_argument("--quiet", action="store_true", help="print the result alone: no report, no progress")
     text = parser.add_argument_group("the text and the model")
     text.add_argument(
         "--text", type=Path, metavar="FILE", help="train on this file; default: Python's help topics"

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from megaopt_tools.training import RunResult, StepRecord
 
 if TYPE_CHECKING:
     from megaopt_core.reporting import OptimizerReport
 
-__all__ = ["BarProgress", "LineProgress", "RunProgress", "progress_for"]
+__all__ = ["BarProgress", "LineProgress", "NoProgress", "RunProgress", "progress_for", "shown_time"]
 
 _LINES = 10
 """So many lines tell of a run where no bar can be shown."""
+
+_WIDEST_BAR, _NARROWEST_BAR = 12, 4
+
+_REST = len("  /  3.500 bits/byte  10.1k tok/s  10:00 left")
+
+_SMOOTHING = 0.9
+"""How much of the speed so far stays when a step is added."""
 
 
 class RunProgress(Protocol):
@@ -38,19 +48,75 @@ class RunProgress(Protocol):
         """The run is over."""
 
 
-def progress_for(console: Console, name: str, steps: int) -> RunProgress:
+def progress_for(
+    console: Console, name: str, steps: int, *, name_width: int = 0, quiet: bool = False
+) -> RunProgress:
     """Return what shows a run best on this console.
 
     Args:
         console: where to show it.
         name: of the run.
         steps: how many there will be.
+        name_width: of the longest name among runs that are shown below each other.
+        quiet: show nothing.
     """
-    return (BarProgress if console.is_terminal else LineProgress)(console, name, steps)
+    if quiet:
+        return NoProgress()
+    kind = BarProgress if console.is_terminal else LineProgress
+    return kind(console, name.ljust(name_width), steps)
+
+
+def shown_time(seconds: float) -> str:
+    """Return a time as a clock shows it.
+
+    Args:
+        seconds: not negative.
+
+    Example:
+        >>> shown_time(7.6), shown_time(75), shown_time(3700)
+        ('0:08', '1:15', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class _Told:
+    """What both kinds of progress tell of a run, in columns of fixed width.
+
+    Args:
+        steps: how many there will be.
+        clock: seconds since some moment.
+    """
+
+    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steps = steps
+        self._clock = clock
+        self._begin = clock()
+        self._speed = 0.0
+
+    def words(self, record: StepRecord, *, with_speed: bool = True) -> str:
+        """Return step, loss, speed and time after a step."""
+        speed = record.tokens / record.seconds
+        self._speed = _SMOOTHING * self._speed + (1 - _SMOOTHING) * speed if self._speed else speed
+        passed = self._clock() - self._begin
+        if record.step < self._steps:
+            left = passed / record.step * (self._steps - record.step)
+            times = f"{shown_time(left):>5} left"
+        else:
+            times = f"took {shown_time(passed)}"
+        bits = record.loss / math.log(2)
+        width = len(str(self._steps))
+        speed_shown = f"{_short(self._speed):>5} tok/s  " if with_speed else ""
+        return f"{record.step:>{width}}/{self._steps}  {bits:.3f} bits/byte  {speed_shown}{times:<10}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value < 1000 else f"{value / 1000:.1f}k"
 
 
 class BarProgress:
-    """A bar with loss, learning rate, gradient norm and tokens per second.
+    """A bar with step, loss, speed and time; 70 columns are enough for it.
 
     Args:
         console: a terminal.
@@ -59,15 +125,17 @@ class BarProgress:
     """
 
     def __init__(self, console: Console, name: str, steps: int) -> None:
+        room = console.width - len(name) - 2 * len(str(steps)) - _REST
+        self._with_speed = room >= 0
+        bar = [BarColumn(bar_width=min(room, _WIDEST_BAR))] if room >= _NARROWEST_BAR else []
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("[bold]{task.description}", markup=True),
+            *bar,
+            TextColumn("{task.fields[shown]}", markup=False),
             console=console,
         )
-        self._task = self._bar.add_task(name, total=steps, shown="")
+        self._told = _Told(steps)
+        self._task = self._bar.add_task(name.replace("[", "\\["), total=steps, shown="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -83,7 +151,7 @@ class BarProgress:
 
     def stepped(self, record: StepRecord) -> None:
         """Move the bar."""
-        self._bar.update(self._task, advance=1, shown=_shown(record, " "))
+        self._bar.update(self._task, advance=1, shown=self._told.words(record, with_speed=self._with_speed))
 
     def finished(self, result: RunResult) -> None:
         """Leave the bar as it is."""
@@ -103,6 +171,7 @@ class LineProgress:
         self._name = name
         self._steps = steps
         self._every = max(1, steps // _LINES)
+        self._told = _Told(steps)
 
     def __enter__(self) -> Self:
         return self
@@ -117,16 +186,31 @@ class LineProgress:
 
     def stepped(self, record: StepRecord) -> None:
         """Print a line if it is time for one."""
+        words = self._told.words(record)
         if record.step % self._every == 0 or record.step in (1, self._steps):
-            width = len(str(self._steps))
-            line = f"{self._name}  step {record.step:>{width}}/{self._steps}  {_shown(record, '  ')}"
+            line = f"{self._name}  step {words}".rstrip()
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def finished(self, result: RunResult) -> None:
         """Show nothing: the last line came with the last step."""
 
 
-def _shown(record: StepRecord, gap: str) -> str:
-    norm = "   -" if record.grad_norm is None else f"{record.grad_norm:4.2f}"
-    speed = f"{record.tokens / record.seconds:>7,.0f} tokens/s"
-    return gap.join((f"loss {record.loss:5.3f}", f"lr {record.lr:.1e}", f"grad norm {norm}", speed))
+class NoProgress:
+    """Shows nothing, for `--quiet` and `--json`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def built(self, report: OptimizerReport) -> None:
+        """Show nothing."""
+
+    def stepped(self, record: StepRecord) -> None:
+        """Show nothing."""
+
+    def finished(self, result: RunResult) -> None:
+        """Show nothing."""

@@ -54,7 +54,14 @@ class _StepCounter:
 
 
 def run_into(
-    run: Run, folder: Path, console: Console, threads: int, watchers: Sequence[Watcher] = ()
+    run: Run,
+    folder: Path,
+    console: Console,
+    threads: int,
+    watchers: Sequence[Watcher] = (),
+    *,
+    name_width: int = 0,
+    quiet: bool = False,
 ) -> RunResult:
     """Train, show progress, and write `run.json`, `loss.png` and a TensorBoard log.
 
@@ -64,6 +71,8 @@ def run_into(
         console: where progress is shown.
         threads: torch's, for the record.
         watchers: told of every step, too.
+        name_width: of the longest name among runs that are shown below each other.
+        quiet: show no progress.
 
     Returns:
         The result.
@@ -78,7 +87,9 @@ def run_into(
     try:
         with (
             EventLog(folder / "tensorboard") as log,
-            progress_for(console, recipe.optimizer, recipe.steps) as progress,
+            progress_for(
+                console, recipe.optimizer, recipe.steps, name_width=name_width, quiet=quiet
+            ) as progress,
         ):
             result = run.train([counter, *watchers, log, progress])
     except KeyboardInterrupt:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from megaopt_core.cli import parse_assignments
+from megaopt_core.cli import parse_assignments, print_json
 from megaopt_tools.console import console_for_output, print_text, say
 from megaopt_tools.errors import StoppedError
 from megaopt_tools.options import recipe_of, use_threads
+from megaopt_tools.records import run_record
 from megaopt_tools.running import make_folder, run_into
 from megaopt_tools.text import load_text
 from megaopt_tools.training import Run, RunResult, StepRecord
@@ -42,13 +43,19 @@ def run_train(args: Namespace) -> int:
     make_folder(folder)
     threads = use_threads(args.threads)
     console = console_for_output()
-    print_text(console, text)
+    quiet = args.quiet or args.json
+    if not quiet:
+        print_text(console, text)
     try:
-        result = run_into(run, folder, console, threads, [_ReportPrinter(console)])
+        watchers = [] if quiet else [_ReportPrinter(console)]
+        result = run_into(run, folder, console, threads, watchers, quiet=quiet)
     except StoppedError as stopped:
         print(f"megaopt: {stopped}", file=sys.stderr)
         return 130
-    _print_result(console, result, folder)
+    if args.json:
+        print_json(run_record(result, threads))
+    else:
+        _print_result(console, result, folder, with_report=not quiet)
     return 0 if result.diverged_at is None else 1
 
 
@@ -59,8 +66,8 @@ class _ReportPrinter:
         self._console = console
 
     def built(self, report: OptimizerReport) -> None:
-        """Print every parameter."""
-        say(self._console, f"{report}\n")
+        """Print the report, as wide as the terminal."""
+        say(self._console, f"{report.text(self._console.width)}\n")
 
     def stepped(self, record: StepRecord) -> None:
         """Print nothing."""
@@ -69,13 +76,14 @@ class _ReportPrinter:
         """Print nothing: the bar is still there."""
 
 
-def _print_result(console: Console, result: RunResult, folder: Path) -> None:
+def _print_result(console: Console, result: RunResult, folder: Path, *, with_report: bool) -> None:
     if result.val_bits_per_byte is None:
         outcome = f"none: the loss was not finite at step {result.diverged_at}; --lr {result.peak_lr:g} may be too high"
     else:
         outcome = f"{result.val_bits_per_byte:.4f} bits per byte on the held-out text"
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in result.milliseconds.items())
-    say(console, f"\n{result.report.summary()}\n")
-    say(console, f"result  {outcome}")
-    say(console, f"time    {times} a step; {result.tokens_per_second:,.0f} tokens/s")
+    if with_report:
+        say(console, f"\n{result.report.summary(console.width)}\n")
+    console.print(f"result  {outcome}", markup=False)
+    console.print(f"time    {times} a step; {result.tokens_per_second:,.0f} tokens/s", markup=False)
     say(console, f"files   {folder}: run.json, loss.png, tensorboard")

@@ -1,0 +1,156 @@
+"""A report as text: one screen for most readers, or a row for every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from megaopt_core.reporting._alike import Alike, alike, notes_of, shown_count, shown_rate
+from megaopt_core.reporting._text_table import format_table, wrapped
+
+if TYPE_CHECKING:
+    from megaopt_core.reporting._optimizer_report import OptimizerReport, ParamRow
+
+__all__ = ["WIDTH", "full_text", "short_text", "summary_table"]
+
+WIDTH = 100
+_MOST_ROWS = 20
+
+
+def short_text(report: OptimizerReport, width: int = WIDTH) -> str:
+    """Return the report on one screen: optimizers, parameters with repeated layers together, what is wrong.
+
+    Args:
+        report: the report.
+        width: longest line.
+    """
+    shared = alike((row.name, _facts(row), row) for row in report.params)
+    folded = len(shared) < len(report.params)
+    if len(shared) > _MOST_ROWS:
+        shared, folded = _by_treatment(report.params), True
+    hidden = len(shared) - _MOST_ROWS
+    lines = [summary_table(report, width), "", _params_table(shared[:_MOST_ROWS], width)]
+    if hidden > 0:
+        lines.append(f"... and {hidden} more rows")
+    if folded or hidden > 0:
+        lines += [
+            "",
+            *wrapped("a * stands for a number; report(full=True) shows each parameter by itself", width),
+        ]
+    return "\n".join(lines) + _remarks(report, width)
+
+
+def full_text(report: OptimizerReport) -> str:
+    """Return the report with a row for every parameter and all that is known of it.
+
+    Args:
+        report: the report.
+    """
+    columns = {
+        "parameter": [row.name for row in report.params],
+        "shape": [shown_count(row.shape, 1) for row in report.params],
+        "role": [row.role + ("?" if row.uncertain else "") for row in report.params],
+        "optimizer": [row.optimizer for row in report.params],
+        "group": [str(row.group) for row in report.params],
+        "lr": [f"{row.lr:.6g}" for row in report.params],
+        "wd": [f"{row.wd:.6g}" for row in report.params],
+        "travels": [f"{row.travels}, {row.bytes:,} B" if row.travels else "" for row in report.params],
+        "how": [row.note for row in report.params],
+        "owner": [row.owner for row in report.params],
+        "why": [row.reason for row in report.params],
+    }
+    optional = ("travels", "how", "owner")
+    header = [name for name, cells in columns.items() if name not in optional or any(cells)]
+    rows = [list(cells) for cells in zip(*(columns[name] for name in header), strict=True)]
+    shown = [[cell or "-" for cell in row] for row in rows]
+    table = format_table(header, shown, right=["group", "lr", "wd"])
+    return f"{table}\n\n{summary_table(report)}{_remarks(report, WIDTH)}"
+
+
+def summary_table(report: OptimizerReport, width: int | None = None) -> str:
+    """Return one table with a row for every optimizer; the column of changes only where they were asked for.
+
+    Args:
+        report: the report.
+        width: longest line, for which classes and plugins give way; None: no limit.
+    """
+    rows = [
+        [
+            part.optimizer,
+            part.optimizer_class + (f" (as {part.same_as})" if part.same_as else ""),
+            part.plugin,
+            f"{part.parameters:,}",
+            f"{part.elements:,}",
+            *([] if part.changed is None else [f"{part.changed} of {part.stepped} ({part.method})"]),
+        ]
+        for part in report.parts
+    ]
+    header = ["optimizer", "class", "from", "parameters", "elements", "changed in last step"]
+    lines = [header[: max(map(len, rows), default=5)], *rows]
+    right, text = ["parameters", "elements"], ""
+    for left_out in ((), (1,), (1, 2)):
+        names, *cells = [[cell for index, cell in enumerate(line) if index not in left_out] for line in lines]
+        text = format_table(names, cells, right=right)
+        if width is None or _longest(text) <= width:
+            return text
+        text = format_table(names, cells, width=width, right=right)
+    return text
+
+
+def _params_table(groups: Sequence[Alike], width: int) -> str:
+    """Return the table of parameters, with the reasons that many rows share below it."""
+    text = _with_notes(groups, None, all_below=False)
+    return text if _longest(text) <= width else _with_notes(groups, width, all_below=True)
+
+
+def _with_notes(groups: Sequence[Alike], width: int | None, *, all_below: bool) -> str:
+    notes = notes_of([group.members[0].reason for group in groups], all_below=all_below)
+    rows = [
+        [
+            group.name,
+            _shape(group.members),
+            group.members[0].optimizer,
+            shown_rate(group.members[0].lr),
+            shown_rate(group.members[0].wd),
+            why + (" ?" if group.members[0].uncertain else ""),
+        ]
+        for group, why in zip(groups, notes.cells, strict=True)
+    ]
+    text = format_table(["parameter", "shape", "optimizer", "lr", "weight decay", "why"], rows, width=width)
+    return text + (f"\n\n{notes.text(width)}" if notes.below else "")
+
+
+def _longest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def _shape(rows: Sequence[ParamRow]) -> str:
+    shapes = {row.shape for row in rows}
+    return shown_count(rows[0].shape, len(rows)) if len(shapes) == 1 else f"{len(shapes)} shapes"
+
+
+def _facts(row: ParamRow) -> tuple[object, ...]:
+    return row.shape, row.optimizer, row.lr, row.wd, row.reason, row.uncertain
+
+
+def _by_treatment(rows: Iterable[ParamRow]) -> list[Alike]:
+    """Return parameters together that are stepped alike for one reason, whatever their names and shapes."""
+    groups: dict[tuple[object, ...], list[ParamRow]] = {}
+    for row in rows:
+        groups.setdefault(_facts(row)[1:], []).append(row)
+    return [
+        Alike(found[0].name + (f" and {len(found) - 1} more" if len(found) > 1 else ""), tuple(found))
+        for found in groups.values()
+    ]
+
+
+def _remarks(report: OptimizerReport, width: int) -> str:
+    text = ""
+    if report.readers:
+        text += f"\n\nroles read by {', '.join(report.readers)}"
+    if report.unused_settings:
+        text += "\n\nsettings that change nothing here:"
+        text += "".join(f"\n  {sentence}" for sentence in report.unused_settings)
+    for problem in report.problems:
+        text += "\n\n" + "\n".join(wrapped(f"PROBLEM: {problem}", width))
+    return text

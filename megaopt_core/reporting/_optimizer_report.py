@@ -80,6 +80,9 @@ class PartRow:
         stepped: how many tensors it steps.
         method: how changes were detected.
         same_as: `"module:Class"` of the optimizer whose first steps it shares by its entry; empty for none.
+        sent: bytes that this rank has sent to other ranks in the last step, counted at the process groups; None where
+            nothing travels, or nobody counts.
+        collectives: in how many collectives.
     """
 
     optimizer: str
@@ -91,6 +94,8 @@ class PartRow:
     stepped: int
     method: str
     same_as: str = ""
+    sent: int | None = None
+    collectives: int = 0
 
 
 @frozen
@@ -181,6 +186,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
             if name in rows:
                 rows[name] = evolve(rows[name], place=place)
         changed = sum(part.changes.changed) if after_step else None
+        sent = part.sharded.sent()
         parts.append(
             PartRow(
                 registered or "-",
@@ -192,6 +198,8 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
                 len(part.stepped),
                 part.changes.method,
                 _same_as(registered),
+                None if sent is None else sent.bytes,
+                0 if sent is None else sent.collectives,
             )
         )
     ordered = [rows[name] for name in routes if name in rows] or list(rows.values())

@@ -86,7 +86,13 @@ def summary_table(report: OptimizerReport, width: int | None = None) -> str:
         for part in report.parts
     ]
     header = ["optimizer", "class", "from", "parameters", "elements", "changed in last step"]
-    lines = [header[: max(map(len, rows), default=5)], *rows]
+    header = header[: max(map(len, rows), default=5)]
+    if any(part.sent is not None for part in report.parts):
+        header.append("sent in last step")
+        for row, part in zip(rows, report.parts, strict=True):
+            sent = 0 if part.sent is None else part.sent
+            row.append("-" if part.sent is None else f"{sent:,} B in {part.collectives} collectives")
+    lines = [header, *rows]
     right, text = ["parameters", "elements"], ""
     for left_out in ((), (1,), (1, 2)):
         names, *cells = [[cell for index, cell in enumerate(line) if index not in left_out] for line in lines]

@@ -14,7 +14,7 @@ from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of
 from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import OverlappedParams, ParamLayout, ShardedParams, ShardingStrategy
 from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
-from megaopt_core.sharding._split_step import Exchange, SplitStep, StatefulSplitStep, Travel
+from megaopt_core.sharding._split_step import Exchange, Sent, SplitStep, StatefulSplitStep, Travel
 from megaopt_core.sharding._wrapped import WrappedModel, finish_grad_sync
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "PieceSpec",
     "Replicated",
     "ReplicatedParams",
+    "Sent",
     "ShardedParams",
     "ShardingStrategy",
     "SplitStep",

@@ -12,7 +12,7 @@ from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
 from megaopt_core.parallel._reduction import gather_objects, new_group
 from megaopt_core.params._shards import RankCoordinates
-from megaopt_core.sharding._protocol import ParamLayout, ShardedParams
+from megaopt_core.sharding._protocol import ParamLayout, ShardedParams, spread_axes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -76,7 +76,9 @@ def require_attached(
 
 
 def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[str]) -> set[str]:
-    """Return the parameters of which the first tensor-parallel rank steps the same elements, and counts them.
+    """Return the parameters of which the first of several ranks with copies steps the same elements, and counts them.
+
+    These are tensor-parallel ranks, and those along axes that the layout spreads owners over.
 
     Args:
         layout: who steps what.
@@ -88,7 +90,14 @@ def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[s
     for piece in layout.pieces(rank):
         for _, shard in piece.members:
             mine.setdefault(shard.name, set()).add(shard)
-    for axis, is_expert in (("tp", False), ("expert_tp", True)):
+    axes = [("tp", False), ("expert_tp", True)]
+    axes += [
+        (axis, is_expert)
+        for is_expert in (False, True)
+        for axis in spread_axes(layout, is_expert=is_expert)
+        if (axis, is_expert) not in axes
+    ]
+    for axis, is_expert in axes:
         if rank.get(axis, 0):
             first = {shard for piece in layout.pieces({**rank, axis: 0}) for _, shard in piece.members}
             copies |= {

@@ -124,8 +124,18 @@ class LiveModel:
         Raises:
             ShardingError: the parameter has not all of them.
         """
-        grad = local_gradient(self.params[shard.name])
+        grad = self.local_grad(shard.name)
         return None if grad is None else elements_of(grad, self.box(shard.name), shard)
+
+    def local_grad(self, name: str) -> torch.Tensor | None:
+        """Return the gradient of what this rank holds of a parameter, in its shape; None when it has none.
+
+        A collective where :meth:`grad` is.
+
+        Args:
+            name: canonical name.
+        """
+        return local_gradient(self.params[name])
 
     def store(self, shard: Shard, values: torch.Tensor) -> None:
         """Write a shard's elements into the model.

@@ -11,7 +11,7 @@ from megaopt_core.errors import OwnershipError
 from megaopt_core.params._shards import Box, RankCoordinates, Shard, intersect, numel_of, whole
 from megaopt_core.params._specs import DEFAULT_ALIGNMENT, ParamSpec
 from megaopt_core.sharding._layout import Peers, PieceSpec, World
-from megaopt_core.sharding._protocol import ParamLayout
+from megaopt_core.sharding._protocol import ParamLayout, spread_axes
 
 __all__ = ["require_partition"]
 
@@ -78,7 +78,8 @@ class _Ownership:
     def __attrs_post_init__(self) -> None:
         self.axis = next(iter(self.specs.values())).data_axis
         cutting = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
-        self.model_axes = tuple(sorted(cutting - {self.axis}))
+        spread = spread_axes(self.layout, is_expert=self.axis == "expert_dp")
+        self.model_axes = tuple(sorted({*cutting, *spread} - {self.axis}))
 
     def require_partition(self) -> None:
         size = self.world.size(self.axis)

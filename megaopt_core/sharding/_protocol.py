@@ -11,7 +11,7 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.params._shards import AxisPlacement, RankCoordinates
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
-from megaopt_core.sharding._split_step import Exchange, Travel
+from megaopt_core.sharding._split_step import Exchange, Sent, Travel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
 from megaopt_core.sharding._live_model import LiveModel, Piece
 
-__all__ = ["OverlappedParams", "ParamLayout", "ShardedParams", "ShardingStrategy"]
+__all__ = ["OverlappedParams", "ParamLayout", "ShardedParams", "ShardingStrategy", "spread_axes"]
 
 
 class ParamLayout(Protocol):
-    """Who steps what: a pure result, equal on every rank of a pipeline stage."""
+    """Who steps what: a pure result, equal on every rank of a pipeline stage.
+
+    A layout may have a method `spread_axes(*, is_expert) -> tuple[str, ...]`: the axes along which ranks hold copies of
+    the model, such as `"dp_replicate"`, and yet own different parameters. The stats group of what is attached then
+    spans these axes too, and the first copy along each counts.
+    """
 
     def pieces(self, rank: RankCoordinates) -> Sequence[PieceSpec]:
         """Return what a rank steps; it may hold several pieces of one parameter.
@@ -33,6 +38,17 @@ class ParamLayout(Protocol):
         Args:
             rank: the rank's coordinates.
         """
+
+
+def spread_axes(layout: ParamLayout, *, is_expert: bool) -> tuple[str, ...]:
+    """Return the axes along which ranks hold copies and own different parameters; none where a layout does not say.
+
+    Args:
+        layout: who steps what.
+        is_expert: of expert parameters.
+    """
+    tell = getattr(layout, "spread_axes", None)
+    return () if tell is None else tuple(tell(is_expert=is_expert))
 
 
 @runtime_checkable
@@ -85,6 +101,10 @@ class ShardedParams(Protocol):
     def travels(self) -> Mapping[str, Travel]:
         """Return how the updates or gradients of parameters travel to their owners, and how many bytes; for reports."""
         return {}
+
+    def sent(self) -> Sent | None:
+        """Return what this rank has sent since the last step began, for reports; None: nobody counts."""
+        return None
 
 
 @runtime_checkable

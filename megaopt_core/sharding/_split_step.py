@@ -10,7 +10,7 @@ from attrs import frozen
 
 from megaopt_core.params._specs import ParamInfo
 
-__all__ = ["Exchange", "SplitStep", "StatefulSplitStep", "Travel"]
+__all__ = ["Exchange", "Sent", "SplitStep", "StatefulSplitStep", "Travel"]
 
 
 class SplitStep(Protocol):
@@ -142,3 +142,23 @@ class Travel:
     step: Literal["split", "whole"]
     bytes: int
     owner: str = ""
+
+
+@frozen
+class Sent:
+    """What a rank has sent of updates, gradients and values in a step, counted where it is handed to a process group.
+
+    Args:
+        bytes: to other ranks.
+        collectives: in so many collectives.
+
+    Example:
+        >>> Sent(1024, 1) + Sent(512, 1)
+        Sent(bytes=1536, collectives=2)
+    """
+
+    bytes: int = 0
+    collectives: int = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.bytes + other.bytes, self.collectives + other.collectives)

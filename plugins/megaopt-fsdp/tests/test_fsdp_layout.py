@@ -6,7 +6,8 @@ import pytest
 import torch
 from megaopt_fsdp.blocks import blocks_of
 from megaopt_fsdp.grid import Grid
-from megaopt_fsdp.layout import BUCKET_BYTES, FsdpLayout, traffic
+from megaopt_fsdp.layout import FsdpLayout, traffic
+from megaopt_fsdp.owners import BUCKET_BYTES
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
 from megaopt_core.errors import ShardingError

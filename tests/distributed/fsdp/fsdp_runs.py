@@ -1,15 +1,18 @@
 """A model that `fully_shard` cuts over meshes of all kinds, and ways to train it whole and cut."""
 
+from contextlib import contextmanager
 from importlib.util import find_spec
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from megaopt_core import ProcessGroupCollection, build_optimizer
+from megaopt_core import OptimizerEntry, ProcessGroupCollection, build_optimizer, hookimpl
 
 WIDTH, HIDDEN, TOKENS = 12, 20, 11
 PRECISE = {"muon_fp32_matmul_prec": "highest"}
@@ -18,7 +21,63 @@ OPTIMIZERS = {
     "lion": ("lion", {}),
     "muon": ("muon", PRECISE | {"muon_nesterov": True}),
     "adaptive_muon": ("adaptive_muon", PRECISE | {"adaptive_muon_moment2_method": "normuon"}),
+    "soap": ("soap", {"soap_fp32_matmul_prec": "highest"}),
+    "newcomer": ("newcomer", {}),
+    "as_one": ("as_one", {"lr": 0.02}),
 }
+
+
+class Newcomer(torch.optim.Optimizer):
+    """A third party's optimizer: it divides momentum by the norm of the whole matrix, and knows nothing of ranks."""
+
+    def __init__(self, params, lr=0.01, weight_decay=0.0, momentum=0.9):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    def unit(self, params):
+        """Return the tensors of each norm."""
+        return [[param] for param in params]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Step."""
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            for param in params:
+                average = self.state[param].setdefault("average", torch.zeros_like(param))
+                average.lerp_(param.grad, 1 - group["momentum"])
+            for unit in self.unit(params):
+                norm = sum(self.state[param]["average"].square().sum() for param in unit).sqrt() + 1e-8
+                for param in unit:
+                    param.mul_(1 - group["lr"] * group["weight_decay"])
+                    param.sub_(self.state[param]["average"] / norm, alpha=group["lr"])
+
+
+class AsOne(Newcomer):
+    """The same with one norm for all tensors of a group."""
+
+    def unit(self, params):
+        """Return all tensors."""
+        return [params] if params else []
+
+
+class ThirdParty:
+    """Offers both."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        """Return them by name; the first leaves what is no matrix to SGD."""
+        return {
+            "plain": OptimizerEntry(torch.optim.SGD),
+            "newcomer": OptimizerEntry(
+                Newcomer,
+                granularity="tensor",
+                accepts=lambda spec, view: None if view is not None else "no matrix",
+                fallback="plain",
+            ),
+            "as_one": OptimizerEntry(AsOne, granularity="group"),
+        }
 
 
 class Block(nn.Module):
@@ -57,10 +116,10 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.head(x * self.scale).flatten(0, 1), tokens.flatten())
 
 
-def whole_model(seed: int = 0) -> Model:
+def whole_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Model:
     """Return the same model on every rank."""
     torch.manual_seed(seed)
-    return Model()
+    return Model().to(dtype)
 
 
 def mesh_of(**dims: int):
@@ -73,9 +132,14 @@ def data_mesh(mesh):
     return mesh[tuple(name for name in mesh.mesh_dim_names if name.startswith("dp"))]
 
 
-def cut_model(mesh, seed: int = 0, **options) -> Model:
+def by_columns(param):
+    """Return that matrices are cut along their last dimension, where ranks divide it, as `fully_shard` demands."""
+    return Shard(1) if param.ndim > 1 and param.shape[1] % 4 == 0 else None
+
+
+def cut_model(mesh, seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> Model:
     """Return the model over a mesh: tensor parallel along `tp`, then sharded over what begins with `dp`."""
-    model = whole_model(seed)
+    model = whole_model(seed, dtype)
     if "tp" in mesh.mesh_dim_names:
         for block in model.blocks:
             parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -107,6 +171,24 @@ def replicas_of(mesh) -> tuple[int, int]:
     return count, place
 
 
+@contextmanager
+def nothing_gathered():
+    """Let every way to gather a tensor raise."""
+    of_tensors = {name: _raises(name) for name in ("full_tensor", "redistribute")}
+    of_groups = {
+        name: _raises(name) for name in ("all_gather", "all_gather_into_tensor", "broadcast", "gather")
+    }
+    with mock.patch.multiple(DTensor, **of_tensors), mock.patch.multiple(dist, **of_groups):
+        yield
+
+
+def _raises(name):
+    def gather(*arguments, **more):
+        raise AssertionError(f"{name} is called in a step")
+
+    return gather
+
+
 def train(model: nn.Module, optimizer, steps, mesh=None, replicas: int = 1) -> list[float]:
     """Step on the batches of all replicas; return the norms."""
     norms = []
@@ -116,8 +198,21 @@ def train(model: nn.Module, optimizer, steps, mesh=None, replicas: int = 1) -> l
             sum(model(batch(step, replica)) / replicas for replica in range(replicas)).backward()
         else:
             model(batch(step, replicas_of(mesh)[1])).backward()
-        norms.append(optimizer.step().grad_norm)
+        with nothing_gathered():
+            norms.append(optimizer.step().grad_norm)
     return norms
+
+
+def train_with_gradients_of(cut: nn.Module, optimizer, reference: nn.Module, other, steps, mesh) -> None:
+    """Step a cut model, and a whole one with the same gradients."""
+    for step in steps:
+        optimizer.zero_grad()
+        cut(batch(step, replicas_of(mesh)[1])).backward()
+        for name, param in cut.named_parameters():
+            reference.get_parameter(name).grad = None if param.grad is None else whole(param.grad)
+        with nothing_gathered():
+            optimizer.step()
+        other.step()
 
 
 def build(model: nn.Module, kind: str, groups=None, **more):
@@ -144,5 +239,8 @@ def require_close(model: nn.Module, reference: nn.Module, tolerance: float = 1e-
 def installed() -> list[str]:
     """Return the kinds whose optimizer is here."""
     plugin = {"adaptive_muon": "muon"}
+    own = ("newcomer", "as_one")
     names = {kind: name for kind, (name, _) in OPTIMIZERS.items()}
-    return [kind for kind, name in names.items() if find_spec(f"megaopt_{plugin.get(name, name)}")]
+    return [
+        kind for kind, name in names.items() if kind in own or find_spec(f"megaopt_{plugin.get(name, name)}")
+    ]

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,37 +10,78 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fsdp_runs import (
+    ThirdParty,
     alone,
     build,
+    by_columns,
     cut_model,
     installed,
     mesh_of,
     replicas_of,
     require_close,
     train,
+    train_with_gradients_of,
     whole_model,
 )
 
 pytest.importorskip("megaopt_fsdp")
+from megaopt_testing import temporary_plugin
+
 pytestmark = pytest.mark.distributed
 
+MESHES = {
+    "fsdp": ({"dp": 2}, {}),
+    "columns": ({"dp": 2}, {"shard_placement_fn": by_columns}),
+    "kept whole after forward": ({"dp": 2}, {"reshard_after_forward": False}),
+    "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, {}),
+    "fsdp x tp": ({"dp": 2, "tp": 2}, {}),
+    "more ranks than rows": ({"dp": 4}, {}),
+}
+WHOLE = ("soap", "newcomer", "as_one")
 
-def equal_runs(rank: int, size: int, kinds: list[str], dims: dict[str, int]) -> None:
+
+def equal_runs(rank: int, size: int, kinds: list[str], dims: dict[str, int], options: dict) -> None:
     """Train whole models here, cut ones with the others, and compare."""
     mesh = mesh_of(**dims)
     for kind in kinds:
-        reference = whole_model()
-        expected = train(reference, build(reference, kind, alone()), range(10), replicas=replicas_of(mesh)[0])
-        model = cut_model(mesh)
-        optimizer = build(model, kind, mesh)
+        with temporary_plugin(ThirdParty(), name="third-party"):
+            equal_run(kind, mesh, options)
+
+
+def expected_warning(kind: str):
+    """Return what catches the warning that one rank steps all of a group, where it must come."""
+    if kind != "as_one":
+        return nullcontext()
+    return pytest.warns(UserWarning, match="'as_one' steps all of a group at once")
+
+
+def equal_run(kind: str, mesh, options: dict) -> None:
+    """Train with one optimizer, and look at the report."""
+    reference, model = whole_model(), cut_model(mesh, **options)
+    # The bases of SOAP make much of how a gradient is rounded: both get the same, which no clipping rounds again.
+    settings = {"clip_grad": 0.0} if kind == "soap" else {}
+    theirs = build(reference, kind, alone(), **settings)
+    with expected_warning(kind):
+        optimizer = build(model, kind, mesh, **settings)
+    if kind == "soap":
+        train_with_gradients_of(model, optimizer, reference, theirs, range(10), mesh)
+    else:
         norms = train(model, optimizer, range(10), mesh)
+        expected = train(reference, theirs, range(10), replicas=replicas_of(mesh)[0])
         assert max(expected) > 0.5, kind  # clipped
         assert norms == pytest.approx(expected, rel=1e-6), kind
-        require_close(model, reference)
-        assert {row.strategy for row in optimizer.report().params} == {"fsdp"}, kind
+    require_close(model, reference)
+    rows = optimizer.report().params
+    assert {row.strategy for row in rows} == {"fsdp"}, kind
+    travels = "whole" if kind in WHOLE else "split"
+    assert {row.travels for row in rows} - {""} == ({travels} if kind not in ("adam", "lion") else set()), (
+        kind
+    )
 
 
-@pytest.mark.parametrize("dims", [{"dp": 2}], ids="x".join)
-def test_a_cut_model_trains_as_the_whole_one(launch, dims) -> None:
-    """Parameters and norms are those of one process over ten steps, clipping included."""
-    launch(equal_runs, math.prod(dims.values()), installed(), dims)
+@pytest.mark.parametrize("name", MESHES)
+def test_a_cut_model_trains_as_the_whole_one(launch, name) -> None:
+    """Parameters and norms are those of one process over ten steps, clipping included; no step gathers a tensor."""
+    dims, options = MESHES[name]
+    kinds = [kind for kind in installed() if kind not in WHOLE or set(dims) == {"dp"}]
+    launch(equal_runs, math.prod(dims.values()), kinds, dims, options)

@@ -44,10 +44,11 @@ class Block:
 
     @property
     def work(self) -> Work:
-        """What transforming it costs, for the planner; bytes are those of an update."""
+        """What transforming it costs, for the planner; bytes are what its owner has of it."""
         unit = evolve(self.spec, shape=self.box[1], placements=())
         share = unit.numel / self.spec.numel if self.spec.numel else 0.0
-        work = work_of(unit, state_bytes_per_element=4.0)
+        # Of a split step the owner has updates only; of a whole one state and values.
+        work = work_of(unit, state_bytes_per_element=4.0 if self.spec.splits else 12.0)
         return evolve(work, name=self.name, cost=self.spec.cost * share, ranks=self.holders)
 
 

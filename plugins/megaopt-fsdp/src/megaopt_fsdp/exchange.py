@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import define, evolve, field, frozen
 
 from megaopt_core.params import ParamInfo
-from megaopt_core.sharding import Exchange, Piece, Travel
+from megaopt_core.sharding import Exchange, Piece
 from megaopt_fsdp.mail import Mail, Message
-from megaopt_fsdp.routes import Route
-from megaopt_fsdp.stage import Stage
+from megaopt_fsdp.routes import Route, Travelling
 
 __all__ = ["OwnerExchange"]
 
@@ -41,16 +39,14 @@ class OwnerExchange(Exchange):
     Args:
         pieces: what this rank steps.
         infos: name to what each parameter is.
-        routes: for every bucket, what this rank owns or holds a part of.
-        dtypes: in which each bucket travels.
+        travelling: the buckets: what this rank owns or holds a part of.
         device: where.
         mail: sends it.
     """
 
     pieces: Sequence[Piece]
     infos: Mapping[str, ParamInfo]
-    routes: Sequence[Sequence[Route]]
-    dtypes: Sequence[torch.dtype]
+    travelling: Sequence[Travelling]
     device: torch.device
     mail: Mail
     buckets: Sequence[Sequence[int]] = field(init=False)
@@ -61,18 +57,18 @@ class OwnerExchange(Exchange):
     @buckets.default
     def _positions(self) -> Sequence[Sequence[int]]:
         position = {piece.spec.members[0][1].name: index for index, piece in enumerate(self.pieces)}
-        buckets = [[position.pop(route.name) for route in bucket] for bucket in self.routes]
+        buckets = [[position.pop(route.name) for route in bucket.routes] for bucket in self.travelling]
         if position:  # of batches that are cut between their matrices a rank may have none
             buckets[0] += position.values()
         return buckets
 
     @owned.default
     def _owned(self) -> Sequence[ParamInfo]:
-        rank = self.mail.group.rank()
+        rank = self.mail.rank
         return [
             evolve(self.infos[route.name], shape=route.box[1])
-            for bucket in self.routes
-            for route in bucket
+            for bucket in self.travelling
+            for route in bucket.routes
             if route.owner == rank
         ]
 
@@ -86,10 +82,10 @@ class OwnerExchange(Exchange):
             bucket: its position.
             updates: one a piece; None where a parameter has no gradient on any rank.
         """
-        held = list(zip(self.routes[bucket], updates, strict=False))
+        held = list(zip(self.travelling[bucket].routes, updates, strict=False))
         moving = [(route, update) for route, update in held if update is not None]
         routes = [route for route, _ in moving]
-        like = torch.empty(0, dtype=self.dtypes[bucket], device=self.device)
+        like = torch.empty(0, dtype=self.travelling[bucket].there, device=self.device)
         message = self.mail.to_owners(routes, [update for _, update in moving], like)
         self._under_way[bucket] = _Bucket(updates, routes, like, message)
 
@@ -99,7 +95,7 @@ class OwnerExchange(Exchange):
         Args:
             bucket: its position.
         """
-        under_way, rank = self._under_way[bucket], self.mail.group.rank()
+        under_way, rank = self._under_way[bucket], self.mail.rank
         wholes = self.mail.blocks(under_way.routes, under_way.message)
         mine = [route for route in under_way.routes if route.owner == rank]
         return [(self._info_of[route.name], whole) for route, whole in zip(mine, wholes, strict=True)]
@@ -129,17 +125,3 @@ class OwnerExchange(Exchange):
             update if update is None or name not in arrived else arrived[name].view(update.shape)
             for name, update in zip(names, under_way.updates, strict=True)
         ]
-
-    def travels(self, stage: Stage) -> Mapping[str, Travel]:
-        """Return how the update of each parameter travels, and how many bytes of it this rank sends in a step.
-
-        Args:
-            stage: the ranks.
-        """
-        told = {}
-        for dtype, routes in zip(self.dtypes, self.routes, strict=True):
-            for route in routes:
-                others = sum(math.prod(box[1]) for rank, box in route.receivers if rank != stage.rank)
-                elements = route.numel * (route.sends and route.owner != stage.rank) + others
-                told[route.name] = Travel("split", elements * dtype.itemsize, stage.words(route.owner))
-        return told

@@ -47,6 +47,17 @@ class Grid:
         axes = _EXPERT if is_expert else _DENSE
         return cls(axes, tuple(world.size(axis) for axis in axes))
 
+    @classmethod
+    def of_model(cls, world: World, *, is_expert: bool) -> Grid:
+        """Return the grid of all ranks of a model, pipeline stages included.
+
+        Args:
+            world: number of ranks along each axis.
+            is_expert: by the axes of expert parameters.
+        """
+        stage = cls.of(world, is_expert=is_expert)
+        return cls(("pp", *stage.axes), (world.size("pp"), *stage.sizes))
+
     @property
     def size(self) -> int:
         """Number of places."""

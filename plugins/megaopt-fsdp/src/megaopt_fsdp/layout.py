@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 
-import torch
-from attrs import define, field, frozen
-from megaopt_layerwise.planner import plan_owners
+from attrs import define, field
 
 from megaopt_core import Granularity
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import AxisPlacement, ParamSpec, RankCoordinates
 from megaopt_core.sharding import Peers, PieceSpec, World
-from megaopt_fsdp.blocks import Block, blocks_of
+from megaopt_fsdp.blocks import blocks_of
 from megaopt_fsdp.grid import Grid
+from megaopt_fsdp.owners import Bucket, Owned, in_buckets, owned_by, travels
 
-__all__ = ["Bucket", "FsdpLayout", "Owned", "traffic", "travels"]
+__all__ = ["FsdpLayout", "traffic"]
 
-BUCKET_BYTES = 2**25
-"""Bytes of updates that one owner gets in one bucket, where a matrix has no more."""
-
-
-def travels(spec: ParamSpec) -> bool:
-    """Return whether an optimizer must see a parameter whole.
-
-    Args:
-        spec: the parameter.
-    """
-    return spec.granularity is not Granularity.ELEMENT
-
-
-@frozen
-class Owned:
-    """A block with its owner.
-
-    Args:
-        block: what is transformed.
-        owner: place of the rank that does it.
-    """
-
-    block: Block
-    owner: int
-
-
-@frozen
-class Bucket:
-    """What travels together.
-
-    Args:
-        dtype: in which.
-        owned: blocks with their owners, in an order that all ranks share.
-    """
-
-    dtype: torch.dtype
-    owned: Sequence[Owned]
+_SHARED_OUT = ("dp", "expert_dp")
+"""The axes over which every layout shares parameters out."""
 
 
 @define(eq=False)
 class FsdpLayout:
     """Every rank steps the part that it holds; every block of whole matrices has an owner that transforms it.
+
+    What cannot be stepped in parts is stepped by the owner of its block alone.
 
     Args:
         specs: the parameters of a pipeline stage, in model order.
@@ -68,7 +35,32 @@ class FsdpLayout:
     specs: Sequence[ParamSpec]
     world: World
     _grids: dict[bool, Grid] = field(factory=dict, init=False)
+    _model_grids: dict[bool, Grid] = field(factory=dict, init=False)
     _owned: dict[bool, Sequence[Owned]] = field(factory=dict, init=False)
+    _blocks_of: dict[str, list[Owned]] = field(factory=dict, init=False)
+
+    def spread_axes(self, *, is_expert: bool) -> tuple[str, ...]:
+        """Return the axes along which ranks hold copies, and yet own different blocks.
+
+        Args:
+            is_expert: of expert parameters.
+        """
+        axes = self.grid(is_expert=is_expert).axes
+        return tuple(axis for axis in axes if self.world.size(axis) > 1 and axis not in _SHARED_OUT)
+
+    def warn_of_groups(self) -> None:
+        """Warn of optimizers that must have all of a group on one rank, which steps alone."""
+        counts: dict[str, int] = {}
+        for spec in self.specs:
+            if spec.granularity is Granularity.GROUP:
+                counts[spec.optimizer] = counts.get(spec.optimizer, 0) + 1
+        for name, count in counts.items():
+            warnings.warn(
+                f"{name!r} steps all of a group at once: under sharding='fsdp' one rank steps all {count} of its "
+                "parameters whole, has their state, and all others wait for it",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def require_known_axes(self) -> None:
         """Raise unless all axes that cut parameters are places of ranks that updates can travel between.
@@ -95,12 +87,18 @@ class FsdpLayout:
         """
         found = []
         for spec in self.specs:
-            is_here = all(
-                each.index is None or each.index == rank.get(each.axis, 0) for each in spec.placements
-            )
-            if is_here and (travels(spec) or spec.held_by(rank)):
+            if travels(spec) and not spec.splits:
+                found += self._owned_pieces(spec, rank)
+            elif _is_at(spec, rank) and (travels(spec) or spec.held_by(rank)):
                 found.append(PieceSpec.of(spec.shard(rank), spec.group, peers=self._copies(spec, rank)))
         return found
+
+    def _owned_pieces(self, spec: ParamSpec, rank: RankCoordinates) -> list[PieceSpec]:
+        """Return the blocks of a parameter that a rank steps whole."""
+        place = self.grid(is_expert=spec.is_expert).place(rank)
+        self.owned(is_expert=spec.is_expert)
+        blocks = self._blocks_of[spec.name]
+        return [PieceSpec.of(spec.part(each.block.box), spec.group) for each in blocks if each.owner == place]
 
     def _copies(self, spec: ParamSpec, rank: RankCoordinates) -> Peers | None:
         """Return the ranks that step the same elements, where data parallelism has not cut a parameter."""
@@ -119,6 +117,16 @@ class FsdpLayout:
             self._grids[is_expert] = Grid.of(self.world, is_expert=is_expert)
         return self._grids[is_expert]
 
+    def model_grid(self, *, is_expert: bool) -> Grid:
+        """Return all ranks of the model, pipeline stages included.
+
+        Args:
+            is_expert: by the axes of expert parameters.
+        """
+        if is_expert not in self._model_grids:
+            self._model_grids[is_expert] = Grid.of_model(self.world, is_expert=is_expert)
+        return self._model_grids[is_expert]
+
     def owned(self, *, is_expert: bool) -> Sequence[Owned]:
         """Return all blocks with their owners, balanced by what they cost.
 
@@ -129,8 +137,10 @@ class FsdpLayout:
             grid = self.grid(is_expert=is_expert)
             specs = [spec for spec in self.specs if travels(spec) and spec.is_expert is is_expert]
             blocks = [block for spec in specs for block in blocks_of(spec, grid)]
-            plan = plan_owners([block.work for block in blocks], grid.size)
-            self._owned[is_expert] = [Owned(block, plan.owners[block.name].ranks[0]) for block in blocks]
+            self._owned[is_expert] = owned_by(blocks, grid.size)
+            self._blocks_of.update((spec.name, []) for spec in specs)
+            for each in self._owned[is_expert]:
+                self._blocks_of[each.block.spec.name].append(each)
         return self._owned[is_expert]
 
     def buckets(self, groups: Collection[int], *, is_expert: bool) -> Sequence[Bucket]:
@@ -140,39 +150,27 @@ class FsdpLayout:
             groups: the routing's groups of one optimizer.
             is_expert: of expert parameters.
         """
-        by_dtype: dict[torch.dtype, list[Owned]] = {}
-        for owned in self.owned(is_expert=is_expert):
-            if owned.block.spec.group in groups:
-                dtype = torch.promote_types(owned.block.spec.dtype, torch.float32)
-                by_dtype.setdefault(dtype, []).append(owned)
-        return [Bucket(dtype, some) for dtype, mine in by_dtype.items() for some in _in_buckets(mine, dtype)]
+        owned = self.owned(is_expert=is_expert)
+        return in_buckets(each for each in owned if each.block.spec.group in groups)
+
+    def steps_whole(self, groups: Collection[int]) -> bool:
+        """Return whether owners make the step of an optimizer alone.
+
+        Args:
+            groups: the routing's groups of one optimizer.
+        """
+        return any(travels(spec) and not spec.splits for spec in self.specs if spec.group in groups)
+
+
+def _is_at(spec: ParamSpec, rank: RankCoordinates) -> bool:
+    """Return whether a rank stands where a parameter is, if it has a part of it or not."""
+    return all(each.index is None or each.index == rank.get(each.axis, 0) for each in spec.placements)
 
 
 def _whose(placement: AxisPlacement) -> str:
     if placement.dim is None:
         return f"only the ranks at {placement.index} of {placement.axis!r} have it"
     return f"it is cut along dimension {placement.dim} over the {placement.size} ranks of {placement.axis!r}"
-
-
-def _in_buckets(owned: Sequence[Owned], dtype: torch.dtype) -> list[list[Owned]]:
-    """Share what owners have out over buckets, each owner's dearest first, by its own work done before."""
-    by_owner: dict[int, list[Owned]] = {}
-    for each in owned:
-        by_owner.setdefault(each.owner, []).append(each)
-    needed = [min(len(mine), -(-_bytes(mine, dtype) // BUCKET_BYTES)) for mine in by_owner.values()]
-    buckets: list[list[Owned]] = [[] for _ in range(max(needed, default=0))]
-    for mine in by_owner.values():
-        mine.sort(key=lambda each: (-each.block.work.cost, each.block.name))
-        costs = [max(each.block.work.cost, 1.0) for each in mine]
-        total, done = sum(costs), 0.0
-        for each, cost in zip(mine, costs, strict=True):
-            buckets[int(len(buckets) * (done + cost / 2) / total)].append(each)
-            done += cost
-    return [bucket for bucket in buckets if bucket]
-
-
-def _bytes(owned: Sequence[Owned], dtype: torch.dtype) -> int:
-    return sum(each.block.work.numel for each in owned) * dtype.itemsize
 
 
 def traffic(layout: FsdpLayout, groups: Collection[int], *, is_expert: bool) -> Mapping[int, int]:
@@ -186,13 +184,12 @@ def traffic(layout: FsdpLayout, groups: Collection[int], *, is_expert: bool) -> 
     grid = layout.grid(is_expert=is_expert)
     sent = dict.fromkeys(range(grid.size), 0)
     for bucket in layout.buckets(groups, is_expert=is_expert):
-        width = bucket.dtype.itemsize
         for owned in bucket.owned:
             spec, owner = owned.block.spec, owned.owner
             for place in owned.block.senders(owner, grid):
                 if place != owner:
-                    sent[place] += spec.shard(grid.rank(place)).numel * width
+                    sent[place] += spec.shard(grid.rank(place)).numel * bucket.there.itemsize
             for place in owned.block.holders:
                 if place != owner:
-                    sent[owner] += spec.shard(grid.rank(place)).numel * width
+                    sent[owner] += spec.shard(grid.rank(place)).numel * bucket.back.itemsize
     return sent

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 
 from megaopt_core.parallel import stopped
+from megaopt_core.sharding import Sent
 from megaopt_fsdp.routes import Route
 
 if TYPE_CHECKING:
@@ -55,13 +56,20 @@ class Mail:
 
     Args:
         group: the ranks.
-        bytes: that this rank has sent to others so far.
-        collectives: how many all-to-alls it has taken part in.
+        sent: what this rank has sent to others since :meth:`begin`.
     """
 
     group: ProcessGroup
-    bytes: int = field(default=0, init=False)
-    collectives: int = field(default=0, init=False)
+    sent: Sent = field(factory=Sent, init=False)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self.group.rank()
+
+    def begin(self) -> None:
+        """Count from here: a step begins."""
+        self.sent = Sent()
 
     def to_owners(
         self, routes: Sequence[Route], parts: Sequence[torch.Tensor], like: torch.Tensor
@@ -73,7 +81,7 @@ class Mail:
             parts: of each block what this rank holds, in `like`'s dtype.
             like: tells dtype and device.
         """
-        rank = self.group.rank()
+        rank = self.rank
         leaving: list[list[torch.Tensor]] = [[] for _ in range(self.group.size())]
         arriving = [0] * self.group.size()
         for route, part in zip(routes, parts, strict=True):
@@ -91,7 +99,7 @@ class Mail:
             routes: what was sent.
             message: what :meth:`to_owners` returned.
         """
-        rank, received = self.group.rank(), message.wait()
+        rank, received = self.rank, message.wait()
         mine = [route for route in routes if route.owner == rank]
         if len(mine) == 1 and _is_by_rows(mine[0]):
             return [received.view(mine[0].box[1])]
@@ -112,7 +120,7 @@ class Mail:
             wholes: the blocks that this rank owns, in that order and in `like`'s dtype.
             like: tells dtype and device.
         """
-        rank = self.group.rank()
+        rank = self.rank
         mine = [route for route in routes if route.owner == rank]
         arriving = [0] * self.group.size()
         for route in routes:
@@ -167,8 +175,7 @@ class Mail:
             sent[position : position + tensor.numel()].view(tensor.shape).copy_(tensor)
             position += tensor.numel()
         received = like.new_empty(sum(arriving))
-        self.collectives += 1
-        self.bytes += (sum(sizes) - sizes[self.group.rank()]) * sent.element_size()
+        self.sent += Sent((sum(sizes) - sizes[self.rank]) * sent.element_size(), 1)
         try:
             work = dist.all_to_all_single(
                 received, sent, list(arriving), sizes, group=self.group, async_op=True

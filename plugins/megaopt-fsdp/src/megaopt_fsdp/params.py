@@ -9,7 +9,7 @@ import torch
 from attrs import define
 
 from megaopt_core.params import local_tensor
-from megaopt_core.sharding import LiveModel, Piece, PieceSpec, ShardedParams, Travel
+from megaopt_core.sharding import LiveModel, Piece, PieceSpec, Sent, ShardedParams, Travel
 from megaopt_fsdp.exchange import OwnerExchange
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class LocalParams(ShardedParams):
 
     def collect_grads(self) -> None:
         """Take the local part of every gradient."""
+        if self.exchange is not None:
+            self.exchange.mail.begin()
         for piece in self.pieces:
             ((_, shard),) = piece.spec.members
             grad = self.model.grad(shard)
@@ -66,6 +68,10 @@ class LocalParams(ShardedParams):
 
     def finish_param_sync(self) -> None:
         """Nothing to wait for."""
+
+    def sent(self) -> Sent | None:
+        """Return what this rank has sent since the last step began; None where nothing travels."""
+        return None if self.exchange is None else self.exchange.mail.sent
 
     def travels(self) -> Mapping[str, Travel]:
         """Return how the update of each parameter travels to its owner."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from attrs import frozen
 
 from megaopt_core.params import Box, RankCoordinates
-from megaopt_fsdp.layout import FsdpLayout, Owned
+from megaopt_core.sharding import Travel
+from megaopt_fsdp.owners import Bucket, Owned
 from megaopt_fsdp.stage import Stage
 
-__all__ = ["Route", "routes_of"]
+__all__ = ["Route", "Travelling", "routes_of", "told_of"]
 
 
 @frozen
@@ -49,22 +52,37 @@ class Route:
         return view
 
 
-def routes_of(
-    layout: FsdpLayout, stage: Stage, rank: RankCoordinates, groups: Collection[int], *, is_expert: bool
-) -> Sequence[Sequence[Route]]:
-    """Return what travels from, to and over this rank: in every bucket, in an order that all ranks share.
+@frozen
+class Travelling:
+    """One bucket as this rank sees it.
 
     Args:
-        layout: who owns what.
+        routes: what travels from, to or over this rank, in an order that all ranks share.
+        there: dtype in which it goes to owners.
+        back: dtype in which it comes back.
+    """
+
+    routes: Sequence[Route]
+    there: torch.dtype
+    back: torch.dtype
+
+
+def routes_of(buckets: Sequence[Bucket], stage: Stage, rank: RankCoordinates) -> Sequence[Travelling]:
+    """Return the buckets as this rank sees them, on every rank as many.
+
+    Args:
+        buckets: what travels together.
         stage: the ranks.
         rank: this rank's coordinates.
-        groups: the routing's groups of one optimizer.
-        is_expert: they hold expert parameters.
     """
     place = stage.grid.place(rank)
     return [
-        [_route(owned, stage, place) for owned in bucket.owned if place in owned.block.holders]
-        for bucket in layout.buckets(groups, is_expert=is_expert)
+        Travelling(
+            [_route(owned, stage, place) for owned in bucket.owned if place in owned.block.holders],
+            bucket.there,
+            bucket.back,
+        )
+        for bucket in buckets
     ]
 
 
@@ -86,3 +104,23 @@ def _route(owned: Owned, stage: Stage, place: int) -> Route:
         senders=parts(senders) if is_mine else (),
         receivers=parts(block.holders) if is_mine else (),
     )
+
+
+def told_of(
+    step: Literal["split", "whole"], buckets: Sequence[Travelling], stage: Stage
+) -> Mapping[str, Travel]:
+    """Return how each parameter travels, and how many bytes of it this rank sends in a step.
+
+    Args:
+        step: what owners do.
+        buckets: what travels.
+        stage: the ranks.
+    """
+    told = {}
+    for bucket in buckets:
+        for route in bucket.routes:
+            others = sum(math.prod(box[1]) for rank, box in route.receivers if rank != stage.rank)
+            mine = route.numel * (route.sends and route.owner != stage.rank)
+            sent = mine * bucket.there.itemsize + others * bucket.back.itemsize
+            told[route.name] = Travel(step, sent, stage.words(route.owner))
+    return told

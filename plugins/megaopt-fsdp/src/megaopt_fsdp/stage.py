@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from attrs import astuple, frozen
 
@@ -70,6 +71,15 @@ class Stage:
     def rank(self) -> int:
         """This process's rank in the group."""
         return self.group.rank()
+
+    def sends_from(self, device: torch.device) -> bool:
+        """Return whether the group has a backend for a kind of device.
+
+        Args:
+            device: where what is sent lies.
+        """
+        kinds: list[torch.device] = self.group._device_types
+        return any(kind.type == device.type for kind in kinds)
 
     def words(self, rank: int) -> str:
         """Return where a rank stands, in words.

@@ -1,0 +1,107 @@
+"""Experts that expert parallelism deals out and `fully_shard` cuts, beside dense matrices that lie over all ranks."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fsdp_runs import OPTIMIZERS, alone, mesh_of, nothing_gathered, whole
+
+pytest.importorskip("megaopt_fsdp")
+pytest.importorskip("megaopt_muon")
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from megaopt_core import MatrixView, build_optimizer
+
+pytestmark = pytest.mark.distributed
+SHAPES = {
+    "dense.weight": (13, 12),
+    "dense.bias": (13,),
+    "experts.up": (4, 12, 16),
+    "experts.down": (4, 10, 12),
+}
+
+
+class Mixture(nn.Module):
+    """Parameters alone: gradients are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        chance = torch.Generator().manual_seed(0)
+        self.dense, self.experts = nn.Module(), nn.Module()
+        for name, shape in SHAPES.items():
+            module, _, attribute = name.rpartition(".")
+            param = nn.Parameter(torch.randn(shape, generator=chance))
+            self.get_submodule(module).register_parameter(attribute, param)
+
+
+def viewed(model: Mixture) -> Mixture:
+    """Say what the parameters are: `fully_shard` has made new ones."""
+    model.dense.weight.matrix_view = MatrixView()
+    for param in model.experts.parameters():
+        param.matrix_view = MatrixView(batch_dims=1)
+        param.allreduce = isinstance(param, DTensor)  # of DTensors the mesh says that they are experts'
+    return model
+
+
+def cut(mesh, dim: int) -> Mixture:
+    """Deal experts out over `ep` and cut them over `dp`; cut what is dense over both."""
+    model = Mixture()
+    for name, param in list(model.experts.named_parameters()):
+        setattr(model.experts, name, nn.Parameter(distribute_tensor(param.detach(), mesh["ep"], [Shard(0)])))
+    fully_shard(model.experts, mesh=mesh["dp"], shard_placement_fn=lambda _: Shard(dim))
+    fully_shard(model.dense, mesh=mesh["dp", "ep"]._flatten("dp_ep"))
+    return viewed(model)
+
+
+def give(model: Mixture, step: int, boxes=None) -> None:
+    """Give gradients; to a cut model the parts that it holds."""
+    chance = torch.Generator().manual_seed(step)
+    for name, param in model.named_parameters():
+        grad = torch.randn(SHAPES[name], generator=chance)
+        if boxes is not None:
+            offsets, sizes = boxes[name]
+            part = grad[
+                tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+            ].contiguous()
+            grad = DTensor.from_local(
+                part, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
+            )
+        param.grad = grad
+
+
+def mixtures(rank: int, size: int, kinds: list[str]) -> None:
+    """Step both for five steps, and compare."""
+    mesh = mesh_of(dp=2, ep=2)
+    for kind in kinds:
+        name, settings = OPTIMIZERS[kind]
+        settings = {"lr": 0.01, "weight_decay": 0.1, "clip_grad": 1.0} | settings
+        for dim in (0, 1):
+            reference, model = viewed(Mixture()), cut(mesh, dim)
+            theirs = build_optimizer(reference, name, pg_collection=alone(), **settings)
+            ours = build_optimizer(model, name, pg_collection=mesh, **settings)
+            boxes = {at: entry.box for at, entry in ours.routing.params.items()}
+            for step in range(5):
+                give(reference, step)
+                give(model, step, boxes)
+                with nothing_gathered():
+                    norm = ours.step().grad_norm
+                assert norm == pytest.approx(theirs.step().grad_norm, rel=1e-6), (kind, dim)
+            for at, param in model.named_parameters():
+                torch.testing.assert_close(
+                    whole(param), reference.get_parameter(at).detach(), rtol=0, atol=1e-6
+                )
+            rows = {row.name: row for row in ours.report().params}
+            assert (rows["experts.up"].bytes == 0) == (dim == 0 or kind == "adam"), "whole experts stay"
+
+
+def test_experts_over_both_axes_train_as_in_one_process(launch) -> None:
+    """Whole experts on every rank, and experts of which each has a part."""
+    kinds = [kind for kind in ("adam", "muon", "soap") if find_spec(f"megaopt_{kind}")]
+    launch(mixtures, 4, kinds)

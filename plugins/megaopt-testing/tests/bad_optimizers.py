@@ -648,7 +648,7 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
 
 ALSO = {
     "decays_without_gradient": {"no_gradients"},
-    "schedules_itself": {"no_gradients", "tensor_lr"},
+    "schedules_itself": {"no_gradients", "learns", "tensor_lr"},
     "moves_parameters_at_build": {"precision"},
     "does_nothing": {"group_settings", "learns"},
     "drops_gradients": {"precision"},

@@ -37,7 +37,7 @@ COMBOS = {
     "fsdp": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "bridge": {"adam", "bridge", "checkpoint", "distributed", "roles", "testing"},
     "models": {"roles"},
-    "examples": {"adam", "checkpoint", "distributed", "layerwise", "muon", "roles", "testing"},
+    "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "all": EVERY,

@@ -23,6 +23,7 @@ PATHS = {
     "from-deepspeed": ("deepspeed_zero", ("megaopt_distributed",)),
     "huggingface-trainer": ("huggingface_trainer", ("transformers", "accelerate")),
     "lightning": ("lightning_module", ("lightning",)),
+    "fsdp-trainers": (".", ("megaopt_fsdp", "lightning", "accelerate", "transformers")),
     "resume-elsewhere": ("resume_elsewhere", ("megaopt_layerwise",)),
 }
 """Page to the folder of its example, and what that needs beside the core, Muon and checkpoints."""
@@ -68,7 +69,9 @@ def run(command: str, folder: Path, example: str) -> str:
         example: the folder below examples/ that its files are in.
     """
     program, *arguments = command.split()
-    files = [str(EXAMPLES / example / each) if each.endswith(".py") else each for each in arguments]
+    files = [
+        str(EXAMPLES / example / each) if each.endswith((".py", ".toml")) else each for each in arguments
+    ]
     return run_script(" ".join([program, *files]), folder)
 
 

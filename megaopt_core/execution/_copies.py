@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from types import MethodType
 from typing import Any
 
@@ -55,8 +56,9 @@ class Copies:
         """Copy what is inside too, after the copy itself is known: what is inside may refer to it."""
         made = self._made[id(value)] = _empty(value)
         if isinstance(value, dict):
-            made.update((self._key(key), self.of(held)) for key, held in value.items())
-        elif isinstance(value, list):
+            for key, held in value.items():  # update() of a Counter counts
+                made[self._key(key)] = self.of(held)
+        elif isinstance(value, (list, deque)):
             made.extend(map(self.of, value))
         elif isinstance(value, set):
             made.update(map(self.of, value))
@@ -79,11 +81,11 @@ def _empty(value: Any) -> Any:
     """Return a copy without what is inside; the object itself where it is not copied."""
     if isinstance(value, torch.Tensor):
         return _tensor(value)
-    if isinstance(value, (dict, list, set)):
+    if isinstance(value, (dict, list, set, deque)):
         made = copy.copy(value)
         made.clear()
         return made
-    if isinstance(value, random.Random):
+    if isinstance(value, (random.Random, bytearray)) or hasattr(value, "__array_interface__"):
         return copy.copy(value)
     if isinstance(value, torch.Generator):
         return torch.Generator(value.device).set_state(value.get_state())

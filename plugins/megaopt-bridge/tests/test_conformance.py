@@ -8,7 +8,6 @@ pytest.importorskip("megaopt_adam")
 
 CLASSES = (
     "ASGD",
-    "Adadelta",
     "Adafactor",
     "Adagrad",
     "Adam",
@@ -26,4 +25,10 @@ CLASSES = (
 @parametrize_with_checks([f"torch:{name}" for name in CLASSES], checks=TABLED, lr=0.01)
 def test_conformance(check) -> None:
     """Every check of the table, of every class of torch that steps dense gradients without a closure."""
+    make(check)
+
+
+@parametrize_with_checks("torch:Adadelta", checks=TABLED, lr=1.0)
+def test_conformance_at_a_rate_of_one(check) -> None:
+    """Adadelta finds the size of its steps by itself; `lr` is a factor on it, 1 by default."""
     make(check)

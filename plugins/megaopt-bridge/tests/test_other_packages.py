@@ -16,7 +16,6 @@ pytest.importorskip("megaopt_adam")
 CLASSES = {
     "pytorch_optimizer": ["po:ADOPT", "po:Lamb", "po:Muon", "po:AdEMAMix", "po:Yogi", "po:StableAdamW"],
     "schedulefree": ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"],
-    "prodigyopt": ["prodigyopt:Prodigy"],
     "emerging_optimizers": ["emerging:Scion", "emerging:Lion"],
 }
 NAMES = [name for package, names in CLASSES.items() if importlib.util.find_spec(package) for name in names]
@@ -25,6 +24,13 @@ NAMES = [name for package, names in CLASSES.items() if importlib.util.find_spec(
 @parametrize_with_checks(NAMES, checks=TABLED, lr=0.01)
 def test_conformance(check) -> None:
     """Every check of the table, but for those of which a recipe says why they fail."""
+    make(check)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("prodigyopt") is None, reason="prodigyopt is not installed")
+@parametrize_with_checks("prodigyopt:Prodigy", checks=TABLED, lr=1.0)
+def test_conformance_at_a_rate_of_one(check) -> None:
+    """Prodigy finds its learning rate by itself; `lr` is a factor on it, 1 by default."""
     make(check)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import io
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 
 import pytest
 import torch
@@ -454,3 +455,23 @@ def test_a_trial_reaches_copies_by_every_way(mlp) -> None:
     assert _same(model.parameters(), other.parameters())
     assert set(inner.helper.counts.values()) == {0}
     assert [list(state) for state in optimizer.state.values()] == [["place"]] * 4
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Counter("aab"),
+        OrderedDict(b=1, a=2),
+        defaultdict(list, {"a": [1]}),
+        deque([1, 2], maxlen=3),
+        frozenset({1, 2}),
+        (1, [2]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_copies_of_containers_of_every_kind_are_equal(value) -> None:
+    """A Counter's `update` counts, an OrderedDict's order is its own: each is filled as its kind is."""
+    copied = Copies().of({"held": value})["held"]
+    assert copied == value
+    assert type(copied) is type(value)
+    assert copied is not value or isinstance(value, frozenset)

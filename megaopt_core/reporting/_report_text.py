@@ -57,9 +57,10 @@ def full_text(report: OptimizerReport) -> str:
         "travels": [f"{row.travels}, {row.bytes:,} B" if row.travels else "" for row in report.params],
         "how": [row.note for row in report.params],
         "owner": [row.owner for row in report.params],
+        "place": [row.place for row in report.params],
         "why": [row.reason for row in report.params],
     }
-    optional = ("travels", "how", "owner")
+    optional = ("travels", "how", "owner", "place")
     header = [name for name, cells in columns.items() if name not in optional or any(cells)]
     rows = [list(cells) for cells in zip(*(columns[name] for name in header), strict=True)]
     shown = [[cell or "-" for cell in row] for row in rows]

@@ -164,7 +164,7 @@ def test_split_steps_are_placed_but_for_their_transform(name, precision) -> None
     _train(placed_model, placed)
     assert _differing(_everything(model, optimizer), _everything(placed_model, placed)) == []
     assert {part.split is None for part in placed.parts} == {True, False}
-    assert "CPU, but for what whole tensors are needed for" in str(placed.report())
+    assert "CPU, but for what whole tensors are needed for" in str(placed.report(full=True))
 
 
 @pytest.mark.parametrize("name", ["adam", "muon", "soap", "by_shape"])
@@ -309,7 +309,7 @@ def test_torchs_class_is_really_chosen(name, monkeypatch) -> None:
     _train(placed_model, placed)
     assert made == [1] * STEPS
     assert _differing(_everything(model, optimizer), _everything(placed_model, placed)) == []
-    assert f"CPU, by torch.optim.{cls.__name__}" in str(placed.report())
+    assert f"CPU, by torch.optim.{cls.__name__}" in str(placed.report(full=True))
 
 
 def test_torchs_class_is_refused_where_it_would_step_otherwise() -> None:

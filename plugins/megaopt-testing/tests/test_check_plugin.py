@@ -113,9 +113,8 @@ def test_what_is_known_to_fail(capsys) -> None:
     assert "          it is somebody else ('other': it is no adagrad, with lr=0.5)\n" in printed
     assert printed.endswith("ran 3 of 4 checks, 0 failed, 1 skipped, 2 failed as expected\n")
     assert main(["check-plugin", "adagrad", "--xfail", "second=it is somebody else"]) == 1
-    assert (
-        "second was to fail (it is somebody else), and holds: expect it no longer" in capsys.readouterr().out
-    )
+    told = " ".join(capsys.readouterr().out.split())
+    assert "second was to fail (it is somebody else), and holds: expect it no longer" in told
     assert main(["check-plugin", "adagrad", "--xfail", "second"]) == 2
     assert "write it as CHECK=REASON" in capsys.readouterr().err
     assert main(["check-plugin", "adagrad", "--xfail", "sixth=why"]) == 2
@@ -204,3 +203,12 @@ def test_there_is_nothing_to_check(capsys) -> None:
     )
     assert main(["check-plugin", "adagrat"]) == 2
     assert "did you mean 'adagrad'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_lines_fit_the_screen(columns: int, capsys, monkeypatch) -> None:
+    """What a check says goes below its line where it does not fit beside it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["check-plugin", "adagrad"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= columns

@@ -10,6 +10,8 @@ from megaopt_tools.schedule_chart import run_schedule, sample_schedule, schedule
 from megaopt_tools.schedule_command import add_schedule_arguments
 from megaopt_tools.text_plot import draw_curve, sample_steps
 
+from megaopt_core.cli import main
+
 BLANK, BOTTOM_LEFT = "\u2800", 0x40
 
 
@@ -177,3 +179,11 @@ def test_ascii_output_is_ascii() -> None:
     """A terminal without UTF-8 gets asterisks."""
     lines = draw_curve([0.0, 1.0] * 21, 100, 21, 4, ascii_only=True)
     assert all(line.isascii() for line in lines)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_drawings_fit_the_screen(columns, capsys, monkeypatch):
+    """They are narrower on a narrow terminal, and no wider than they have to be on a wide one."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["schedule", "--lr", "1e-3", "--decay-steps", "100"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= min(columns, 80)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from megaopt_core.cli import add_set_option, examples, parse_assignments, print_json
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from megaopt_testing.check import CheckResult, Kind
 
 __all__ = ["add_command", "run"]
+
+_INDENT = " " * 10
 
 type Subject = tuple[Kind, str]
 
@@ -156,11 +160,20 @@ def _source(kind: Kind, name: str) -> str:
     return registry.owner(kind.value, name).source  # type: ignore[arg-type] # the other three
 
 
+def _indented(text: str, width: int) -> str:
+    return fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
+
+
 def _print_result(result: CheckResult) -> None:
-    print(f"  {result.status.value:<8}{result.id:<26}{result.seconds:>6.1f} s  {result.summary}", flush=True)
+    width = get_terminal_size().columns
+    head = f"  {result.status.value:<8}{result.id:<26}{result.seconds:>6.1f} s"
+    if len(head) + 2 + len(result.summary) <= width:
+        print(f"{head}  {result.summary}", flush=True)
+    else:
+        print(f"{head}\n{_indented(result.summary, width)}", flush=True)
     if result.message:
-        print(f"          {result.message}")
+        print(_indented(result.message, width))
     if result.hint:
-        print(f"          hint: {result.hint}")
+        print(_indented(f"hint: {result.hint}", width))
     if result.traceback:
         print("".join(f"          {line}\n" for line in result.traceback.rstrip().splitlines()), end="")

@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from attrs import frozen
@@ -18,6 +19,7 @@ from megaopt_tools.text_plot import draw_curve, sample_steps
 __all__ = ["ScheduleSamples", "run_schedule", "sample_schedule", "scheduler_from"]
 
 _WIDTH, _HEIGHT, _FLAT_HEIGHT = 65, 9, 3
+_BESIDE = 15  # the axis and its numbers
 
 
 class _OneGroup:
@@ -111,7 +113,7 @@ def run_schedule(args: Namespace) -> int:
     try:
         scheduler = scheduler_from(args)
         points = sample_schedule(scheduler, args.points)
-        curve = sample_schedule(scheduler, 2 * _WIDTH)
+        curve = sample_schedule(scheduler, 2 * _width())
     except MegaoptError as error:
         sys.stderr.write(f"megaopt schedule: {error}\n")
         return 2
@@ -170,6 +172,10 @@ def _as_text(points: ScheduleSamples, curve: ScheduleSamples, *, ascii_only: boo
     return "\n".join(sections)
 
 
+def _width() -> int:
+    return max(min(_WIDTH, get_terminal_size().columns - _BESIDE), 20)
+
+
 def _curve(values: tuple[float, ...], last_step: int, *, ascii_only: bool) -> list[str]:
     height = _HEIGHT if min(values) < max(values) else _FLAT_HEIGHT
-    return draw_curve(values, last_step, _WIDTH, height, ascii_only=ascii_only)
+    return draw_curve(values, last_step, _width(), height, ascii_only=ascii_only)

@@ -25,6 +25,10 @@ _RANDOM = frozenset(
         *(
             "bernoulli",
             "cauchy",
+            *(
+                "clamp",
+                "erfinv",
+            ),  # parts of trunc_normal_, which older versions of torch do not hand over as a whole
             "exponential",
             "geometric",
             "kaiming_normal",
@@ -55,6 +59,11 @@ class _NoRandomNumbers(TorchFunctionMode):
             filled = args[0] if args else kwargs.get("tensor")
             if isinstance(filled, torch.Tensor) and filled.is_meta:
                 return filled
+        if (
+            func in (torch.rand, torch.randn)
+            and torch.device(kwargs.get("device") or torch.get_default_device()).type == "meta"
+        ):
+            return torch.empty(*args, **{key: value for key, value in kwargs.items() if key != "generator"})
         return func(*args, **kwargs)
 
 

@@ -54,6 +54,12 @@ class Block(torch.nn.Module):
         for weight in (self.up.weight, self.down.weight):
             weight.matrix_view = "matrix"
 
+class Drawn(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.scale = torch.nn.Parameter(torch.randn(4, 2))
+        self.shift = torch.nn.Parameter(torch.rand((4,), dtype=torch.float32))
+
 class Deep(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -275,13 +281,14 @@ def test_the_learning_rate_says_whose_it_is(capsys) -> None:
     assert "default" not in printed
 
 
-def test_explaining_imports_no_compiler(folder, plugins) -> None:
+@pytest.mark.parametrize("model", ["Deep", "Drawn"])
+def test_explaining_imports_no_compiler(model, folder, plugins) -> None:
     """Random numbers on the meta device would, for seconds."""
-    done = plugins.python("""
+    done = plugins.python(f"""
         import sys
         from megaopt_core.cli import main
-        status = main(["explain", "explained_models:Deep", "--optimizer", "plain"])
-        assert not {"torch._dynamo", "sympy"} & set(sys.modules)
+        status = main(["explain", "explained_models:{model}", "--optimizer", "plain"])
+        assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
         sys.exit(status)
         """)
     assert (done.returncode, done.stderr) == (0, "")

@@ -414,9 +414,10 @@ def test_meshes_that_cannot_be_read_are_refused(launch) -> None:
     """Without names, or with others."""
     expected = [
         "the DeviceMesh has no dimension names; name them with mesh_dim_names=('dp', 'tp')",
-        "DeviceMesh dimensions ['rows'] are not known; allowed are ['tp', 'pp', 'cp', 'dp', 'ep']",
+        "DeviceMesh dimensions ['rows'] are not known; allowed are ['tp', 'pp', 'cp', 'dp', 'ep'], and [",
     ]
-    assert launch(bad_mesh, 2) == [expected] * 2
+    for messages in launch(bad_mesh, 2):
+        assert [told[: len(start)] for told, start in zip(messages, expected, strict=True)] == expected
 
 
 def dumps(rank: int, size: int, folder: str) -> str:

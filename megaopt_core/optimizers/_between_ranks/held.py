@@ -131,8 +131,9 @@ class Holder:
             for part in parts
             if size_of(part.sharded.stats_group) <= self._alone(part)
             for piece in part.pieces
-            for param in piece.model_params
-            if param in self.names
+            for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
+            # A part of a parameter is one rank's share, whatever its strategy says of norms.
+            if param in self.names and shard.numel == local_tensor(param).numel()
         ]
         for param in params if all_ else params[:: max(len(params) // _SAMPLED, 1)]:
             groups = self._groups_of_stepped(self.names[param], param)

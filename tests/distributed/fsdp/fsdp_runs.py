@@ -203,16 +203,18 @@ def train(model: nn.Module, optimizer, steps, mesh=None, replicas: int = 1) -> l
     return norms
 
 
-def train_with_gradients_of(cut: nn.Module, optimizer, reference: nn.Module, other, steps, mesh) -> None:
-    """Step a cut model, and a whole one with the same gradients."""
+def train_with_gradients_of(cut: nn.Module, optimizer, reference: nn.Module, other, steps, mesh):
+    """Step a cut model, and a whole one with the same gradients; return the norms of both."""
+    norms, expected = [], []
     for step in steps:
         optimizer.zero_grad()
         cut(batch(step, replicas_of(mesh)[1])).backward()
         for name, param in cut.named_parameters():
             reference.get_parameter(name).grad = None if param.grad is None else whole(param.grad)
         with nothing_gathered():
-            optimizer.step()
-        other.step()
+            norms.append(optimizer.step().grad_norm)
+        expected.append(other.step().grad_norm)
+    return norms, expected
 
 
 def build(model: nn.Module, kind: str, groups=None, **more):

@@ -63,11 +63,13 @@ def equal_run(kind: str, mesh, options: dict) -> None:
     theirs = build(reference, kind, alone(), **settings)
     with expected_warning(kind):
         optimizer = build(model, kind, mesh, **settings)
-    if kind == "soap":
-        train_with_gradients_of(model, optimizer, reference, theirs, range(10), mesh)
+    # Tensor parallelism adds gradients up in another order: of one near zero Adam and Muon make much as well.
+    if kind == "soap" or "tp" in mesh.mesh_dim_names:
+        norms, expected = train_with_gradients_of(model, optimizer, reference, theirs, range(10), mesh)
     else:
         norms = train(model, optimizer, range(10), mesh)
         expected = train(reference, theirs, range(10), replicas=replicas_of(mesh)[0])
+    if kind != "soap":
         assert max(expected) > 0.5, kind  # clipped
         assert norms == pytest.approx(expected, rel=1e-6), kind
     require_close(model, reference)

@@ -1,5 +1,6 @@
 """The plugin author's guide, followed to the letter: its files install, and pass the checks."""
 
+import json
 import os
 import re
 import subprocess
@@ -78,8 +79,9 @@ def test_the_optimizer_takes_forty_lines() -> None:
 
 def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str, str]) -> None:
     """`megaopt plugins` names its distribution and version, `megaopt describe` its setting with help."""
-    listed = _run(_megaopt("plugins"), installed, project)
-    assert re.search(r"signum +megaopt-signum +0\.1\.0", listed), listed
+    listed = json.loads(_run(_megaopt("plugins", "--json"), installed, project))
+    found = [(plugin["name"], plugin["distribution"], plugin["version"]) for plugin in listed]
+    assert ("signum", "megaopt-signum", "0.1.0") in found
     described = _run(_megaopt("describe", "signum"), installed, project)
     assert "signum_beta" in described
     assert "decay rate of the momentum" in described
@@ -89,11 +91,20 @@ def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:
     """`megaopt check-plugin signum` makes every check that can be made of it, with no other plugin there."""
     from megaopt_testing import CHECKS
 
-    printed = _run(_megaopt("check-plugin", "signum", "--set", "signum_beta=0.8"), installed, project)
-    assert re.findall(r"^ +(\w+) +(\w+) +\d", printed, re.MULTILINE) == [
+    command = ["check-plugin", "signum", "--set", "signum_beta=0.8", "--json"]
+    told = json.loads(_run(_megaopt(*command), installed, project))
+    (subject,) = told["subjects"]
+    assert [(result["status"], result["id"]) for result in subject["results"]] == [
         ("skipped" if check.id == "split_step" else "passed", check.id) for check in CHECKS
     ]
-    assert f"ran {len(CHECKS) - 1} of {len(CHECKS)} checks, 0 failed, 1 skipped" in printed
+    counts = {key: told[key] for key in ("checks", "ran", "skipped", "failed", "xfailed")}
+    assert counts == {
+        "checks": len(CHECKS),
+        "ran": len(CHECKS) - 1,
+        "skipped": 1,
+        "failed": 0,
+        "xfailed": 0,
+    }
 
 
 def test_the_distributions_own_tests_pass(project: Path, installed: dict[str, str]) -> None:

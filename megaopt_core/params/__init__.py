@@ -12,6 +12,7 @@ from megaopt_core.params._roles import Doubt, Role, RoleDecision
 from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, whole
 from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamInfo, ParamSpec, PeerGroup
 from megaopt_core.params._views import MATRIX, Fused, MatrixView
+from megaopt_core.params._windows import MatrixWindow
 
 __all__ = [
     "DEFAULT_ALIGNMENT",
@@ -22,6 +23,7 @@ __all__ = [
     "Fused",
     "Granularity",
     "MatrixView",
+    "MatrixWindow",
     "NamedParam",
     "ParamGroupOverride",
     "ParamInfo",

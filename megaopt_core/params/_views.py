@@ -10,6 +10,7 @@ import torch
 from attrs import field, frozen
 
 from megaopt_core.errors import ViewError
+from megaopt_core.params._windows import MatrixWindow, windows_of
 
 __all__ = ["MATRIX", "Fused", "MatrixView"]
 
@@ -148,13 +149,24 @@ class MatrixView:
         Raises:
             ViewError: the view does not fit the shape.
         """
-        batch, rows, columns = self.logical_shape(shape)
-        if not self.split_sizes:
-            return ((*batch, rows, columns),)
-        groups = (rows, columns)[self.split_dim] // sum(self.split_sizes)
-        if self.split_dim == 0:
-            return tuple((*batch, groups * size, columns) for size in self.split_sizes)
-        return tuple((*batch, rows, groups * size) for size in self.split_sizes)
+        return tuple(window.shape for window in self.windows(shape))
+
+    def windows(self, shape: Sequence[int], *, by_head: bool = False) -> tuple[MatrixWindow, ...]:
+        """Return where the matrices lie in a stored tensor, to read and write each of them in place.
+
+        Args:
+            shape: shape of the stored tensor.
+            by_head: give each attention head a matrix of its own (a batch dimension), where the view knows heads.
+
+        Raises:
+            ViewError: the view does not fit the shape.
+
+        Example:
+            >>> heads = MatrixView(split_sizes=(4, 2), head_sizes=(2, 2)).windows((12, 8), by_head=True)
+            >>> [window.shape for window in heads]
+            [(4, 2, 8), (2, 2, 8)]
+        """
+        return windows_of(self, shape, by_head=by_head)
 
     def matrices(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the matrices `[*batch, rows, columns]`, one per piece; views of `tensor` where strides allow.
@@ -165,18 +177,7 @@ class MatrixView:
         Raises:
             ViewError: the view does not fit the tensor.
         """
-        _, rows, columns = self.logical_shape(tensor.shape)
-        matrix = tensor.flatten(self.batch_dims + 1) if tensor.dim() > self.batch_dims + 2 else tensor
-        matrix = matrix.mT if self.transposed else matrix
-        if not self.split_sizes:
-            return [matrix]
-        total = sum(self.split_sizes)
-        dim = matrix.dim() - 2 + self.split_dim
-        groups = (rows, columns)[self.split_dim] // total
-        if groups == 1:
-            return list(matrix.split(list(self.split_sizes), dim=dim))
-        grouped = matrix.unflatten(dim, (groups, total))
-        return [piece.flatten(dim, dim + 1) for piece in grouped.split(list(self.split_sizes), dim=dim + 1)]
+        return [window.read(tensor) for window in self.windows(tensor.shape)]
 
     def merge(self, matrices: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
         """Put matrices back together: the inverse of :meth:`matrices`.
@@ -191,24 +192,19 @@ class MatrixView:
         Raises:
             ViewError: number or shapes of the matrices do not fit.
         """
-        expected = self.matrix_shapes(shape)
+        windows = self.windows(shape)
+        expected = tuple(window.shape for window in windows)
         got = tuple(tuple(matrix.shape) for matrix in matrices)
         if got != expected:
             raise ViewError(
                 f"{self}: cannot merge matrices of shapes {got} into {tuple(shape)}; expected {expected}"
             )
         if not self.split_sizes:
-            matrix = matrices[0]
-        else:
-            _, rows, columns = self.logical_shape(shape)
-            dim = matrices[0].dim() - 2 + self.split_dim
-            groups = (rows, columns)[self.split_dim] // sum(self.split_sizes)
-            pieces = [
-                piece.unflatten(dim, (groups, size))
-                for piece, size in zip(matrices, self.split_sizes, strict=True)
-            ]
-            matrix = torch.cat(pieces, dim=dim + 1).flatten(dim, dim + 1)
-        return (matrix.mT if self.transposed else matrix).reshape(tuple(shape))
+            return windows[0].fold(matrices[0])
+        stored = matrices[0].new_empty(tuple(shape))
+        for window, matrix in zip(windows, matrices, strict=True):
+            window.window(stored).copy_(window.fold(matrix))
+        return stored
 
     def __str__(self) -> str:
         parts = []

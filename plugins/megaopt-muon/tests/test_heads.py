@@ -6,7 +6,6 @@ import pytest
 import torch
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.pieces import pieces_of
 from megaopt_muon.scale import get_muon_scale_factor
 from torch import nn
 
@@ -49,11 +48,15 @@ def test_pieces_are_batches_of_heads(case):
     """Read in order they are the heads by row number, and fold puts back what was read."""
     view, shape = VIEWS[case]
     stored = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    read = [head for piece in pieces_of(view, shape) for head in piece.read(stored).unbind(view.batch_dims)]
+    read = [
+        head
+        for piece in view.windows(shape, by_head=True)
+        for head in piece.read(stored).unbind(view.batch_dims)
+    ]
     expected = heads_of(stored, view)
     assert len(read) == len(expected)
     assert all(any(torch.equal(one, other) for other in expected) for one in read)
-    for piece in pieces_of(view, shape):
+    for piece in view.windows(shape, by_head=True):
         assert torch.equal(piece.fold(piece.read(stored)), piece.window(stored))
 
 
@@ -176,4 +179,4 @@ def test_columns_by_head_are_not_split_otherwise(other):
     with pytest.raises(ViewError, match="head_columns=-1"):
         MatrixView(head_columns=-1)
     with pytest.raises(ViewError, match="10 columns are no multiple of the 4"):
-        pieces_of(MatrixView(head_columns=4), (8, 10))
+        MatrixView(head_columns=4).windows((8, 10), by_head=True)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel import ProcessGroupCollection
+    from megaopt_core.params import MatrixWindow
     from megaopt_muon.elementwise import Decay
     from megaopt_muon.methods import MethodBook
-    from megaopt_muon.pieces import Piece
     from megaopt_muon.plans import MatrixPlan
 
 __all__ = ["Change", "TensorParallelMuon", "init_state"]
@@ -46,7 +46,7 @@ class Change:
     """
 
     index: int
-    piece: Piece | None
+    piece: MatrixWindow | None
     values: torch.Tensor
     scale: float = 1.0
 

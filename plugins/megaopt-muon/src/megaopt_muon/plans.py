@@ -9,8 +9,7 @@ import torch
 from attrs import evolve, frozen
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params import MATRIX, Fused, MatrixView
-from megaopt_muon.pieces import Piece, pieces_of
+from megaopt_core.params import MATRIX, Fused, MatrixView, MatrixWindow
 from megaopt_muon.tp_choice import choose_tp_mode
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class MatrixPlan:
 
     shape: tuple[int, ...]
     view: MatrixView
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MatrixWindow, ...]
     scales: tuple[float, ...]
     cut: Cut | None = None
     gather_first: bool = False
@@ -212,7 +211,7 @@ def _split_dim(view: MatrixView) -> int | None:
 
 
 def _local_plan(shape: tuple[int, ...], view: MatrixView, scale: Callable[[int, int], float]) -> MatrixPlan:
-    pieces = pieces_of(view, shape)
+    pieces = view.windows(shape, by_head=True)
     return MatrixPlan(shape, view, pieces, tuple(scale(*piece.shape[-2:]) for piece in pieces))
 
 

@@ -1,28 +1,31 @@
-"""The matrices inside a stored parameter, as windows that can be read and written without a copy."""
+"""The matrices inside a stored tensor, as windows that can be read and written without a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params import MatrixView
 
-__all__ = ["Piece", "pieces_of"]
+if TYPE_CHECKING:
+    from megaopt_core.params._views import MatrixView
+
+__all__ = ["MatrixWindow", "windows_of"]
 
 
 @frozen
-class Piece:
-    """One matrix (or one batch of matrices) of a stored parameter.
+class MatrixWindow:
+    """One matrix (or one batch of matrices) of a stored tensor, as `MatrixView.windows` gives it.
 
     Args:
         shape: `[*batch, rows, columns]` of the matrix.
-        dim: stored dimension that is split; None when the piece is everything.
-        groups: how often the pattern of pieces repeats along `dim`.
+        dim: dimension that is split; None when the window is everything.
+        groups: how often the pattern of matrices repeats along `dim`.
         total: length of the pattern.
-        offset: where this piece begins in the pattern.
+        offset: where this matrix begins in the pattern.
         transposed: the matrix is stored `[columns, rows]`.
         batch_dims: number of leading dimensions that count matrices.
         rest: the stored dimensions after the first that is not batch.
@@ -30,7 +33,9 @@ class Piece:
         is_across: heads are blocks of columns.
 
     Example:
-        >>> q, k, v = pieces_of(MatrixView(split_sizes=(4, 2, 2)), (16, 8))
+        >>> import torch
+        >>> from megaopt_core.params import MatrixView
+        >>> q, k, v = MatrixView(split_sizes=(4, 2, 2)).windows((16, 8))
         >>> stored = torch.arange(128.0).view(16, 8)
         >>> torch.equal(q.read(stored)[4], stored[8])
         True
@@ -49,8 +54,8 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Length of the piece along the split dimension, in one repetition of the pattern."""
-        assert self.dim is not None  # noqa: S101 - only asked of split pieces
+        """Length of the matrix along the split dimension, in one repetition of the pattern."""
+        assert self.dim is not None  # noqa: S101 - only asked where something is split
         return self._stored_lengths()[self.dim - self.batch_dims] // self.groups
 
     def _stored_lengths(self) -> tuple[int, int]:
@@ -62,11 +67,28 @@ class Piece:
         return (columns, rows) if self.transposed else (rows, columns)
 
     def window(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return the part of a stored tensor that this piece covers: always a view.
+        """Return the part of a stored tensor that holds this matrix: always a view.
 
         Args:
             stored: the parameter, or a tensor of its shape.
+
+        Raises:
+            ViewError: columns are split that several dimensions make together, and the tensor is not contiguous.
         """
+        if self._splits_flattened:
+            if not stored.is_contiguous():
+                raise ViewError(
+                    f"columns {self.rest} of a tensor of shape {tuple(stored.shape)} and strides {stored.stride()} "
+                    "cannot be split in place; the tensor must be contiguous"
+                )
+            stored = stored.flatten(self.batch_dims + 1)
+        return self._narrowed(stored)
+
+    @property
+    def _splits_flattened(self) -> bool:
+        return self.dim is not None and self.dim > self.batch_dims and len(self.rest) > 1
+
+    def _narrowed(self, stored: torch.Tensor) -> torch.Tensor:
         if self.dim is None:
             return stored
         if self.groups == 1:
@@ -84,7 +106,7 @@ class Piece:
         if self.has_heads:
             folded = matrix.movedim(-3, -2).flatten(-2) if self.is_across else matrix.flatten(-3, -2)
         folded = folded.mT if self.transposed else folded
-        if len(self.rest) > 1:
+        if len(self.rest) > 1 and not self._splits_flattened:
             folded = folded.unflatten(-1, self.rest)
         if self.dim is not None and self.groups > 1:
             folded = folded.unflatten(self.dim, (self.groups, self.size))
@@ -96,7 +118,7 @@ class Piece:
         Args:
             stored: the parameter, or a tensor of its shape.
         """
-        window = self.window(stored)
+        window = self._narrowed(stored.flatten(self.batch_dims + 1) if self._splits_flattened else stored)
         if self.dim is None and not self.transposed and len(self.rest) == 1 and not self.has_heads:
             return window
         batch, lengths = tuple(window.shape[: self.batch_dims]), self._stored_lengths()
@@ -108,51 +130,45 @@ class Piece:
         return matrix.unflatten(-2, self.shape[-3:-1]) if self.has_heads else matrix
 
 
-def pieces_of(view: MatrixView, shape: Sequence[int]) -> tuple[Piece, ...]:
-    """Return the matrices of a stored parameter.
+def windows_of(view: MatrixView, shape: Sequence[int], *, by_head: bool) -> tuple[MatrixWindow, ...]:
+    """Return the matrices of a stored tensor, one for each piece of its view.
 
     Args:
-        view: how the parameter is seen.
+        view: how the tensor is seen.
         shape: its stored shape.
+        by_head: give each attention head a matrix of its own, where the view knows heads.
 
     Raises:
-        ViewError: the view does not fit the shape, or splits a dimension that is flattened from several.
-
-    Example:
-        >>> [piece.shape for piece in pieces_of(MatrixView(split_sizes=(4, 2), head_sizes=(2, 2)), (12, 8))]
-        [(4, 2, 8), (2, 2, 8)]
+        ViewError: the view does not fit the shape.
     """
     batch, rows, columns = view.logical_shape(shape)
-    rest = tuple(shape[view.batch_dims + 1 :])
+    heads_across = view.head_columns if by_head else 0
+    head_sizes = view.head_sizes if by_head else ()
     common = {
         "transposed": view.transposed,
         "batch_dims": view.batch_dims,
-        "rest": rest,
-        "has_heads": bool(view.head_sizes or view.head_columns),
-        "is_across": bool(view.head_columns),
+        "rest": tuple(shape[view.batch_dims + 1 :]),
+        "has_heads": bool(head_sizes or heads_across),
+        "is_across": bool(heads_across),
     }
-    if view.head_columns:
-        if columns % view.head_columns:
-            raise ViewError(f"{view}: {columns} columns are no multiple of the {view.head_columns} of a head")
-        heads = (*batch, columns // view.head_columns, rows, view.head_columns)
-        return (Piece(heads, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
+    if heads_across:
+        if columns % heads_across:
+            raise ViewError(f"{view}: {columns} columns are no multiple of the {heads_across} of a head")
+        heads = (*batch, columns // heads_across, rows, heads_across)
+        return (MatrixWindow(heads, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
     if not view.split_sizes:
-        whole = _by_head((*batch, rows, columns), view.head_sizes[0] if view.head_sizes else 0, view)
-        return (Piece(whole, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
-    on_first = (view.split_dim == 0) != view.transposed
-    if not on_first and len(rest) > 1:
-        raise ViewError(
-            f"{view}: splits a dimension that is flattened from {rest} of a parameter of shape {tuple(shape)}"
-        )
+        matrix = _by_head((*batch, rows, columns), head_sizes[0] if head_sizes else 0, view)
+        return (MatrixWindow(matrix, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
     total = sum(view.split_sizes)
     groups = (rows, columns)[view.split_dim] // total
-    offsets = [sum(view.split_sizes[:index]) for index in range(len(view.split_sizes))]
-    dim = view.batch_dims + (0 if on_first else 1)
-    sizes = view.head_sizes or (0,) * len(view.split_sizes)
-    return tuple(
-        Piece(_by_head(piece_shape, head, view), dim, groups, total, offset, **common)  # type: ignore[arg-type]
-        for piece_shape, head, offset in zip(view.matrix_shapes(shape), sizes, offsets, strict=True)
-    )
+    dim = view.batch_dims + (0 if (view.split_dim == 0) != view.transposed else 1)
+    offset, found = 0, []
+    for size, head in zip(view.split_sizes, head_sizes or (0,) * len(view.split_sizes), strict=True):
+        matrix = (*batch, groups * size, columns) if view.split_dim == 0 else (*batch, rows, groups * size)
+        matrix = _by_head(matrix, head, view)
+        found.append(MatrixWindow(matrix, dim, groups, total, offset, **common))  # type: ignore[arg-type]
+        offset += size
+    return tuple(found)
 
 
 def _by_head(shape: tuple[int, ...], head: int, view: MatrixView) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from megaopt_core import build_optimizer
 
 pytest.importorskip("megaopt_bridge")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 STEPS = 6
 

@@ -8,7 +8,7 @@ from megaopt_distributed.buffers.collectives import Native, communicator
 from megaopt_distributed.buffers.communicator import shard_of
 from megaopt_distributed.buffers.point_to_point import PointToPoint
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def values(rank, numel, dtype):

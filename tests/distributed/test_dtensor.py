@@ -16,7 +16,7 @@ from megaopt_core import FP32Optimizer, OptimizerConfig, ProcessGroupCollection,
 from megaopt_core.errors import ConfigurationError, RoutingError, ShardingError
 
 pytest.importorskip("megaopt_adam")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def require_close(model: nn.Module, reference: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from megaopt_core import ProcessGroupCollection
 
 pytest.importorskip("megaopt_adam")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def goes_on(model: nn.Module, optimizer) -> dict[str, torch.Tensor]:

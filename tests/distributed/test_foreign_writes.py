@@ -8,7 +8,7 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.errors import RankMismatchError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def stepped(model, optimizer, staged):

@@ -19,6 +19,8 @@ from megaopt_core.params import Granularity, ParamSpec, Shard
 from megaopt_core.sharding import FullParamLayout, LayoutOptions, PieceSpec, World, require_partition
 from megaopt_core.sharding._replicated import ReplicatedLayout
 
+pytestmark = pytest.mark.any_python
+
 needs_distributed = pytest.mark.skipif(
     "distributed" not in get_registry().strategies() or "adam" not in get_registry().optimizers(),
     reason="needs the distributed optimizer and one to step",

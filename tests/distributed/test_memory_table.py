@@ -12,6 +12,7 @@ for plugin in ("adam", "device", "distributed", "layerwise", "lion", "muon", "so
 memory_table = pytest.importorskip("memory_table")
 
 pytestmark = [
+    pytest.mark.any_python,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning"),
 ]

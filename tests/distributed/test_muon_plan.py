@@ -15,7 +15,7 @@ from megaopt_muon.rates import Rates
 
 from megaopt_core import ProcessGroupCollection, build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 SHAPE = (256, 512)
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "clip_grad": 0.0, "muon_tp_mode": "duplicated"}

@@ -18,7 +18,7 @@ from megaopt_core import (
     build_optimizer,
 )
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def full_grad(name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from megaopt_core import build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 1}
 

@@ -15,6 +15,7 @@ pytest.importorskip("megaopt_soap")
 from layerwise_runs import differing, several
 
 pytestmark = [
+    pytest.mark.any_python,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning"),
 ]

@@ -15,7 +15,7 @@ from torch import nn
 from megaopt_core import ParamKey, ProcessGroupCollection, build_optimizer
 from megaopt_core.errors import MissingRanksError, RankMismatchError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def small(*, width=4, swapped=False, more=False, seed=0, dtype=torch.float32):

@@ -14,7 +14,7 @@ from megaopt_core import (
 )
 from megaopt_core.errors import RankMismatchError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 class Net(nn.Module):

@@ -20,7 +20,7 @@ from megaopt_core.params import MATRIX
 from megaopt_core.plugin_api import StoredParam, StoredRouting
 from megaopt_core.sharding import Replicated
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 class TwoKinds:

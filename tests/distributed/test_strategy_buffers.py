@@ -12,6 +12,7 @@ from megaopt_core.sharding import FullParamLayout
 
 distributed = pytest.importorskip("megaopt_distributed")
 pytestmark = [
+    pytest.mark.any_python,
     pytest.mark.distributed,
     pytest.mark.skipif("adam" not in get_registry().optimizers(), reason="needs an optimizer to step"),
 ]

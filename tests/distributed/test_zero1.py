@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from megaopt_core import ParamKey, ParamPredicate, build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 STEPS = 10
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 400}

@@ -15,6 +15,8 @@ from megaopt_core.config import core_field_info
 from megaopt_core.errors import ConfigurationError, MegaoptError, UnusedSettingWarning
 from megaopt_core.registry._constructor import constructor_kwargs
 
+pytestmark = pytest.mark.any_python
+
 BRIDGED = ("torch:RMSprop", "torch:NAdam", "torch:Adafactor")
 """Optimizers whose settings are made from their constructors."""
 

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.any_python
+
 SCRIPT = Path(__file__).with_name("fuzz_checkpoints.py")
 
 

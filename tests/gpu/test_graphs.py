@@ -7,7 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from training import PRECISIONS, build, everything, model_of, relative, train
+from device_training import PRECISIONS, build, everything, model_of, relative, train
 
 pytest.importorskip("megaopt_device")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.any_python
+
 SCRIPT = Path(__file__).with_name("train_long.py")
 
 

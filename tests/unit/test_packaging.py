@@ -83,6 +83,20 @@ def test_the_environment_with_all_plugins_has_every_plugin() -> None:
     ] == []
 
 
+def test_the_lowest_environment_has_the_oldest_versions_that_the_metadata_allow() -> None:
+    """Of torch, pluggy, attrs and emerging-optimizers: a bound that is raised is raised in tox.ini, too."""
+    pinned = dict(
+        re.findall(r"^ +lowest: ([\w-]+)==([\d.]+?)(?:\.\*)?$", (ROOT / "tox.ini").read_text(), re.MULTILINE)
+    )
+    needs = [need for folder in (ROOT, *PLUGINS) for need in _pyproject(folder)["project"]["dependencies"]]
+    oldest = {found[1]: found[2] for need in needs if (found := re.match(r"([\w-]+)>=([\d.]+)", need))}
+    assert set(pinned) == {"torch", "pluggy", "attrs", "emerging-optimizers"}
+    assert {name: tuple(map(int, oldest[name].split("."))) for name in pinned} == {
+        name: tuple(map(int, version.split(".")))[: oldest[name].count(".") + 1]
+        for name, version in pinned.items()
+    }
+
+
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
 def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     """Name, entry point, package and license of a plugin follow from its folder's name."""
@@ -94,3 +108,16 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     assert project["requires-python"] == _pyproject(ROOT)["project"]["requires-python"]
     assert (plugin / "src" / f"megaopt_{suffix}" / "py.typed").is_file()
     assert (plugin / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_helpers_of_tests_have_names_of_their_own() -> None:
+    """Test files import what lies beside them by name: of two with one name, whole runs would take either."""
+    helpers = [
+        path.name
+        for tests in [ROOT / "tests", *ROOT.glob("plugins/*/tests")]
+        for path in tests.rglob("*.py")
+        if not path.name.startswith("test_")
+        and path.name != "conftest.py"
+        and not {"src", "build"} & set(path.parts)
+    ]
+    assert sorted({name for name in helpers if helpers.count(name) > 1}) == []

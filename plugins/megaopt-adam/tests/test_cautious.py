@@ -11,6 +11,8 @@ from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.params import ParamKey
 
+pytestmark = pytest.mark.any_python
+
 LR, WD, BETAS, EPS = 0.05, 0.4, (0.8, 0.95), 1e-8
 
 

@@ -17,6 +17,8 @@ from megaopt_core import (
 )
 from megaopt_core.errors import UnusedSettingWarning
 
+pytestmark = pytest.mark.any_python
+
 STEPS = 10
 DECAY = 0.1
 

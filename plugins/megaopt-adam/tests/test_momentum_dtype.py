@@ -8,6 +8,8 @@ from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_momentum_is_rounded_between_steps_and_nothing_else(dtype) -> None:

@@ -4,6 +4,8 @@ import pytest
 from conformance import TABLED, make
 from megaopt_testing import parametrize_with_checks
 
+pytestmark = pytest.mark.any_python
+
 pytest.importorskip("megaopt_adam")
 
 CLASSES = (

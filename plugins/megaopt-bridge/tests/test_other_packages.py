@@ -11,6 +11,8 @@ from megaopt_testing import CHECKS, TinyGPT, parametrize_with_checks
 
 from megaopt_core import build_optimizer, get_registry
 
+pytestmark = pytest.mark.any_python
+
 pytest.importorskip("megaopt_adam")
 
 CLASSES = {

@@ -9,6 +9,8 @@ from megaopt_checkpoint import checksums
 from megaopt_checkpoint.checksums import combined, crc32s, threads
 from megaopt_checkpoint.folder import HeldFolder
 
+pytestmark = pytest.mark.any_python
+
 
 @given(st.binary(), st.binary())
 def test_two_checksums_combine_to_that_of_both_texts(first, second):

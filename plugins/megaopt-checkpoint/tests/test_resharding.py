@@ -13,6 +13,8 @@ from training import logical_state, make, same, train, values
 from megaopt_core.params import Shard
 from megaopt_core.state._values.chunks import chunks_of
 
+pytestmark = pytest.mark.any_python
+
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -8,6 +8,8 @@ from row_blocks import row_blocks
 from megaopt_core import build_optimizer
 from megaopt_core.errors import StateDictError
 
+pytestmark = pytest.mark.any_python
+
 WEIGHT = torch.arange(8.0).view(4, 2)
 
 

@@ -13,6 +13,8 @@ from training import rewrite_manifest, same, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 
+pytestmark = pytest.mark.any_python
+
 NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn})
 
 

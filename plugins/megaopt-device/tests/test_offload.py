@@ -20,7 +20,10 @@ from megaopt_core.errors import (
     UnusedSettingWarning,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning")
+pytestmark = [
+    pytest.mark.any_python,
+    pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning"),
+]
 
 OFFLOAD = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
 PRECISIONS: dict[str, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from megaopt_distributed.buffers.buffer_layout import (
 
 from megaopt_core.params import Granularity, ParamSpec
 from megaopt_core.sharding import BufferKey, LayoutOptions, World
+
+pytestmark = pytest.mark.any_python
 
 
 def spec(name: str, numel: int, **more) -> ParamSpec:

@@ -11,6 +11,8 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.params import Granularity, ParamSpec
 from megaopt_core.sharding import LayoutOptions, World
 
+pytestmark = pytest.mark.any_python
+
 
 def spec(name, shape, *, group=0, dtype=torch.float32, is_expert=False, shared_embedding=False):
     """Return a parameter as pure data."""

@@ -14,6 +14,8 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.params import MATRIX, AxisPlacement
 from megaopt_core.sharding import LayoutOptions, World, require_partition
 
+pytestmark = pytest.mark.any_python
+
 
 def matrix(name, shape, *placements, view=MATRIX, is_expert=False, granularity=Granularity.TENSOR):
     """Return a matrix whose optimizer offers a split step."""

@@ -11,6 +11,8 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.params import MATRIX, AxisPlacement, Granularity, MatrixView, ParamSpec
 from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, World, require_partition
 
+pytestmark = pytest.mark.any_python
+
 FP32 = torch.float32
 
 

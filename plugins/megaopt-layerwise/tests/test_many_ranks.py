@@ -3,12 +3,15 @@
 import math
 import time
 
+import pytest
 import torch
 from attrs import evolve
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
 from megaopt_core.params import AxisPlacement
 from megaopt_core.sharding import LayoutOptions, World, require_partition
+
+pytestmark = pytest.mark.any_python
 
 STAGES, TENSOR, DATA, EXPERT = 4, 4, 32, 8
 """4 pipeline stages of 4 tensor-parallel and 32 data-parallel ranks; 8 of these 32 divide the experts."""

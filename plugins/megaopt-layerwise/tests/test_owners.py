@@ -18,6 +18,8 @@ from megaopt_layerwise.planner.blocks import block_sizes
 
 from megaopt_core.errors import ShardingError
 
+pytestmark = pytest.mark.any_python
+
 POLICIES = pytest.mark.parametrize("policy", list(OwnerPolicy))
 
 

@@ -17,6 +17,8 @@ from megaopt_layerwise.padded_layout import (
 from megaopt_core.errors import ShardingError
 from megaopt_core.sharding import BufferKey
 
+pytestmark = pytest.mark.any_python
+
 PLAIN = DistributedDataParallelConfig()
 PADDED = DistributedDataParallelConfig(pad_buckets_for_high_nccl_busbw=True)
 

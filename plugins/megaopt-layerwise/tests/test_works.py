@@ -7,6 +7,8 @@ from megaopt_layerwise.planner import work_of
 
 from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
 
+pytestmark = pytest.mark.any_python
+
 
 def spec(shape, view=MATRIX, *, takes_peers=False):
     """Return a matrix of cost 7."""

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaopt_core.errors import ConfigurationError, GradientError
 
+pytestmark = pytest.mark.any_python
+
 BETAS = (0.95, 0.98)
 LR, WD = 0.01, 0.3
 

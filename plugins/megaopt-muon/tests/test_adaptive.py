@@ -11,6 +11,8 @@ from torch import nn
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 QUINTIC = resolve_coefficients("quintic", 5)
 LR, MU, WD, BETA2, EPS = 0.02, 0.9, 0.1, 0.8, 1e-8
 

@@ -11,6 +11,8 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
 
+pytestmark = pytest.mark.any_python
+
 LR, WD = 0.02, 0.5
 
 

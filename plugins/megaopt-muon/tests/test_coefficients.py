@@ -10,6 +10,8 @@ from megaopt_muon.coefficients import (
 
 from megaopt_core.errors import ConfigurationError
 
+pytestmark = pytest.mark.any_python
+
 TYPES = [name for name in get_supported_coefficient_types() if name != "custom"]
 
 

@@ -13,6 +13,8 @@ from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError, ViewError
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 QKV = MatrixView(split_sizes=(8, 4, 4), head_sizes=(4, 4, 4), fused="qkv")
 VIEWS = {
     "projection": (MatrixView(head_sizes=(4,)), (12, 10)),

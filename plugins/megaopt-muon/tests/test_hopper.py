@@ -10,6 +10,8 @@ from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.newton_schulz import NewtonSchulz
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+pytestmark = pytest.mark.any_python
+
 
 def stand_in(calls):
     """Return a function with the kernel's interface that notes its calls and takes what the kernel takes."""

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.any_python
+
 CODE = """
 import sys, torch
 from megaopt_muon import precision

@@ -8,6 +8,8 @@ import pytest
 import torch
 from megaopt_muon import TensorParallelMuon
 
+pytestmark = pytest.mark.any_python
+
 ADAMW = 0.01
 SHAPES = [(32, 32), (32, 96), (96, 32)]
 """Rows and columns: square, wide, tall."""

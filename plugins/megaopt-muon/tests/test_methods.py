@@ -15,6 +15,8 @@ from megaopt_muon.rates import DEFAULT, Rates, probe, processor_kind
 from megaopt_core.cli import main
 from megaopt_core.errors import ConfigurationError
 
+pytestmark = pytest.mark.any_python
+
 QUINTIC = resolve_coefficients("quintic", 5)
 
 

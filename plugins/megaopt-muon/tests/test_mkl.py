@@ -17,6 +17,8 @@ from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.panels import SymmetricMatrix
 from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
 
+pytestmark = pytest.mark.any_python
+
 DTYPES = [torch.float32, torch.float64]
 
 CPU = torch.device("cpu")

@@ -14,6 +14,8 @@ from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError, GradientError, ViewError
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 QUINTIC = resolve_coefficients("quintic", 5)
 SHAPES = [(6, 10), (10, 6), (8, 8), (6, 10)]
 

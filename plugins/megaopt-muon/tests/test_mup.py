@@ -5,6 +5,8 @@ import torch
 
 from megaopt_core import OptimizerConfig, build_optimizer, get_mup_config_overrides
 
+pytestmark = pytest.mark.any_python
+
 
 class Model(torch.nn.Module):
     """An embedding, two hidden matrices, one of which Muon must not step, and a head."""

@@ -8,6 +8,8 @@ from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_c
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.schedule import Spectrum, are_measured, longest_blocks, plan_blocks, spectrum_of
 
+pytestmark = pytest.mark.any_python
+
 SPECTRA = [
     "flat", "linear", "geometric:0.3", "geometric:1", "geometric:2", "geometric:4", "geometric:6", "power:0.5",
     "power:1", "power:2", "rank:1", "half", "two", "spike:3", "spike:10", "spike:40", "huge", "tiny",

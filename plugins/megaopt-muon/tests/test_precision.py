@@ -6,6 +6,8 @@ from megaopt_muon import precision
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.newton_schulz import NewtonSchulz
 
+pytestmark = pytest.mark.any_python
+
 CPU = torch.device("cpu")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -5,6 +5,8 @@ import torch
 from megaopt_muon.panels import SymmetricMatrix, block_height
 from megaopt_muon.symmetric import gram_matrix, symmetric_product
 
+pytestmark = pytest.mark.any_python
+
 SIZES = [1, 5, 239, 240, 301, 520]
 
 

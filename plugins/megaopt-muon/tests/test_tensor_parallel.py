@@ -19,6 +19,8 @@ from megaopt_core.errors import ParallelGroupError, ViewError
 from megaopt_core.parallel import ProcessGroupCollection
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 TIMEOUT = 600  # seconds; importing takes most of them on a busy machine
 

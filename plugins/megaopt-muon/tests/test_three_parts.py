@@ -8,6 +8,8 @@ from megaopt_muon.workspace import Workspace
 
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 SHAPES = [(256, 300), (600, 260), (24, 40), (40, 24), (768, 256)]
 SETTINGS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
 

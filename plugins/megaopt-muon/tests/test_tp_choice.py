@@ -10,6 +10,8 @@ from torch import nn
 
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("ranks", [2, 8])

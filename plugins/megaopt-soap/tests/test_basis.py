@@ -6,6 +6,8 @@ from megaopt_soap import basis as basis_module
 from megaopt_soap.basis import eigenbasis, orthonormal_rows
 from megaopt_soap.symmetric import accumulate_gram, completed
 
+pytestmark = pytest.mark.any_python
+
 
 def deviation(rows):
     """Return how far rows are from orthonormal, in the Frobenius norm."""

@@ -8,6 +8,8 @@ from torch import nn
 
 from megaopt_core.errors import ConfigurationError, GradientError
 
+pytestmark = pytest.mark.any_python
+
 NUMBERS = {"lr": 0.02, "betas": (0.9, 0.95), "shampoo_beta": 0.9, "eps": 1e-6, "weight_decay": 0.1}
 SHAPES = [(6, 10), (10, 6), (8, 8)]
 

@@ -13,6 +13,8 @@ from megaopt_testing import CHECKS, CheckStatus, check_no_silent_fallback, run_c
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError
 
+pytestmark = pytest.mark.any_python
+
 
 def _bad_optimizers() -> ModuleType:
     spec = importlib.util.spec_from_file_location(

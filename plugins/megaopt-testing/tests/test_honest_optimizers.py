@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 from megaopt_testing import run_checks, temporary_plugin
 
+pytestmark = pytest.mark.any_python
+
 
 def _honest_optimizers() -> ModuleType:
     path = Path(__file__).with_name("honest_optimizers.py")

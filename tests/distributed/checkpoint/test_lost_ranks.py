@@ -12,6 +12,8 @@ from megaopt_core.errors import CheckpointError
 from megaopt_core.parallel import timeout_of
 from megaopt_core.state import Ranks
 
+pytestmark = pytest.mark.any_python
+
 
 def timeouts(rank, size):
     """Return the seconds that the default group and the background's wait, and those of a group of our own."""

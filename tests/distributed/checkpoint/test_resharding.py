@@ -18,7 +18,7 @@ from training import logical_state, make, same, train, values
 
 from megaopt_core.errors import CheckpointBusyError, CheckpointCorruptError, CheckpointError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def gathered(optimizer):

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from megaopt_core import MatrixView, build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 SHAPES = {
     "dense.weight": (13, 12),
     "dense.bias": (13,),

@@ -14,7 +14,7 @@ from fsdp_runs import build, cut_model, mesh_of, train, whole
 pytest.importorskip("megaopt_fsdp")
 pytest.importorskip("megaopt_device")
 pytest.importorskip("megaopt_muon")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 OFFLOAD = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
 

@@ -27,7 +27,7 @@ from fsdp_runs import (
 pytest.importorskip("megaopt_fsdp")
 from megaopt_testing import temporary_plugin
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 MESHES = {
     "fsdp": ({"dp": 2}, {}),

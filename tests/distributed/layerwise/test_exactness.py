@@ -12,7 +12,7 @@ pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
 from layerwise_runs import differing, several
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 1500}
 OVERLAPS = {**OVERLAP, "overlap_param_gather": True}

@@ -21,7 +21,7 @@ from training import logical_state, same
 
 from megaopt_core.errors import CommunicationError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 BF16 = torch.bfloat16
 

@@ -18,7 +18,7 @@ from torch import nn
 from megaopt_core import MatrixView, build_optimizer
 from megaopt_core.errors import UnsupportedSettingError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 EXACT = {"muon_fp32_matmul_prec": "highest"}
 STEPS = 3

@@ -13,7 +13,7 @@ pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
 from tensor_parallel import build, cut, step_with
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 STEPS = 3

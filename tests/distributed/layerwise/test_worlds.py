@@ -17,7 +17,7 @@ from layerwise_runs import PLAIN, differing, given_gradients, several, train
 
 from megaopt_core import MatrixView, build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 BUFFERS = {"overlap_grad_reduce": True, "bucket_size": 1500}
 

@@ -35,7 +35,8 @@ from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
-from megaopt_core.routing._routing import Routing, route
+from megaopt_core.routing._route import route
+from megaopt_core.routing._routing import Routing
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
     reduced_elsewhere,

@@ -21,7 +21,8 @@ from megaopt_core.registry._catalogue import EXPLAIN_PAGE
 from megaopt_core.registry._constructor import constructor_parameters
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._routing import ParamRoute, Routing, route
+from megaopt_core.routing._route import route
+from megaopt_core.routing._routing import ParamRoute, Routing
 
 __all__ = ["run"]
 

@@ -1,11 +1,12 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
-from megaopt_core.routing._mup import (
+from megaopt_core.routing._overrides.mup import (
     get_mup_config_overrides,
     matrix_like_overrides,
     scaled_learning_rate,
     vector_like_overrides,
 )
+from megaopt_core.routing._overrides.standard import get_standard_config_overrides
 from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.infer import infer_roles
 from megaopt_core.routing._roles.module_types import (
@@ -19,10 +20,12 @@ from megaopt_core.routing._roles.module_types import (
 from megaopt_core.routing._roles.parametrized import target_of
 from megaopt_core.routing._roles.registered_views import ViewHandle, register_matrix_view
 from megaopt_core.routing._roles.tied import tied_role
-from megaopt_core.routing._routing import NameMap, ParamRoute, Routing, route
-from megaopt_core.routing._standard import get_standard_config_overrides
+from megaopt_core.routing._route import route
+from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
+from megaopt_core.routing._stored import GivenRouting
 
 __all__ = [
+    "GivenRouting",
     "NameMap",
     "ParamRoute",
     "Routing",

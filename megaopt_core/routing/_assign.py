@@ -33,7 +33,7 @@ from megaopt_core.registry._constructor import (
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import GroupKey, split_override
 from megaopt_core.routing._inventory import InventoryItem
-from megaopt_core.routing._matching import Match
+from megaopt_core.routing._overrides.matching import Match
 from megaopt_core.routing._stored import stored_param
 
 __all__ = ["Assigner", "Assignment"]

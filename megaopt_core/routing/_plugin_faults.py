@@ -13,7 +13,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError, PluginNotInstalledError
 from megaopt_core.params._specs import Granularity
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._matching import OverrideSet
+from megaopt_core.routing._overrides.matching import OverrideSet
 
 __all__ = ["PluginFaults", "add_plugin_overrides"]
 

@@ -1,0 +1,160 @@
+"""What one rank decides of its own parameters, before the ranks agree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
+from megaopt_core.plugin_api._stored_routing import StoredRouting
+from megaopt_core.registry._registry import get_registry
+from megaopt_core.routing._agreement import Holding
+from megaopt_core.routing._assign import Assigner, Assignment
+from megaopt_core.routing._groups import (
+    GroupKey,
+)
+from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inventory
+from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
+from megaopt_core.routing._overrides.standard import get_standard_config_overrides
+from megaopt_core.routing._plugin_faults import PluginFaults, add_plugin_overrides
+from megaopt_core.routing._routing import NameMap, ParamRoute
+from megaopt_core.routing._sharding import strategies_that_claim
+from megaopt_core.routing._stored import GivenRouting, as_stored, read_stored_routing
+
+__all__ = ["RankRouting", "Told", "param_route", "route_this_rank"]
+
+
+@frozen
+class Told:
+    """What ranks tell each other."""
+
+    keys: frozenset[GroupKey] = frozenset()
+    matched: frozenset[str] = frozenset()
+    norm_groups: frozenset[str] = frozenset()
+    followed: str = ""
+    claims: frozenset[str] = frozenset()
+
+
+@frozen
+class RankRouting:
+    """What this rank found, before the ranks agree."""
+
+    inventory: Inventory
+    assignments: dict[str, Assignment]
+    held: Holding
+    followed: str = ""
+    claims: frozenset[str] = frozenset()
+
+    def tell(self, overrides: OverrideSet) -> Told:
+        """Return what the other ranks have to know.
+
+        Args:
+            overrides: those that this rank applied.
+        """
+        norm_groups = {item.grad_norm_group for item in self.inventory.trainable if item.grad_norm_group}
+        keys = frozenset(assignment.key for assignment in self.assignments.values())
+        return Told(keys, frozenset(overrides.matched), frozenset(norm_groups), self.followed, self.claims)
+
+
+def route_this_rank(
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
+    pgs: ProcessGroupCollection,
+    overrides: OverrideSet,
+    fqn: NameMap | None,
+    example: Any,
+    routing: GivenRouting | None,
+) -> RankRouting:
+    """Return what this rank decides of its parameters, by itself.
+
+    Args:
+        config: the run's configuration.
+        chunks: the model chunks.
+        config_overrides: as for `route`.
+        pgs: the process groups.
+        overrides: empty; gets all that apply.
+        fqn: as for `route`.
+        example: as for `route`.
+        routing: as for `route`.
+
+    Raises:
+        MegaoptError: as for `route`.
+    """
+    registry = get_registry()
+    primary = registry.optimizer(config.optimizer)
+    stored = read_stored_routing(routing)
+    inventory = take_inventory(chunks, pgs, fqn, example)
+    if stored is not None:
+        inventory.trainable = as_stored(stored, inventory.trainable)
+    if config_overrides is None or getattr(config_overrides, "with_standard", False):
+        standard = get_standard_config_overrides(config)
+        given = config_overrides or {}
+        overrides.add({key: standard[key] for key in standard if key not in given}, STANDARD)
+    if config_overrides is not None:
+        overrides.add(config_overrides, "config_overrides", must_match=True)
+    overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
+    failed = PluginFaults(inventory.failed, add_plugin_overrides(overrides, config, chunks))
+    assigner = Assigner(config, chunks, pgs, stored)
+    assignments = {}
+    for item in inventory.trainable:
+        with failed.reading():
+            overrides.require_read(item.name, item.decision)
+        match = overrides.match(item.named, item.decision.role)
+        if match.override.get("optimizer") == NO_OPTIMIZER:
+            inventory.excluded.append(item)
+        else:
+            assignments[item.name] = assigner.assign(item, match)
+    inventory.trainable = [item for item in inventory.trainable if item.name in assignments]
+    for item in inventory.frozen:
+        overrides.match(item.named, item.decision.role)
+    failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
+    held = Holding.of(inventory.trainable, assignments)
+    return RankRouting(
+        inventory, assignments, held, _digest(stored), strategies_that_claim(inventory.trainable)
+    )
+
+
+def _digest(stored: StoredRouting | None) -> str:
+    return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
+
+
+def param_route(
+    item: InventoryItem, given: Assignment, group: int, config: OptimizerConfig, strategy: str
+) -> ParamRoute:
+    """Return where one parameter goes, with all that is known of it.
+
+    Args:
+        item: the parameter.
+        given: what it was assigned.
+        group: index of its group.
+        config: the run's configuration.
+        strategy: name of the strategy that shards its optimizer.
+    """
+    optimizer = given.key.optimizer
+    entry = get_registry().optimizer(optimizer).configured(config)
+    with get_registry().blaming("optimizer", optimizer):
+        spec = evolve(item.spec(optimizer, group, entry), peers=config.peers_per_matrix)
+    return ParamRoute(
+        spec=spec,
+        chunk=item.chunk,
+        box=item.part.box,
+        aliases=item.aliases,
+        decision=item.decision,
+        override=given.override,
+        matched=given.matched,
+        reason=given.reason,
+        strategy=strategy,
+        module_type=item.module_type,
+        shared=item.shared,
+        tensor_parallel=item.part.tensor_parallel,
+        partition_dim=item.part.partition_dim,
+        grad_norm_group=item.grad_norm_group,
+    )

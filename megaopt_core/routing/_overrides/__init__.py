@@ -1,0 +1,1 @@
+"""Overrides of groups: the standard ones, muP, and what a parameter matches."""

@@ -1,10 +1,15 @@
 """The formulas that the tests of megaopt-muon compare with, in float64."""
 
+import sys
+from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from megaopt_muon import precision
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def newton_schulz64(update, coefficients):
@@ -32,12 +37,17 @@ def newton_schulz_plain(update, coefficients, dtype):
 
 def with_singular_values(values, rows, columns, seed=0):
     """Return a float32 matrix with these singular values and random singular vectors."""
-    generator = torch.Generator().manual_seed(seed)
-    small, large = min(rows, columns), max(rows, columns)
-    left = torch.linalg.qr(torch.randn(small, small, generator=generator, dtype=torch.float64))[0]
-    right = torch.linalg.qr(torch.randn(large, small, generator=generator, dtype=torch.float64))[0]
+    left, right = _singular_vectors(min(rows, columns), max(rows, columns), seed)
     matrix = ((left * values) @ right.mT).float()
     return matrix if rows <= columns else matrix.mT.contiguous()
+
+
+@lru_cache(maxsize=64)
+def _singular_vectors(small, large, seed):
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.linalg.qr(torch.randn(small, small, generator=generator, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(large, small, generator=generator, dtype=torch.float64))[0]
+    return left, right
 
 
 def spectrum(kind, size):
@@ -64,6 +74,20 @@ def error(result, exact):
     return ((result.double() - exact).norm() / exact.norm()).item()
 
 
+@lru_cache(maxsize=512)
+def example(kind, rows, columns, seed, coefficients):
+    """Return a matrix of a spectrum, and its Newton-Schulz iteration in float64; made once for tests in a row."""
+    update = with_singular_values(spectrum(kind, min(rows, columns)), rows, columns, seed)
+    return update, newton_schulz64(update, coefficients)
+
+
+@lru_cache(maxsize=1024)
+def plain_error(kind, rows, columns, seed, coefficients, dtype):
+    """Return the error of the plain iteration of an example in a dtype that rounds."""
+    update, exact = example(kind, rows, columns, seed, coefficients)
+    return error(newton_schulz_plain(update, coefficients, dtype), exact)
+
+
 @pytest.fixture(scope="session")
 def formulas():
     """The formulas, as attributes."""
@@ -73,6 +97,8 @@ def formulas():
         with_singular_values=with_singular_values,
         spectrum=spectrum,
         error=error,
+        example=example,
+        plain_error=plain_error,
     )
 
 

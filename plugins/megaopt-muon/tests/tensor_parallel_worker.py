@@ -1,13 +1,6 @@
-"""One rank of the tensor-parallel tests: compares this rank's part with what one process computes.
-
-Run as `python tensor_parallel_worker.py RANK WORLD STORE OUT`; writes `{case: largest difference}` to OUT.
-"""
+"""One rank of the tensor-parallel tests: compares this rank's part with what one process computes."""
 
 import itertools
-import json
-import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -141,14 +134,12 @@ def special(rank, world, groups):
     return results
 
 
-def main(rank, world, store, out):
-    """Run every case and write the results."""
-    torch.set_num_threads(1)
+def differences(rank: int, world: int) -> dict[str, float]:
+    """Run every case; return the largest difference of each."""
     if world > 2:
         # Rows are kept apart, as those of whole KiB are.
         workspace._SAME_CACHE_SET = 4
         workspace._SMALLEST = 1
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     group = dist.group.WORLD
     groups = SimpleNamespace(tp=group, expt_tp=group)
     results = special(rank, world, groups)
@@ -204,11 +195,4 @@ def main(rank, world, store, out):
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     wide = {"cls": TensorParallelMuon, "view": PLAIN, "shape": (16, 40), "dim": 1, "expert": False}
     results["device mesh"] = compare(rank, world, mesh, tp_mode="distributed", **wide)
-    Path(out).write_text(json.dumps(results))
-    dist.barrier()
-    # Tearing gloo down while the other rank leaves can abort the process, after all that is tested is over.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    return results

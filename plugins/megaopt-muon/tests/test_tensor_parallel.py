@@ -1,11 +1,5 @@
 """Tensor parallelism on real process groups gives what one process gives."""
 
-import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +7,8 @@ import torch
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.groups import tensor_parallel_groups
 from megaopt_muon.muon import TensorParallelMuon
+from megaopt_testing.processes import run_ranks
+from tensor_parallel_worker import differences
 from torch import nn
 
 from megaopt_core.errors import ParallelGroupError, ViewError
@@ -21,42 +17,16 @@ from megaopt_core.params import MatrixView, ParamInfo, Role
 
 pytestmark = pytest.mark.any_python
 
-WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
-TIMEOUT = 600  # seconds; importing takes most of them on a busy machine
-
-
-def run_ranks(world, folder):
-    """Run the worker on `world` ranks and return each rank's results."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with ExitStack() as stack:
-        ranks = []
-        for rank in range(world):
-            log = stack.enter_context((folder / f"{rank}.log").open("w"))
-            command = [
-                sys.executable,
-                str(WORKER),
-                str(rank),
-                str(world),
-                str(folder / "store"),
-                f"{folder}/{rank}.json",
-            ]
-            process = stack.enter_context(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-            stack.callback(process.kill)
-            ranks.append(process)
-        for rank, process in enumerate(ranks):
-            assert process.wait(timeout=TIMEOUT) == 0, (folder / f"{rank}.log").read_text()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
-
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("world", [2, 4])
-def test_ranks_agree_with_one_process(world, tmp_path):
+def test_ranks_agree_with_one_process(world: int) -> None:
     """Every mode, cut and view on 2 and 4 ranks is within 1e-5 of one process; blockwise of the shard's formula.
 
     Where the sums of `distributed` are rounded to bfloat16, an element of an orthogonalized matrix, at most about 1, is
     within one bfloat16 step of 1.
     """
-    results = run_ranks(world, tmp_path)
+    results = run_ranks(differences, world)
     assert len(results[0]) > 50
     bfloat16 = torch.finfo(torch.bfloat16).eps
     too_far = {

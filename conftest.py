@@ -2,13 +2,22 @@
 
 import doctest
 import os
+import sys
 from collections.abc import Iterator
 from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 import torch
 
 from megaopt_core.errors import PluginNotInstalledError
+
+sys.path.insert(0, str(Path(__file__).with_name("tests")))
+
+from leftovers import watch
+
+# No process that a test starts outlives the run.
+watch()
 
 # One thread, so that the test processes of a small machine do not fight.
 torch.set_num_threads(1)

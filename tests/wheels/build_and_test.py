@@ -133,18 +133,30 @@ def install(python: Path, *requirements: str | Path) -> None:
     run("uv", "pip", "install", "--quiet", "--python", python, *requirements, cwd=python.parent)
 
 
+def has_data(distribution: Distribution) -> bool:
+    """Whether there are files in the package that its Python reads: a wheel may lay them elsewhere than the tree."""
+    return any(not name.endswith((".py", "/py.typed")) for name in distribution.files())
+
+
 def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
-    """Copy the tests that need nothing else of the tree, and return their folders."""
+    """Copy the tests that could fail on a wheel alone, and return their folders.
+
+    That is what everything installed does together, and the plugins that read files of theirs. What modules compute is
+    the same from wherever they are imported.
+    """
     folders = [Path("tests/combos")]
     folders += [
-        Path("plugins", plugin.project.name, "tests") for plugin in distributions[1:] if plugin.has_package
+        Path("plugins", plugin.project.name, "tests")
+        for plugin in distributions[1:]
+        if plugin.has_package and has_data(plugin)
     ]
     for folder in folders:
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
     readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]
     # What recipes of the bridge are held to stands beside the benchmarks.
     results = Path("benchmarks/results/bridge.json")
-    for name in (Path("pyproject.toml"), Path("conftest.py"), Path("README.md"), results, *readmes):
+    settings = (Path("pyproject.toml"), Path("conftest.py"), Path("tests/leftovers.py"))
+    for name in (*settings, Path("README.md"), results, *readmes):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)
     return [str(folder) for folder in folders]
@@ -163,6 +175,8 @@ def check(outside: Path, *pytest_arguments: str) -> int:
         check_entry_points(distribution, python, outside)
     install(python, *tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"])
     folders = copy_tests(distributions, outside / "tests")
+    log = os.environ.get("TOX_ENV_DIR")
+    account = [f"--junitxml={log}/log/tests.xml"] if log else []
     # -I: neither the current folder nor PYTHONPATH can stand in for a file that a wheel lacks.
     pytest = [
         python,
@@ -173,6 +187,9 @@ def check(outside: Path, *pytest_arguments: str) -> int:
         "auto",
         "--maxprocesses=4",
         "--dist=loadscope",
+        *account,
+        "-m",
+        "not any_python",
         *folders,
         *pytest_arguments,
     ]

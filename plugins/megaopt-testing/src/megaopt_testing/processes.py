@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import multiprocessing
 import os
+import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -25,6 +28,9 @@ __all__ = ["RankFailedError", "processes_missing", "run_ranks"]
 
 TIMEOUT = 300.0
 """Seconds that all ranks together may take."""
+
+_PR_SET_PDEATHSIG = 1
+"""Linux's number of the call that asks for a signal when the parent dies."""
 
 
 class RankFailedError(MegaoptError, RuntimeError):
@@ -78,7 +84,7 @@ def run_ranks(
         pipes, processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)
-            given = (theirs, rank, size, f"{folder}/store", timeout, function, arguments)
+            given = (theirs, os.getpid(), rank, size, f"{folder}/store", timeout, function, arguments)
             process = context.Process(target=_run, args=given, daemon=True)
             with warnings.catch_warnings():
                 # Threads of torch's pools are waiting; a rank computes with one thread, and starts its own.
@@ -124,8 +130,17 @@ def _collect(pipes: list[Connection], timeout: float) -> list[Any]:
     return results
 
 
+def _end_with(parent: int) -> None:
+    """End this process when its parent does, even if that is killed: nobody would be left to read its answer."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def _run(
     pipe: Connection,
+    parent: int,
     rank: int,
     size: int,
     store: str,
@@ -133,6 +148,7 @@ def _run(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    _end_with(parent)
     torch.set_num_threads(1)
     value, error = None, None
     try:

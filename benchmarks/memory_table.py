@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import socket
 import sys
 import tempfile
 import warnings
@@ -167,10 +166,10 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rank(rank: int, port: int, path: str) -> None:
+def _rank(rank: int, store: str, path: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=RANKS)
     found = table()
     if rank == 0:
         Path(path).write_text(found)
@@ -179,12 +178,9 @@ def _rank(rank: int, port: int, path: str) -> None:
 
 def counted() -> str:
     """Return the table, counted by processes that are started for it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/table.md"
-        mp.spawn(_rank, (port, path), nprocs=RANKS)
+        mp.spawn(_rank, (f"{folder}/store", path), nprocs=RANKS)
         return Path(path).read_text()
 
 

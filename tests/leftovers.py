@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["MARK", "watch"]
 
-MARK = "MEGAOPT_TEST_RUN"
+MARK = "TEST_RUN_MARK"
 """The variable that marks all processes of a run, those of pytest-xdist among them."""
 
 

@@ -133,6 +133,13 @@ def _load(path: str) -> ModuleType:
     return module
 
 
+def _await_all(folder: Path, rank: int, size: int) -> None:
+    """Wait until every rank is here, so that no short timeout of a test's group runs while some are starting."""
+    (folder / f"started{rank}").touch()
+    while not all((folder / f"started{other}").exists() for other in range(size)):
+        time.sleep(0.005)
+
+
 def _run(
     pipe: Connection,
     rank: int,
@@ -147,6 +154,8 @@ def _run(
     torch.set_num_threads(1)
     value, error = None, None
     try:
+        module = _load(path)
+        _await_all(Path(store).parent, rank, size)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{store}",
@@ -154,7 +163,7 @@ def _run(
             world_size=size,
             timeout=timedelta(seconds=group_timeout),
         )
-        value = getattr(_load(path), name)(rank, size, *arguments)
+        value = getattr(module, name)(rank, size, *arguments)
     except BaseException:  # noqa: BLE001 - everything is reported to the test
         error = traceback.format_exc()
     answer = io.BytesIO()

@@ -57,7 +57,7 @@ def test_two_ranks_make_the_bits_of_a_replicated_optimizer_in_place(launch, opti
         "buffers, half": run(sharding, "buffers", **{**OFFLOAD, "optimizer_offload_fraction": 0.5}),
         "buffers, overlap": run(sharding, "buffers", **OFFLOAD, **EARLY, overlap_cpu_optimizer_d2h_h2d=True),
     }
-    results = launch(quietly, 2, runs, timeout=200)
+    results = launch(quietly, 2, runs)
     expected, said = results[0]["in place"]
     wrong = {
         (name, rank): differing(expected, result[name][0])

@@ -363,7 +363,7 @@ def comes_late(rank, size, folder):
 
 def test_ranks_that_gave_up_can_meet_again(tmp_path):
     """The next meeting is the same one for all."""
-    assert launch(comes_late, 2, str(tmp_path), group_timeout=4.0) == [True, True]
+    assert launch(comes_late, 2, str(tmp_path), group_timeout=8.0) == [True, True]
 
 
 # Generated differences: four ranks, one program each, compared by what is alike in them.

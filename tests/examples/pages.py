@@ -94,7 +94,7 @@ def run_script(command: str, folder: Path) -> str:
         "NO_COLOR": "1",
     }
     done = subprocess.run(
-        [*start, *arguments], cwd=folder, env=told, capture_output=True, text=True, timeout=400, check=False
+        [*start, *arguments], cwd=folder, env=told, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -108,7 +108,7 @@ def printed_by(code: str) -> str:
     """
     told = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     return done.stdout

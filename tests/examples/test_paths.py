@@ -18,7 +18,7 @@ def test_a_page_shows_the_diff_of_its_example(page, tmp_path):
     (shown,) = Page(page).blocks("diff")
     assert shown == diff_of(example)
     shutil.copy(EXAMPLES / example / "before.py", tmp_path)
-    subprocess.run(["patch", "-s", "-p0"], cwd=tmp_path, input=shown, text=True, check=True, timeout=60)
+    subprocess.run(["patch", "-s", "-p0"], cwd=tmp_path, input=shown, text=True, check=True, timeout=800)
     assert (tmp_path / "before.py").read_text() == (EXAMPLES / example / "after.py").read_text()
 
 

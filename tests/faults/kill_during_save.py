@@ -26,7 +26,7 @@ from megaopt_checkpoint import load_checkpoint, save_checkpoint, verify_checkpoi
 from megaopt_core import build_optimizer
 
 MODES = ("alone", "all of two", "one of two", "alone, in the background")
-PATIENCE = 60.0
+PATIENCE = 300.0
 WIDTH = 512
 
 

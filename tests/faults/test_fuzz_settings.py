@@ -19,7 +19,7 @@ def test_fifty_wrong_inputs_give_fifty_clear_errors():
         [sys.executable, str(SCRIPT), "--inputs", "50", "--seed", "11"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

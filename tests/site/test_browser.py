@@ -23,7 +23,6 @@ playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium"),
     pytest.mark.skipif(not SITE.is_dir(), reason="the documentation has not been built: tox run -e docs"),
-    pytest.mark.timeout(300),
 ]
 
 
@@ -117,7 +116,7 @@ def test_a_search_finds_pages_about_it_first(site: str, browser: Any) -> None:
     visit = Visit(browser, WIDE)
     visit.page.goto(f"{site}/search.html?q=learning+rate")
     found = visit.page.locator("#search-results li a")
-    found.first.wait_for(timeout=60_000)
+    found.first.wait_for(timeout=300_000)
     titles = [title.replace("\u2019", "'") for title in found.all_inner_texts()[:3]]
     assert "Muon's learning rate" in titles
     assert not any("megaopt_" in title for title in titles)
@@ -140,7 +139,7 @@ def test_the_page_of_explain_opens_by_itself(size: dict[str, int], browser: Any,
     target = tmp_path / "explained.html"
     command = [str(Path(sys.executable).with_name("megaopt")), "explain", "model:GPT", "--optimizer", "muon"]
     subprocess.run(
-        [*command, "--html", str(target)], cwd=ROOT / "examples" / "nanogpt", check=True, timeout=200
+        [*command, "--html", str(target)], cwd=ROOT / "examples" / "nanogpt", check=True, timeout=800
     )
     visit = Visit(browser, size)
     visit.page.goto(target.as_uri())

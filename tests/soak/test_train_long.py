@@ -20,7 +20,7 @@ def test_fifty_disturbed_runs_end_where_undisturbed_ones_do():
         [sys.executable, str(SCRIPT), "--runs", "50", "--steps", "12", "--seed", "7"],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=800,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

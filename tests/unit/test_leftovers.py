@@ -34,7 +34,7 @@ def _is_alive(pid: int) -> bool:
 
 def test_a_run_that_is_killed_leaves_no_process() -> None:
     """Not even one in a session of its own, which no signal to the run's group would reach."""
-    unwatched = {name: value for name, value in os.environ.items() if name != "MEGAOPT_TEST_RUN"}
+    unwatched = {name: value for name, value in os.environ.items() if name != "TEST_RUN_MARK"}
     with subprocess.Popen(
         [sys.executable, "-c", RUN], env=unwatched, stdout=subprocess.PIPE, text=True
     ) as run:
@@ -49,4 +49,4 @@ def test_a_run_that_is_killed_leaves_no_process() -> None:
 
 def test_this_run_is_watched() -> None:
     """The settings of every run see to it, and its workers know whose they are."""
-    assert "MEGAOPT_TEST_RUN" in os.environ
+    assert "TEST_RUN_MARK" in os.environ

@@ -76,7 +76,7 @@ print("resumed")
 
 def _run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, timeout=110
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, timeout=800
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -186,7 +186,7 @@ def check(outside: Path, *pytest_arguments: str) -> int:
         "-n",
         "auto",
         "--maxprocesses=4",
-        "--dist=loadscope",
+        "--dist=worksteal",
         *account,
         "-m",
         "not any_python",

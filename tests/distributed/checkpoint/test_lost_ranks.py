@@ -45,8 +45,8 @@ def save_alone(rank, size):
 
 @pytest.mark.distributed
 def test_a_peer_that_dies_before_the_first_background_save(launch):
-    """The error comes after the timeout of the run, three seconds here."""
-    found = launch(save_alone, 2, group_timeout=3.0, may_die=True)
+    """The error comes after the timeout of the run, five seconds here."""
+    found = launch(save_alone, 2, group_timeout=5.0, may_die=True)
     words, seconds = next(entry for entry in found if entry)
     assert "another rank is gone" in words
-    assert seconds < 20.0
+    assert seconds < 150.0

@@ -207,7 +207,7 @@ def one_is_killed(rank: int, size: int, kind: str) -> tuple[str, float]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_is_killed_inside_an_exchange_is_an_error_on_the_others(launch, kind) -> None:
     """In time, in words that say what to do."""
-    (words, seconds), _ = launch(one_is_killed, 2, kind, group_timeout=5.0, may_die=True)
+    (words, seconds), _ = launch(one_is_killed, 2, kind, group_timeout=30.0, may_die=True)
     assert words.startswith("the exchange of ")
     assert "Restart all ranks from the last checkpoint" in words
-    assert seconds < 30.0
+    assert seconds < 150.0

@@ -52,7 +52,7 @@ def test_two_ranks_make_the_bits_of_a_replicated_optimizer(launch, optimizer, dt
     """Parameters, main parameters and state; adam steps the rest."""
     pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")
     runs = ways(optimizer, dtype)
-    results = launch(several, 2, runs, timeout=100)
+    results = launch(several, 2, runs)
     expected, said = results[0]["expected"]
     assert f"last.weight/{STATES[optimizer]}" in expected
     wrong = {

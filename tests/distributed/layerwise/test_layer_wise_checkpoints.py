@@ -154,9 +154,9 @@ def dies_in_an_exchange(rank, size, tp, folder):
 def test_a_rank_that_dies_inside_an_exchange_and_the_run_goes_on_alone(launch, tmp_path, tp, what):
     """Two ranks, and then one process from the checkpoint before: with the bits of a run without accidents."""
     source = str(tmp_path / "last")
-    (told, calls, seconds), _ = launch(dies_in_an_exchange, 2, tp, source, group_timeout=20.0, may_die=True)
+    (told, calls, seconds), _ = launch(dies_in_an_exchange, 2, tp, source, group_timeout=250.0, may_die=True)
     assert calls >= 2
-    assert seconds < 20
+    assert seconds < 150
     assert told.startswith(what)
     assert "another rank has stopped" in told
     assert "Restart all ranks from the last checkpoint" in told

@@ -117,7 +117,7 @@ def test_peers_under_every_wrapper(launch):
             {"settings": {**peers, **early, "overlap_param_gather": True}, "ddp": overlaps},
         ),
     }
-    for result in launch(several, 2, runs, timeout=100):
+    for result in launch(several, 2, runs):
         expected, _ = result.pop("expected")
         for name, (found, _) in result.items():
             assert set(found) == set(expected), name

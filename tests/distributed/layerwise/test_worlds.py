@@ -39,7 +39,7 @@ def test_two_ranks_with_tied_frozen_and_accumulated(launch, optimizer, dtype):
         runs[kind, "expected"] = (optimizer, "replicated", "torch"), options
         runs[kind, "torch"] = (optimizer, "layer_wise", "torch"), options
         runs[kind, "buffers"] = (optimizer, "layer_wise", "buffers"), {**options, "ddp": BUFFERS}
-    results = launch(several, 2, runs, timeout=100)
+    results = launch(several, 2, runs)
     wrong = {
         (*run, rank): differing(result[run[0], "expected"][0], result[run][0])
         for rank, result in enumerate(results)

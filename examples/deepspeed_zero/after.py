@@ -38,4 +38,5 @@ for step in range(20):
         print(f"step {step + 1}: loss {loss.item():.2f}")
 
 save_checkpoint("megaopt-checkpoint", model, optimizer, scheduler)
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()

@@ -26,4 +26,5 @@ for step in range(20):
         print(f"step {step + 1}: loss {loss.item():.2f}")
 
 model.save_checkpoint("deepspeed-checkpoint")
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()

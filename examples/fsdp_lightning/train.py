@@ -59,3 +59,4 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
 )
 trainer.fit(Regression(), data)
+trainer.strategy.barrier()

@@ -49,3 +49,4 @@ trainer = Trainer(
 result = trainer.train()
 if trainer.is_world_process_zero():
     print(f"step {result.global_step}: mean loss {result.training_loss:.2f}")
+trainer.accelerator.wait_for_everyone()

@@ -59,4 +59,5 @@ for step in range(20):
 
 state = {"optimizer": optimizer.sharded_state_dict(model.state_dict())}
 dist_checkpointing.save(state, "megatron-checkpoint")
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()

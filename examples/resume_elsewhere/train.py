@@ -46,4 +46,5 @@ with torch.no_grad():
 if rank == 0:
     print(f"step {args.until} on {ranks} rank(s): loss {loss.item():.4f}")
 if ranks > 1:
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()

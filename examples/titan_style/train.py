@@ -92,4 +92,5 @@ for step in range(first, training["steps"]):
     if (step + 1) % training["checkpoint_every"] == 0:
         state["step"] = step + 1
         dcp.save(state, checkpoint_id=f"step-{step + 1}" if args.resume is None else f"resumed-{step + 1}")
+dist.barrier()
 dist.destroy_process_group()

@@ -55,7 +55,7 @@ def checked(name: str) -> dict[str, object]:
         return {"refused": str(error).partition("cannot be used: ")[2] or str(error)}
     probed = time.perf_counter() - begin
     own = inspect.signature(entry.load_class()).parameters.get("lr")
-    lr = own.default if own is not None and isinstance(own.default, float) else LR
+    lr = max(LR, own.default) if own is not None and isinstance(own.default, float) else LR
     results = run_checks(name, lr=lr)
     return {
         "granularity": entry.granularity.value,

@@ -16,7 +16,7 @@ from megaopt_core.cli import main
 
 pytest.importorskip("setuptools")
 
-CHECKS = {"optimizer": 27, "strategy": 5, "schedule": 5, "roles": 4}
+CHECKS = {"optimizer": 35, "strategy": 5, "schedule": 5, "roles": 4}
 """Kind to how many checks of the kit can be made of what is written."""
 
 

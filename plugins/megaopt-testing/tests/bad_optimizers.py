@@ -10,7 +10,7 @@ import torch.distributed as dist
 from attrs import field, frozen
 
 from megaopt_core import OptimizerEntry, ParamKey, ParamPredicate, hookimpl
-from megaopt_core.config import between
+from megaopt_core.config import between, boolean
 
 _TICKS = itertools.count(1)
 
@@ -438,6 +438,135 @@ class Crawls(Good):
         super().update(param, {**group, "lr": 0.02 * group["lr"]})
 
 
+class AccumulatesInHalf(Good):
+    """Keeps float32, and computes the momentum in float16."""
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        momentum = super().momentum(param)
+        return momentum.copy_(momentum.half().float())
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, group)
+        self.momentum(param)
+
+
+class ReadsHalfOfGradients(Good):
+    """Rounds gradients to bf16 before it uses them."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        momentum = self.momentum(param).lerp_(param.grad.bfloat16().float(), 1 - group["beta"])
+        param.sub_(momentum.sign(), alpha=group["lr"])
+
+
+class RoundsParameters(Good):
+    """Rounds the parameters that it has stepped to bf16."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, group)
+        if group["lr"]:
+            param.copy_(param.bfloat16())
+
+
+class KeepsTheGradientItself(Good):
+    """Compares a gradient with the last one, of which it keeps no copy."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        super().update(param, group)
+        self.state[param]["last"] = param.grad
+
+
+class SharesStateByShape(Good):
+    """Has one buffer for all parameters of one shape."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.buffers: dict[torch.Size, torch.Tensor] = {}
+
+    def momentum(self, param: torch.Tensor) -> torch.Tensor:
+        self.state[param].setdefault("scratch", self.buffers.setdefault(param.shape, torch.zeros_like(param)))
+        return super().momentum(param)
+
+
+class BeginsOnce(Good):
+    """Steps those parameters for ever that had a gradient in its first step."""
+
+    def __init__(self, params: Any, lr: float, beta: float, weight_decay: float) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.mine: list[torch.Tensor] = []
+
+    def step(self, closure: Any = None) -> None:
+        if not self.mine:
+            self.mine = [
+                param for group in self.param_groups for param in group["params"] if param.grad is not None
+            ]
+        super().step(closure)
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if any(param is known for known in self.mine):
+            super().update(param, group)
+
+
+class SkipsNumbers(Good):
+    """Leaves parameters without a dimension alone."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        if param.ndim:
+            super().update(param, group)
+
+
+class DividesByDeviations(Good):
+    """Divides by the deviation of a gradient's elements, of which one alone has none."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        apart = param.grad - param.grad.mean()
+        variance = apart.square().sum() / (param.numel() - 1)
+        super().update(param, {**group, "lr": group["lr"] / (1 + 0.01 * variance.sqrt())})
+
+
+class NeedsPlainOrder(Good):
+    """Views parameters as vectors."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.view(-1)
+        super().update(param, group)
+
+
+class WritesInMemorysOrder(Good):
+    """Writes the step of the plain order into memory as it lies."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        momentum = self.momentum(param).lerp_(param.grad, 1 - group["beta"])
+        param.as_strided((param.numel(),), (1,)).sub_(momentum.sign().reshape(-1), alpha=group["lr"])
+
+
+class SeedsTheProcess(Good):
+    """Seeds torch's generator, to be reproducible."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        torch.manual_seed(7)
+        super().update(param, group)
+
+
+class SetsThePrecision(Good):
+    """Sets the precision of everybody's products."""
+
+    def step(self, closure: Any = None) -> None:
+        torch.set_float32_matmul_precision("medium")
+        super().step(closure)
+
+
+class NeverMaximizes(Good):
+    """Has a switch to ascend, which only its constructor looks at."""
+
+    def __init__(
+        self, params: Any, lr: float, beta: float = 0.9, weight_decay: float = 0.0, *, maximize: bool = False
+    ) -> None:
+        super().__init__(params, lr, beta, weight_decay)
+        self.maximize = maximize
+
+
 class GoodSplit:
     """The good optimizer in three parts."""
 
@@ -533,6 +662,16 @@ class SilentSettings:
     """A setting that nobody explains."""
 
     beta: float = field(default=0.9, validator=between(0.0, 1.0))
+
+
+@frozen
+class SwitchSettings:
+    """Settings of which one does nothing."""
+
+    beta: float = field(
+        default=0.9, validator=between(0.0, 1.0), metadata={"help": "decay rate of the momentum"}
+    )
+    maximize: bool = field(default=False, validator=boolean(), metadata={"help": "ascend"})
 
 
 def _with_model(config: Any, model_chunks: Any, pg_collection: Any) -> dict[str, Any]:
@@ -642,18 +781,35 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "seeds_by_rank": ("world_sizes", _entry(SeedsByRank)),
     "goes_by_what_is_beside": ("sharded", _entry(GoesByWhatIsBeside)),
     "averages_in_group": ("sharded", _entry(AveragesInGroup, granularity="tensor")),
+    "accumulates_in_half": ("full_precision", _entry(AccumulatesInHalf)),
+    "reads_half_of_gradients": ("full_precision", _entry(ReadsHalfOfGradients)),
+    "rounds_parameters": ("full_precision", _entry(RoundsParameters)),
+    "keeps_the_gradient_itself": ("own_memory", _entry(KeepsTheGradientItself)),
+    "shares_state_by_shape": ("own_memory", _entry(SharesStateByShape)),
+    "begins_once": ("late_gradients", _entry(BeginsOnce)),
+    "skips_numbers": ("shapes", _entry(SkipsNumbers)),
+    "divides_by_deviations": ("shapes", _entry(DividesByDeviations, granularity="tensor")),
+    "needs_plain_order": ("strides", _entry(NeedsPlainOrder)),
+    "writes_in_memorys_order": ("strides", _entry(WritesInMemorysOrder)),
+    "seeds_the_process": ("process_untouched", _entry(SeedsTheProcess)),
+    "sets_the_precision": ("process_untouched", _entry(SetsThePrecision)),
+    "never_maximizes": (
+        "settings_act",
+        _entry(NeverMaximizes, settings=SwitchSettings, setting_prefixes=("switched",)),
+    ),
     "keeps_state_backwards": ("resume_over_ranks", _entry(KeepsStateBackwards)),
 }
 """Optimizer name to the check that it fails, and its entry."""
 
 ALSO = {
     "decays_without_gradient": {"no_gradients"},
-    "schedules_itself": {"no_gradients", "learns", "tensor_lr"},
+    "schedules_itself": {"no_gradients", "tensor_lr"},
     "moves_parameters_at_build": {"precision"},
     "does_nothing": {"group_settings", "learns"},
     "drops_gradients": {"precision"},
     "goes_by_what_is_beside": {"non_finite_gradients"},
     "averages_in_group": {"non_finite_gradients"},
+    "divides_by_deviations": {"learns"},
 }
 """Optimizer name to the other checks in which its fault shows too."""
 

@@ -29,6 +29,19 @@ BAD = _bad_optimizers()
 
 # What the message tells the author, beside the optimizer's name.
 HELP = {
+    "accumulates_in_half": "hold float16 numbers only",
+    "reads_half_of_gradients": "rounded before they are used",
+    "rounds_parameters": "hold bfloat16 numbers only",
+    "keeps_the_gradient_itself": "and a gradient",
+    "shares_state_by_shape": "Keep copies",
+    "begins_once": "when its first gradient comes",
+    "skips_numbers": "stays where it was",
+    "divides_by_deviations": "does not exist there",
+    "needs_plain_order": "raises RuntimeError: view size",
+    "writes_in_memorys_order": "Use `reshape`, not `view`",
+    "seeds_the_process": "Use a torch.Generator of your own",
+    "sets_the_precision": "Put it back before it returns",
+    "never_maximizes": "switched_maximize does nothing: True",
     "skips_non_finite_parameters": "do not skip a parameter yourself",
     "counts_empty_steps": "count and decay where there is a gradient",
     "uses_the_previous_gradient": "not one that was kept",
@@ -44,7 +57,7 @@ HELP = {
     "normalizes_what_it_is_given": 'declare granularity="tensor"',
     "looks_at_the_model": "does it look at the model instead?",
     "ascends": "give the kit one: run_checks(name, lr=...)",
-    "crawls": "which is to be 0.9 of the first at most",
+    "crawls": "which is to be 0.95 of the first at most",
     "writes_its_learning_rate": "writes into the tensor that is its learning rate",
     "needs_a_number": "raises TypeError: lr must be a float",
     "routes_by_values": "routing a model on the meta device raises",

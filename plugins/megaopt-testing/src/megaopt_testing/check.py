@@ -15,6 +15,7 @@ from attrs import Factory, field, frozen
 
 from megaopt_core.errors import ConformanceError, PluginError
 from megaopt_core.registry import get_registry
+from megaopt_testing.process_state import kept
 
 __all__ = ["BoundCheck", "Check", "CheckResult", "CheckStatus", "DoesNotApply", "Kind", "subject"]
 
@@ -99,14 +100,10 @@ class Check:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Compute with one thread, which small models are fastest with, and put the random state back afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    """Compute with one thread, which small models are fastest with, and put back what a plugin leaves otherwise."""
+    with kept(), torch.enable_grad():
+        torch.set_num_threads(1)
+        yield
 
 
 class CheckStatus(StrEnum):

@@ -7,10 +7,13 @@ from typing import Any
 
 from megaopt_core.errors import UnknownNameError
 from megaopt_testing.check import BoundCheck, Check, CheckResult, Kind, subject
+from megaopt_testing.checks.full_precision import check_full_precision
 from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
 from megaopt_testing.checks.granularity import check_granularity, requires_elements
 from megaopt_testing.checks.groups import check_group_settings
 from megaopt_testing.checks.identity import check_no_silent_fallback, check_report
+from megaopt_testing.checks.late_gradients import check_late_gradients
+from megaopt_testing.checks.memory import check_own_memory, check_process_untouched
 from megaopt_testing.checks.ownership import check_frozen_parameters, check_tied_parameters
 from megaopt_testing.checks.reproducible import check_bit_exact_resume, check_deterministic
 from megaopt_testing.checks.routing import check_meta_routing
@@ -21,6 +24,8 @@ from megaopt_testing.checks.settings import (
     check_settings_validated,
     requires_settings,
 )
+from megaopt_testing.checks.settings_act import check_settings_act
+from megaopt_testing.checks.shapes import check_shapes, check_strides
 from megaopt_testing.checks.split_step import check_split_step, requires_split_step
 from megaopt_testing.checks.state import check_state_before_first_step
 from megaopt_testing.checks.tensor_lr import check_tensor_lr
@@ -95,6 +100,18 @@ CHECKS: tuple[Check, ...] = (
         hint="work on a copy of `param.grad`, and leave zero_grad() to the caller",
     ),
     Check(
+        "late_gradients",
+        "a parameter whose first gradient comes late moves from then on",
+        check_late_gradients,
+        hint="make the state of a parameter when its first gradient comes",
+    ),
+    Check(
+        "own_memory",
+        "state shares memory with no gradient, parameter or other state",
+        check_own_memory,
+        hint="keep clones, one for each parameter",
+    ),
+    Check(
         "written_in_place",
         "parameters keep their memory",
         check_written_in_place,
@@ -133,6 +150,13 @@ CHECKS: tuple[Check, ...] = (
         hint="pass settings on in `config_to_kwargs`, or name the prefix in `setting_prefixes`",
     ),
     Check(
+        "settings_act",
+        "another value of a setting leads elsewhere",
+        check_settings_act,
+        requires_settings,
+        hint='pass settings on, and use them in `step`; or say in metadata={"elsewhere": ...} where they act',
+    ),
+    Check(
         "no_silent_fallback",
         "it steps what it accepts in its own way, not as SGD or AdamW would",
         check_no_silent_fallback,
@@ -149,6 +173,30 @@ CHECKS: tuple[Check, ...] = (
         "state is kept in the dtypes that are declared",
         check_state_dtypes,
         hint="make state with `zeros_like(param)`, or declare `state_dtypes`",
+    ),
+    Check(
+        "full_precision",
+        "what is kept in float32 is computed in float32",
+        check_full_precision,
+        hint="compute in the dtype of the parameter, and read gradients in their own",
+    ),
+    Check(
+        "shapes",
+        "numbers, single elements, rows and columns are stepped, or refused in words",
+        check_shapes,
+        hint="look at what a mean, a deviation or a product is for one element",
+    ),
+    Check(
+        "strides",
+        "the order of elements in memory does not matter",
+        check_strides,
+        hint="use `reshape` instead of `view`, and `zeros_like` for state",
+    ),
+    Check(
+        "process_untouched",
+        "a step changes no setting of the process, and seeds no random generator",
+        check_process_untouched,
+        hint="put back what a step needs otherwise, and use generators of your own",
     ),
     Check(
         "granularity",

@@ -1,0 +1,142 @@
+"""What a step leaves around it: memory that is the optimizer's alone, and a process whose settings are as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_testing.process_state import process_settings
+from megaopt_testing.trial import Trial, some
+
+__all__ = ["check_own_memory", "check_process_untouched"]
+
+type _Region = tuple[int, int, str]
+
+
+def check_own_memory(optimizer: str, **settings: Any) -> None:
+    """State lies in memory of its own: not in that of a gradient, a parameter, or other state.
+
+    Gradients are overwritten by the next backward pass, and what shares memory in a run is apart in one that is
+    resumed.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: two of them share memory.
+    """
+    trial = Trial(optimizer, settings)
+    torch.manual_seed(0)
+    model = trial.model()
+    built = trial.build(model)
+    own = set(trial.own_names(built))
+    given: list[torch.Tensor] = []  # held, so that their memory is given to nothing else
+
+    def look(inner: torch.optim.Optimizer, *_: Any) -> None:
+        given.extend(param.grad for param in _params(inner, own) if param.grad is not None)
+
+    handles = [part.inner.register_step_pre_hook(look) for part in built.parts]
+    for step in range(2):
+        trial.step_given(model, built, step)
+    for handle in handles:
+        handle.remove()
+    regions = [*_regions("a gradient", given), *_own_regions(built, own)]
+    shared = sorted(_overlaps(regions))
+    if shared:
+        trial.fail(
+            f"they share memory: {some(shared)}. Keep copies (`grad.clone()`, `torch.zeros_like(param)`), one for each "
+            "parameter"
+        )
+
+
+def _params(inner: torch.optim.Optimizer, names: set[str]) -> Iterator[torch.Tensor]:
+    for group in inner.param_groups:
+        yield from (param for param in group["params"] if _name(param) in names)
+
+
+def _name(param: torch.Tensor) -> str:
+    name: str = param.param_info.name  # type: ignore[attr-defined] # build sets it
+    return name
+
+
+def _own_regions(built: MegatronOptimizer, own: set[str]) -> Iterator[_Region]:
+    for part in built.parts:
+        for param in _params(part.inner, own):
+            yield from _regions(f"parameter {_name(param)}", [param])
+            for key, value in part.inner.state.get(param, {}).items():
+                yield from _regions(f"state {key!r} of {_name(param)}", _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inside in value.values():
+            yield from _tensors(inside)
+    elif isinstance(value, (list, tuple)):
+        for inside in value:
+            yield from _tensors(inside)
+
+
+def _regions(what: str, tensors: Any) -> Iterator[_Region]:
+    """Yield begin, end and name of memory; single numbers and tensors without memory of their own have none."""
+    for tensor in tensors:
+        if tensor.numel() < 2 or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            continue
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        begin = tensor.data_ptr()
+        yield begin, begin + (last + 1) * tensor.element_size(), what
+
+
+def _overlaps(regions: list[_Region]) -> Iterator[str]:
+    end, holder = 0, ""
+    for begin, until, what in sorted(regions):
+        if begin < end and not what == holder == "a gradient":
+            yield f"{what} and {holder}"
+        if until > end:
+            end, holder = until, what
+
+
+def check_process_untouched(optimizer: str, **settings: Any) -> None:
+    """A step changes no setting of the process, and seeds no random generator.
+
+    Whoever shuffles data or drops activations by the default generators would get the same numbers in every step.
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: a setting is changed, or a generator is in one state afterwards whatever it was before.
+    """
+    trial = Trial(optimizer, settings)
+    torch.manual_seed(0)
+    model, before, after = trial.model(), process_settings(), []
+    built = trial.build(model)
+    _require_kept(trial, before, "building it")
+    for seed in (1, 2):
+        built.zero_grad()
+        trial.backward(model, seed)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        built.step()
+        _require_kept(trial, before, "a step")
+        after.append((torch.get_rng_state(), random.getstate()))
+    if torch.equal(after[0][0], after[1][0]) or after[0][1] == after[1][1]:
+        trial.fail(
+            "a step seeds a random generator of the process: whatever is drawn next is the same in every step. Use a "
+            "torch.Generator of your own, made in the step from numbers that are in `optimizer.state`"
+        )
+
+
+def _require_kept(trial: Trial, before: Mapping[str, Any], what: str) -> None:
+    changed = [name for name, value in process_settings().items() if value != before[name]]
+    if changed:
+        trial.fail(
+            f"{what} changes for the whole process what {some(changed)} sets. Put it back before it returns"
+        )

@@ -1,0 +1,113 @@
+"""Settings act: with another value of a setting, steps end elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from megaopt_core.errors import MegaoptError
+from megaopt_core.registry import SettingInfo
+from megaopt_testing.checks.settings import own_settings
+from megaopt_testing.snapshot import params_of, same_bits
+from megaopt_testing.trial import Trial
+
+__all__ = ["check_settings_act"]
+
+_SCALES = (1.0, 1.0, 30.0, 1e-3, 1.0, 1e-2, 1e-2, 3.0, 1e-3, 1e-3, 1.0, 1.0)
+"""Gradients jump up and down, so that clipping, maxima and averages show."""
+
+_HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Torch's own names for ways to compute one and the same step."""
+
+
+def check_settings_act(optimizer: str, **settings: Any) -> None:
+    """With another value of a setting some parameter goes elsewhere in twelve steps, if need be beside another switch.
+
+    Tried are the other choices, the other truth value, and numbers below and above the default; a setting whose default
+    is of another kind, or of which no other value is accepted, is left out. So is one that says why it does nothing
+    here: `metadata={"elsewhere": "over tensor-parallel ranks"}`, and torch's own names for ways to compute (`foreach`,
+    `fused`, `capturable`, `differentiable`).
+
+    Args:
+        optimizer: registered name.
+        **settings: fields of the configuration.
+
+    Raises:
+        ConformanceError: every value of a setting leads to the same bits.
+    """
+    trial = Trial(optimizer, settings)
+    own = own_settings(optimizer)
+    usual = {name: settings.get(name, info.default) for name, info in own.items()}
+    for name, info in own.items():
+        if info.field.name in _HOW or info.field.metadata.get("elsewhere"):
+            continue
+        tried = _silent(trial, info, usual[name], {})
+        for other, beside in own.items():
+            if not tried:
+                break
+            if other != name and beside.field.name not in _HOW:
+                for value in _switched(beside, usual[other]):
+                    tried = tried and _silent(trial, info, usual[name], {other: value})
+        if tried:
+            trial.fail(
+                f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} lead to the same "
+                'bits. Read it in every step; if it acts elsewhere only, say so by metadata={"elsewhere": "where"}'
+            )
+
+
+def _silent(trial: Trial, info: SettingInfo, usual: Any, beside: dict[str, Any]) -> list[Any]:
+    """Return the values of a setting that were tried; none when one of them led elsewhere."""
+    tried = []
+    try:
+        expected = _stepped(trial, **beside)
+    except MegaoptError:
+        return [usual]
+    for value in _others(info, usual):
+        try:
+            found = _stepped(trial, **beside, **{info.name: value})
+        except MegaoptError:
+            continue  # out of range, or not beside the other settings
+        tried.append(value)
+        if any(not same_bits(found[key], expected[key]) for key in expected):
+            return []
+    return tried
+
+
+def _switched(info: SettingInfo, value: Any) -> Iterator[Any]:
+    """Yield what a setting may be switched to, for others that act only then."""
+    if info.choices or isinstance(value, bool):
+        yield from _others(info, value)
+
+
+def _stepped(trial: Trial, **needed: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = trial.model()
+    built = trial.build(model, **needed)
+    for step, scale in enumerate(_SCALES):
+        built.zero_grad()
+        trial.backward(model, step)
+        for param in model.parameters():
+            if param.grad is not None:
+                param.grad.mul_(scale)
+        built.step()
+    return params_of(built)
+
+
+def _others(info: SettingInfo, value: Any) -> Iterator[Any]:
+    """Yield other values that the setting may have."""
+    if info.choices:
+        yield from (choice for choice in info.choices if choice != value)
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from _differing(value, (value // 2, value + 1, 2 * value + 1, 10 * value + 10, 1, 0))
+    elif isinstance(value, float):
+        yield from _differing(value, (value / 2, 2 * value, value / 10, 10 * value, 0.0, 0.5, 0.95, 1.0))
+    elif isinstance(value, tuple) and value and all(isinstance(each, float) for each in value):
+        yield tuple(each / 2 for each in value)
+
+
+def _differing[Number: (int, float)](value: Number, others: tuple[Number, ...]) -> Iterator[Number]:
+    yield from dict.fromkeys(other for other in others if other != value)

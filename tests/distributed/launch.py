@@ -37,13 +37,27 @@ import torch.distributed as dist
 __all__ = ["RankError", "launch"]
 
 PRELOADED = [
+    "hypothesis",
+    "pytest",
     "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "megaopt_core.build",
     "megaopt_adam.plugin",
+    "megaopt_checkpoint.plugin",
+    "megaopt_device.plugin",
     "megaopt_distributed.plugin",
+    "megaopt_fsdp.plugin",
+    "megaopt_layerwise.plugin",
+    "megaopt_lion.plugin",
+    "megaopt_muon.adaptive",
+    "megaopt_muon.plugin",
+    "megaopt_roles.plugin",
+    "megaopt_soap.soap",
+    "megaopt_testing.plugin",
 ]
-"""What the server imports; the last ones may be missing."""
+"""What the server imports once, for every rank; plugins may be missing."""
 
 TIMEOUT = 600.0
 """Seconds that all ranks together may take."""

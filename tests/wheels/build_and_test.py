@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,7 +166,9 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
 def check(outside: Path, *pytest_arguments: str) -> int:
     """Build, check, install and test in an empty folder, and return pytest's exit status."""
     distributions = copy_sources(outside / "sources")
-    wheels = [build(distribution, outside / distribution.package) for distribution in distributions]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as builders:
+        outputs = [outside / distribution.package for distribution in distributions]
+        wheels = list(builders.map(build, distributions, outputs))
     for distribution, wheel in zip(distributions, wheels, strict=True):
         check_files(distribution, wheel)
     python = make_environment(outside)

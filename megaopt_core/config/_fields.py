@@ -79,6 +79,11 @@ class CoreFields:
     grad_norm_skip_threshold: float = limit_setting(
         "Skip a step whose global gradient norm is above this, or NaN; `inf` skips none.",
     )
+    skip_nonfinite_steps: bool = switch(
+        default=True,
+        help="In mixed precision, give up a step with a gradient that is not finite. False, with bf16: make it, as "
+        "fp32 does; on an accelerator the host then reads nothing before a step.",
+    )
     log_num_zeros_in_grad: bool = switch("Count the zeros in the gradients at every step.")
 
     sharding: str | None = setting(
@@ -193,6 +198,13 @@ def _check_together(config: CoreFields) -> None:
             "fp16=True and bf16=True: at most one of them can be True", setting="fp16", value=True
         )
     _check_placement(config)
+    if not config.skip_nonfinite_steps and (config.fp16 or config.loss_scale is not None):
+        raise ConfigurationError(
+            "skip_nonfinite_steps=False: gradients of a scaled loss overflow as a matter of course (fp16, loss_scale); "
+            "bf16 without a loss scale can do without",
+            setting="skip_nonfinite_steps",
+            value=False,
+        )
     _ordered(config, "min_lr", "lr")
     _ordered(config, "decoupled_min_lr", "decoupled_lr")
     _ordered(config, "min_loss_scale", "initial_loss_scale")

@@ -16,7 +16,7 @@ from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._main_values import require_model_values, start_main_values
 from megaopt_core.optimizers._part import OptimizerPart, common_defaults
-from megaopt_core.optimizers._result import StepResult
+from megaopt_core.optimizers._result import StepResult, UnreadStepResult
 from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
 from megaopt_core.optimizers._step_gradients import StepGradients
 from megaopt_core.optimizers._tied_params import Twins
@@ -160,7 +160,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Returns:
             `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
             `(False, None, None)`; when the norm is above `grad_norm_skip_threshold`: `(False, grad_norm,
-            num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale.
+            num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale. Where no rule can skip a
+            step on an accelerator (fp32, or `skip_nonfinite_steps=False`), the host reads norm and zeros when you do.
         """
         if closure is not None:
             with torch.enable_grad():
@@ -171,9 +172,12 @@ class MegatronOptimizer(torch.optim.Optimizer):
             if stats.found_inf and not accepted:
                 return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
             successful = accepted and self.step_with_ready_grads()
-        mixed = self.is_mixed_precision
+        mixed = any(part.precision.is_mixed for part in self.parts)
+        counts = self.config.log_num_zeros_in_grad
+        if stats.unread is not None:
+            return UnreadStepResult.of(stats.unread, *((0.0, 0) if mixed else (None, None)))
         norm = stats.norms.get(None, 0.0 if mixed else None)
-        zeros = stats.zeros if self.config.log_num_zeros_in_grad else (0 if mixed else None)
+        zeros = stats.zeros if counts else (0 if mixed else None)
         return StepResult(successful, norm, zeros)
 
     def _collect(self) -> torch.Tensor | None:

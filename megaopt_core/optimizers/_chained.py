@@ -15,7 +15,14 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 
 __all__ = ["ChainedOptimizer"]
 
-_ONE_FOR_ALL = ("clip_grad", "grad_norm_skip_threshold", "log_num_zeros_in_grad", "fp16", "bf16")
+_ONE_FOR_ALL = (
+    "clip_grad",
+    "grad_norm_skip_threshold",
+    "log_num_zeros_in_grad",
+    "skip_nonfinite_steps",
+    "fp16",
+    "bf16",
+)
 
 
 class ChainedOptimizer(MegatronOptimizer):

@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
+from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 from megaopt_core.optimizers._gradients.statistics import count_zeros, sum_of_squares, wide_dtype
+from megaopt_core.optimizers._gradients.unread import UnreadStats
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.parallel._reduction import all_reduce
 
-__all__ = ["Asked", "GradStats", "found_inf_in", "measure", "stats_device", "zeros_of"]
+__all__ = ["Asked", "GradStats", "found_inf_in", "measure", "measure_unread", "stats_device", "zeros_of"]
 
 
 @frozen
@@ -27,6 +29,7 @@ class GradStats:
         zeros: number of zero elements; None when it was not asked for.
         refused: a rank that meets this one here cannot step what trains.
         written: somebody wrote to the model since the last step on some rank; the same on all ranks.
+        unread: norms and zeros that are on the device still; then the others say nothing.
     """
 
     found_inf: bool
@@ -34,6 +37,7 @@ class GradStats:
     zeros: int | None
     refused: bool = False
     written: bool = False
+    unread: UnreadStats | None = None
 
 
 @frozen
@@ -144,6 +148,48 @@ def measure(
         # Squares may overflow where gradients do not; in steps that would be skipped, and in rare others.
         stats, _ = _measure(parts, pgs, asked, found_inf, zeros, refused, exact_range=True)
     return stats
+
+
+def measure_unread(
+    parts: Sequence[OptimizerPart],
+    asked: Asked,
+    zeros: _PerGroup | None,
+    watch: DoubleClippingWatch,
+    clip_grad: float,
+) -> tuple[UnreadStats, dict[str | None, torch.Tensor]]:
+    """Return norms and zeros that the host has not read, and the factor that clips each norm group, on the device.
+
+    Every sum is added in float64, since nobody would see that squares have overflowed.
+
+    Args:
+        parts: the optimizer's parts.
+        asked: norms, zeros, or neither; nothing that the step depends on.
+        zeros: what :func:`zeros_of` returned, where zeros are asked for.
+        watch: is told of the norm once the host has it.
+        clip_grad: the largest norm that is left as it is; 0: nothing is clipped.
+    """
+    device = stats_device(parts)
+    keys: list[str | None] = [None, *asked.norm_groups]
+    totals = torch.zeros(len(keys) + 3, dtype=wide_dtype(device), device=device)
+    for group, members in _by_stats_group(parts).items() if asked.norms or asked.zeros else ():
+        sums = _local_sums(members, keys, device, asked, exact_range=True)
+        if zeros is not None:
+            sums[-3] = zeros[group]
+        if size_of(group) > 1:
+            all_reduce(sums, group, "the reduction of gradient norms")
+        totals += sums
+    factors: dict[str | None, torch.Tensor] = {}
+    if asked.norms and clip_grad > 0.0:
+        coefficients = clip_grad / (totals[: len(keys)].sqrt() + 1.0e-6)
+        # As in torch, a norm that is NaN makes every gradient NaN.
+        least = torch.where(coefficients >= 1.0, 1.0, coefficients)
+        factors = dict(zip(keys, least.unbind(), strict=True))
+    # Where a counter tells of a write, the step reads who has written and takes it over.
+    watching = [part.writes for part in parts if part.writes.flag is not None and not part.writes.is_counted]
+    flags = [writes.flag.to(totals).view(1) for writes in watching if writes.flag is not None]
+    shown = keys if asked.norms else []
+    values = torch.cat([totals[: len(shown)], totals[-3:-2], *flags])
+    return UnreadStats(shown, values, watching, watch, clip_grad, asked.zeros), factors
 
 
 def _measure(

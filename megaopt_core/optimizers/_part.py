@@ -68,7 +68,7 @@ class OptimizerPart:
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     writes: ForeignWrites = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
-    _pending: dict[str | None, float] = field(factory=dict, init=False)
+    _pending: dict[str | None, float | torch.Tensor] = field(factory=dict, init=False)
     _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
 
     @checks.default
@@ -158,11 +158,11 @@ class OptimizerPart:
         """Yield every gradient that is stepped here and counted by another rank."""
         return (grad for rule, grad in self._grad_spans() if not rule.counted)
 
-    def scale_later(self, coefficients: Mapping[str | None, float]) -> None:
+    def scale_later(self, coefficients: Mapping[str | None, float | torch.Tensor]) -> None:
         """Remember clip coefficients; the inner step takes them over where it can.
 
         Args:
-            coefficients: norm group to coefficient; groups that are not clipped are absent.
+            coefficients: norm group to coefficient, a number or on the device; groups that are not clipped are absent.
         """
         self._pending = dict(coefficients)
 
@@ -225,7 +225,7 @@ class OptimizerPart:
         pending, self._pending = self._pending, {}
         divisor = self._divisor(pending) if pending else None
         if divisor is None:
-            for factor, grads in self._by_factor(pending).items():
+            for factor, grads in self._by_factor(pending):
                 scale_gradients(grads, factor)
             yield
             return
@@ -236,30 +236,35 @@ class OptimizerPart:
         finally:
             del inner.grad_scale
 
-    def _divisor(self, pending: Mapping[str | None, float]) -> torch.Tensor | None:
+    def _divisor(self, pending: Mapping[str | None, float | torch.Tensor]) -> torch.Tensor | None:
         takes_one = self.split is None and getattr(self.inner, "_step_supports_amp_scaling", False)
         if not (takes_one and all(group.get("fused") for group in self.inner.param_groups)):
             return None
         unclipped = self._unclipped()
-        factors = {
+        found = [
             None if index in unclipped else pending.get(rule.norm_group)
             for index, spans in enumerate(self._spans)
             for rule, _ in spans
-        }
+        ]
+        factors = {_identity(factor): factor for factor in found}
         devices = {tensor.device for tensor in self.stepped}
         if len(factors) != 1 or len(devices) != 1:
             return None
-        factor = factors.pop()
+        (factor,) = factors.values()
+        if isinstance(factor, torch.Tensor):
+            return factor.reciprocal().to(devices.pop(), torch.float32)
         # The norm of an infinite gradient gives the factor 0, whose divisor no number is.
         return torch.full((), 1.0 / factor, device=devices.pop()) if factor else None
 
-    def _by_factor(self, pending: Mapping[str | None, float]) -> dict[float, list[torch.Tensor]]:
-        by_factor: dict[float, list[torch.Tensor]] = {}
+    def _by_factor(
+        self, pending: Mapping[str | None, float | torch.Tensor]
+    ) -> list[tuple[float | torch.Tensor, list[torch.Tensor]]]:
+        by_factor: dict[Any, tuple[float | torch.Tensor, list[torch.Tensor]]] = {}
         for rule, grad in self._grad_spans(self._unclipped()) if pending else ():
             factor = pending.get(rule.norm_group)
             if factor is not None:
-                by_factor.setdefault(factor, []).append(grad)
-        return by_factor
+                by_factor.setdefault(_identity(factor), (factor, []))[1].append(grad)
+        return list(by_factor.values())
 
     def _unclipped(self) -> frozenset[int]:
         """Return the positions of pieces whose group says `clip_grad=False`: they count in the norm, unscaled."""
@@ -286,6 +291,11 @@ class OptimizerPart:
             for key, value in inner.items():
                 if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
                     outer[key] = value
+
+
+def _identity(factor: float | torch.Tensor | None) -> Any:
+    """Return what tells clip factors apart; to compare tensors would read them."""
+    return ("on the device", id(factor)) if isinstance(factor, torch.Tensor) else factor
 
 
 def _cycle_first_beta(group: dict[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, override
 
-__all__ = ["StepResult"]
+__all__ = ["StepResult", "UnreadStepResult"]
 
 
 class StepResult(NamedTuple):
@@ -19,3 +20,76 @@ class StepResult(NamedTuple):
     update_successful: bool
     grad_norm: float | None
     num_zeros_in_grad: int | None
+
+
+class _Unread(Protocol):
+    def norm(self, otherwise: float | None) -> float | None: ...
+
+    def zeros(self, otherwise: int | None) -> int | None: ...
+
+
+class UnreadStepResult(StepResult):
+    """The outcome of a step that was made, whose norm and zeros the host reads when somebody looks at them.
+
+    Unpacking, comparing and printing look at all of it.
+    """
+
+    _stats: _Unread
+
+    @classmethod
+    def of(cls, stats: _Unread, norm: float | None, zeros: int | None) -> UnreadStepResult:
+        """Return the outcome.
+
+        Args:
+            stats: what was measured.
+            norm: what stands for the norm where it was not.
+            zeros: what stands for the zeros where they were not.
+        """
+        made = cls(update_successful=True, grad_norm=norm, num_zeros_in_grad=zeros)
+        made._stats = stats
+        return made
+
+    @property
+    @override
+    def grad_norm(self) -> float | None:  # type: ignore[override]
+        return self._stats.norm(super().__getitem__(1))
+
+    @property
+    @override
+    def num_zeros_in_grad(self) -> int | None:  # type: ignore[override]
+        return self._stats.zeros(super().__getitem__(2))
+
+    def _read(self) -> StepResult:
+        return StepResult(self.update_successful, self.grad_norm, self.num_zeros_in_grad)
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        return True if index == 0 else self._read()[index]
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return self._read() == other
+
+    @override
+    def __ne__(self, other: object) -> bool:
+        return self._read() != other
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self._read())
+
+    @override
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    @override
+    def _replace(self, **values: Any) -> StepResult:  # type: ignore[override]
+        return self._read()._replace(**values)
+
+    @override
+    def __reduce__(self) -> Any:
+        return StepResult, tuple(self._read())

@@ -5,15 +5,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field
 
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
-from megaopt_core.optimizers._grad_norm import Asked, GradStats, found_inf_in, measure, stats_device, zeros_of
+from megaopt_core.optimizers._grad_norm import (
+    Asked,
+    GradStats,
+    found_inf_in,
+    measure,
+    measure_unread,
+    stats_device,
+    zeros_of,
+)
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
+from megaopt_core.optimizers._gradients.unread import UnreadStats
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 
@@ -22,6 +31,9 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
 
 __all__ = ["StepGradients"]
+
+READS_ARE_FREE = frozenset({"cpu"})
+"""Kinds of devices whose results the host reads without waiting: there is nothing to gain by not reading them."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +55,9 @@ class StepGradients:
     process_groups: ProcessGroupCollection
     norm_groups: tuple[str, ...]
     scaler: MegatronGradScaler | None
-    norms: dict[str | None, float] = field(factory=dict, init=False)
-    """The norms that were measured last, the main one under None."""
+    unread: UnreadStats | None = field(default=None, init=False)
+    """What the last step measured without reading it; None: it read what it measured."""
+    _norms: Mapping[str | None, float] = field(factory=dict, init=False)
     when_written: Callable[[], None] | None = field(default=None, init=False)
     """Called on all ranks before a step where somebody wrote to the model on one of them; None: nobody asks."""
     _refused: MegaoptError | None = field(default=None, init=False)
@@ -52,8 +65,18 @@ class StepGradients:
 
     @property
     def skips_what_is_not_finite(self) -> bool:
-        """True in mixed precision: a step with a gradient that is not finite is given up."""
-        return any(part.precision.is_mixed for part in self.parts)
+        """True in mixed precision: a step with a gradient that is not finite is given up, unless that is not wanted."""
+        skips = self.config.skip_nonfinite_steps or self.scaler is not None
+        return skips and any(part.precision.is_mixed for part in self.parts)
+
+    @property
+    def norms(self) -> Mapping[str | None, float]:
+        """The norms that were measured last, the main one under None."""
+        return self._norms if self.unread is None else self.unread.norms
+
+    @norms.setter
+    def norms(self, norms: Mapping[str | None, float]) -> None:
+        self._norms, self.unread = norms, None
 
     def collect(self, refused: MegaoptError | None) -> torch.Tensor | None:
         """Bring this step's gradients to what is stepped, and unscale them.
@@ -87,10 +110,16 @@ class StepGradients:
             with stage(self.config, "optimizer-count-zeros"):
                 zeros = zeros_of(self.parts)
         finite = found is None and self.skips_what_is_not_finite
+        if self.unread is not None:
+            self.unread.settle()
+            self.unread = None
         with stage(self.config, "optimizer-clip-main-grad"):
             norms = clip_grad > 0.0 or math.isfinite(self.config.grad_norm_skip_threshold)
             asked = self._asked(norms=norms, zeros=zeros is not None, finite=finite)
             refused = self._refused is not None
+            if not self._waits(found):
+                self._raise_if_refused(on_some_rank=refused)
+                return self._measure_unread(asked, zeros, clip_grad)
             stats = measure(
                 self.parts, self.process_groups, asked, found_inf=found, zeros=zeros, refused=refused
             )
@@ -101,12 +130,31 @@ class StepGradients:
                 self._clip(stats.norms, clip_grad)
         return stats
 
+    def _waits(self, found: torch.Tensor | None) -> bool:
+        """Whether the host has to read what is measured before the step: a rule may skip it, or a rank refuse it."""
+        return (
+            found is not None
+            or self.skips_what_is_not_finite
+            or math.isfinite(self.config.grad_norm_skip_threshold)
+            or any(size_of(part.sharded.stats_group) > 1 for part in self.parts)
+            or stats_device(self.parts).type in READS_ARE_FREE
+        )
+
+    def _measure_unread(self, asked: Asked, zeros: Any, clip_grad: float) -> GradStats:
+        """Measure and clip on the device; nothing is read until somebody asks."""
+        self.unread, factors = measure_unread(self.parts, asked, zeros, self._clipped_before, clip_grad)
+        for part in self.parts:
+            part.scale_later(factors)
+        return GradStats(found_inf=False, norms={}, zeros=None, unread=self.unread)
+
     def are_accepted(self, stats: GradStats) -> bool:
         """Return whether to step; gradients that are not to be stepped are given up, and the loss scale is updated.
 
         Args:
             stats: what :meth:`measure_and_clip` returned.
         """
+        if stats.unread is not None:
+            return True
         if not stats.found_inf and self._is_too_large(stats.norms):
             self._discard()
             logger.info(

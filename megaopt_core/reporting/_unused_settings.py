@@ -91,6 +91,8 @@ def unused_settings(use: Use) -> tuple[str, ...]:
     found += [use.says(name, why) for name, why in use.by_runners.items()]
     if use.config.stochastic_state_rounding and not _keeps_bytes(use):
         found.append(use.says("stochastic_state_rounding", "no state is kept in 8 bits (uint8)"))
+    if not (use.config.skip_nonfinite_steps or use.config.bf16):
+        found.append(use.says("skip_nonfinite_steps", "only mixed precision skips such steps"))
     if not use.config.optimizer_cpu_offload:
         found += [
             use.says(name, "optimizer_cpu_offload is False") for name in _OF_OFFLOAD if use.is_set(name)

@@ -75,7 +75,7 @@ def sum_of_squares(
     together: dict[torch.device, list[torch.Tensor]] = {}
     norms: dict[torch.device, list[torch.Tensor]] = {}
     for grad in grads:
-        if exact_range:
+        if exact_range and grad.is_cpu:
             norm = torch.linalg.vector_norm(_flat(grad), dtype=wide_dtype(grad.device))
             norms.setdefault(grad.device, []).append(norm)
         elif grad.numel() > _ROW and grad.is_cpu:
@@ -84,7 +84,8 @@ def sum_of_squares(
             plain = not (grad.is_sparse or grad.is_complex())
             together.setdefault(grad.device, []).append(grad if plain else _flat(grad))
     for where, some in together.items():
-        norms.setdefault(where, []).extend(torch._foreach_norm(some, 2, _accumulation_dtype(*some)))
+        dtype = wide_dtype(where) if exact_range else _accumulation_dtype(*some)
+        norms.setdefault(where, []).extend(torch._foreach_norm(some, 2, dtype))
     total = torch.zeros((), dtype=wide_dtype(device), device=device)
     for where, some in norms.items():
         total += _sum_squares_of(some, wide_dtype(where)).to(total)
@@ -111,12 +112,25 @@ def count_zeros(grads: Iterable[torch.Tensor], device: torch.device) -> torch.Te
     return torch.stack(counts).sum().to(wide)
 
 
-def scale_gradients(grads: Sequence[torch.Tensor], factor: float) -> None:
+def scale_gradients(grads: Sequence[torch.Tensor], factor: float | torch.Tensor) -> None:
     """Multiply gradients in place.
 
     Args:
         grads: any number of tensors.
-        factor: what they are multiplied by.
+        factor: what they are multiplied by; a tensor of one element is not read by the host, and gives the same bits.
     """
-    if grads:
-        torch._foreach_mul_(list(grads), factor)
+    if not isinstance(factor, torch.Tensor):
+        if grads:
+            torch._foreach_mul_(list(grads), factor)
+        return
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for grad in grads:
+        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+    for (device, dtype), some in by_kind.items():
+        if dtype.itemsize > 2:
+            torch._foreach_mul_(some, factor.to(device, dtype.to_real()))
+            continue
+        # In their own dtype the factor itself would be rounded to three digits; a number's is not.
+        wide = factor.to(device, torch.float32)
+        for grad in some:
+            grad.copy_(grad.float().mul_(wide))

@@ -58,6 +58,7 @@ DEFAULTS = {
     "clip_grad": 1.0,
     "grad_norm_skip_threshold": float("inf"),
     "log_num_zeros_in_grad": False,
+    "skip_nonfinite_steps": True,
     "barrier_with_L1_time": False,
     "timers": None,
     "config_logger_dir": "",

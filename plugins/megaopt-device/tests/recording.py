@@ -4,9 +4,14 @@ import warnings
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["RecordingCapture"]
+
+
+def _as_now(value):
+    """Return what has the memory that a tensor has now, whatever memory it is given later, as a kernel does."""
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 
 
 class _Recorder(TorchDispatchMode):
@@ -20,24 +25,30 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("operation not permitted when stream is capturing\nthe host would wait")
-        for value in tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor) and id(value) not in self.made:
-                self.before.setdefault(value.data_ptr(), (value, value.clone()))
+        given = _as_now((args, kwargs))
+        for storage in (
+            value.untyped_storage() for value in tree_leaves(given) if isinstance(value, torch.Tensor)
+        ):
+            if storage.data_ptr() not in self.made and storage.data_ptr() not in self.before:
+                self.before[storage.data_ptr()] = storage, storage.clone()
         out = func(*args, **kwargs)
-        self.made.update(id(value) for value in tree_leaves(out) if isinstance(value, torch.Tensor))
-        self.operations.append((func, args, kwargs, out))
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() not in self.before:
+                self.made.add(value.untyped_storage().data_ptr())
+        self.operations.append((func, *given, _as_now(out)))
         return out
 
     def put_back(self):
-        for value, saved in self.before.values():
-            value.copy_(saved)
+        for storage, saved in self.before.values():
+            storage.copy_(saved)
 
 
 class RecordingCapture:
     """Counts what it is asked for; a replay repeats operations on the same tensors with the same numbers."""
 
     def __init__(self):
-        self.warm_ups, self.captures, self.replays = 0, 0, 0
+        self.is_capturing = False
+        self.warm_ups, self.captures, self.replays, self.releases = 0, 0, 0, 0
 
     def warm_up(self, action):
         self.warm_ups += 1
@@ -47,13 +58,16 @@ class RecordingCapture:
         recorder = _Recorder()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            self.is_capturing = True
             try:
                 with recorder:
                     action()
             finally:
+                self.is_capturing = False
                 recorder.put_back()
         self.captures += 1
 
+        @torch.no_grad()
         def replay():
             self.replays += 1
             for func, args, kwargs, out in recorder.operations:
@@ -63,3 +77,6 @@ class RecordingCapture:
                         kept.copy_(value)
 
         return replay
+
+    def release(self):
+        self.releases += 1

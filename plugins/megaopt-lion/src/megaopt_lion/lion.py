@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WEIGHT_DECAY_METHODS", "Lion", "init_state"]
 
-WEIGHT_DECAY_METHODS: Mapping[str, Callable[[float, float], float]] = MappingProxyType(
-    {
+WEIGHT_DECAY_METHODS: Mapping[str, Callable[[Any, float], Any]] = MappingProxyType(
+    {  # of numbers, or of tensors of one element
         "decoupled": lambda lr, wd: 1.0 - lr * wd,
         "independent": lambda _, wd: 1.0 - wd,
         "palm": lambda lr, wd: 1.0 - lr * lr * wd,
@@ -148,7 +148,10 @@ class Lion(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            lr, decay = float(group["lr"]), group["weight_decay"]
+            # A rate on the device stays there: the step then waits for nothing, and may be a part of a CUDA graph.
+            given, decay = group["lr"], group["weight_decay"]
+            stays = isinstance(given, torch.Tensor) and given.device.type != "mps"  # which has no float64
+            lr = given.double() if stays else float(given)
             keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
             for param in group["params"]:
                 if param.grad is None:
@@ -156,7 +159,7 @@ class Lion(torch.optim.Optimizer):
                 grad = dense_gradient("Lion", param)
                 if self.weight_decay_method == "l2" and decay:
                     grad = grad.add(param, alpha=decay)
-                cautious = bool(group["cautious_weight_decay"]) and keep != 1.0
+                cautious = bool(group["cautious_weight_decay"]) and decay != 0.0
                 self._update(param, grad, lr=lr, keep=keep, betas=group["betas"], cautious=cautious)
         return loss
 
@@ -164,7 +167,8 @@ class Lion(torch.optim.Optimizer):
         exp_avg = self._momentum(param)
         tensors = (param, grad, exp_avg)
         if (
-            not self._compiles()
+            isinstance(settings["lr"], torch.Tensor)  # compiled, it would be read by the host
+            or not self._compiles()
             or param.dtype is torch.float64
             or not all(t.is_contiguous() for t in tensors)
         ):

@@ -36,8 +36,8 @@ def update_blockwise(
     grad: torch.Tensor,
     exp_avg: torch.Tensor,
     *,
-    lr: float,
-    keep: float,
+    lr: float | torch.Tensor,
+    keep: float | torch.Tensor,
     betas: tuple[float, float],
     cautious: bool = False,
 ) -> None:
@@ -50,8 +50,8 @@ def update_blockwise(
         param: any shape and floating-point dtype.
         grad: its gradient, or that plus L2 decay.
         exp_avg: its momentum, possibly of another dtype.
-        lr: learning rate.
-        keep: factor on the parameter: weight decay.
+        lr: learning rate; a tensor is not read by the host.
+        keep: factor on the parameter: weight decay; the same.
         betas: `(beta1, beta2)`.
         cautious: decay only where update and weight agree in sign.
 
@@ -72,9 +72,11 @@ def update_blockwise(
         runs = zip(*((tensor,) for tensor in tensors), strict=True)
     wide = torch.promote_types(torch.promote_types(param.dtype, exp_avg.dtype), torch.float32)
     # As tensors: torch multiplies with them faster than with Python's numbers.
-    factors = torch.tensor((keep, 1.0 - betas[0], 1.0 - betas[1]), dtype=wide, device="cpu").unbind()
+    weights = torch.tensor((1.0 - betas[0], 1.0 - betas[1]), dtype=wide, device="cpu").unbind()
+    kept = keep.to(wide) if isinstance(keep, torch.Tensor) else torch.tensor(keep, dtype=wide, device="cpu")
+    rate = lr.to(wide) if isinstance(lr, torch.Tensor) else lr
     for p, g, m in runs:
-        _update(p, g, m, lr, *factors, cautious=cautious)
+        _update(p, g, m, rate, kept, *weights, cautious=cautious)
 
 
 def update_compiled(
@@ -121,7 +123,7 @@ def _update(
     p: torch.Tensor,
     g: torch.Tensor,
     m: torch.Tensor,
-    lr: float,
+    lr: float | torch.Tensor,
     keep: torch.Tensor,
     weight1: torch.Tensor,
     weight2: torch.Tensor,
@@ -136,7 +138,11 @@ def _update(
         torch.where(direction * param >= 0, param * keep, param, out=param)
     else:
         param.mul_(keep)
-    param.add_(direction, alpha=-lr)  # the product is exact: fused or not, this rounds once
+    # The product is exact: fused or not, this rounds once.
+    if isinstance(lr, torch.Tensor):
+        param.sub_(direction.mul_(lr))
+    else:
+        param.add_(direction, alpha=-lr)
     for stored, computed in ((m, momentum), (p, param)):
         if stored is not computed:
             stored.copy_(computed)

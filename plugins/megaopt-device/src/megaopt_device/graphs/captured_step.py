@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,8 @@ from megaopt_core.errors import UnusedSettingWarning
 from megaopt_core.execution import InnerPart, StepRunner
 from megaopt_core.sharding import ShardedParams
 from megaopt_device.graphs.capture import Capture, CudaCapture
-from megaopt_device.graphs.held import addresses, host_values, settings_of
+from megaopt_device.graphs.held import addresses, host_values, settings_of, state_kinds
+from megaopt_device.graphs.static import StaticStep
 
 if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig, PrecisionPolicy
@@ -29,19 +31,23 @@ RECAPTURES = 8
 """Captures one after the other, each replayed less than twice, after which capturing is given up."""
 
 
+type _Key = tuple[tuple[int, ...], bool]
+"""Which pieces are stepped, and whether the step takes a clip factor."""
+
+
 @define(eq=False)
 class _Graph:
     """A captured step, or one that will be.
 
     Args:
         bound_to: what it holds as it is; another means another graph.
-        grads: where it reads gradients.
+        step: what was captured.
         replay: repeats it; None: it is not captured yet.
         steps: that were made, eagerly or by replay.
     """
 
     bound_to: Any
-    grads: list[torch.Tensor] = field(factory=list)
+    step: StaticStep | None = None
     replay: Callable[[], None] | None = None
     steps: int = 0
     replays: int = 0
@@ -64,7 +70,7 @@ class CapturedStep(StepRunner):
     capture: Capture | None = None
     why_not: str | None = field(default=None, init=False)
     """Why steps are not captured; None while they are, or may be."""
-    _graphs: dict[tuple[int, ...], _Graph] = field(factory=dict, init=False)
+    _graphs: dict[_Key, _Graph] = field(factory=dict, init=False)
     _rates: dict[int, torch.Tensor] = field(factory=dict, init=False)
     _scale: torch.Tensor | None = field(default=None, init=False)
     _in_vain: int = field(default=0, init=False)
@@ -121,8 +127,6 @@ class CapturedStep(StepRunner):
         Args:
             part: what is stepped.
         """
-        if self.why_not is None and part.pieces and _is_lent(part):
-            self.why_not = "the precision policy gives parameters their memory during a step only"
         return (
             {}
             if self.why_not is None
@@ -130,45 +134,44 @@ class CapturedStep(StepRunner):
         )
 
     def call(self, part: InnerPart, action: Callable[[], Any]) -> None:
-        """Step eagerly, capture, or replay.
+        """Step eagerly, capture, or replay: with the memory that a precision policy lends for it.
 
         Args:
             part: what is stepped.
             action: the inner optimizer's step.
         """
-        if self.why_not is None and self.capture is not None:
-            super().call(part, lambda: self._step(part.inner, action))
-        else:
-            super().call(part, action)
-
-    def _step(self, inner: torch.optim.Optimizer, action: Callable[[], Any]) -> None:
-        params = [param for group in inner.param_groups for param in group["params"]]
-        if not params:
-            action()
+        whole = partial(super().call, part, action)
+        held = {id(param) for group in part.inner.param_groups for param in group["params"]}
+        indices = [index for index, tensor in enumerate(part.stepped) if id(tensor) in held]
+        if self.why_not is not None or self.capture is None or not indices:
+            whole()
             return
-        missing = sum(param.grad is None for param in params)
+        missing = sum(part.precision.grad(index) is None for index in indices)
         if missing:
             self._give_up(
-                f"{missing} of {len(params)} parameters have no gradient, and a graph steps all of them"
+                f"{missing} of {len(indices)} parameters have no gradient, and a graph steps all of them"
             )
-            action()
+            whole()
             return
-        graph = self._graph_of(inner, params)
-        with self._tensors_for_numbers(inner):
-            if graph.replay is not None:
-                self._copy_grads(params, graph)
+        self._step(part, indices, whole)
+
+    def _step(self, part: InnerPart, indices: Sequence[int], whole: Callable[[], Any]) -> None:
+        graph = self._graph_of(part, indices)
+        with self._tensors_for_numbers(part, indices):
+            if graph.replay is not None and graph.step is not None:
+                graph.step.copy_grads()
                 graph.replay()
                 graph.replays += 1
             elif graph.steps < WARM_UP:
-                self._warm_up(inner, action, graph)
-            elif not self._captured(params, action, graph):
-                action()
+                self._warm_up(part, indices, whole, graph)
+            elif not self._captured(StaticStep(part, indices, whole), graph):
+                whole()
         graph.steps += 1
 
-    def _graph_of(self, inner: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> _Graph:
+    def _graph_of(self, part: InnerPart, indices: Sequence[int]) -> _Graph:
         """Return the graph of what the groups hold now; a new one where something it is bound to has changed."""
-        key = tuple(map(id, params))
-        bound_to = (addresses(inner), settings_of(inner), hasattr(inner, "grad_scale"))
+        key = tuple(indices), hasattr(part.inner, "grad_scale")
+        bound_to = (addresses(part, indices), settings_of(part.inner))
         graph = self._graphs.get(key)
         if graph is not None and graph.bound_to == bound_to:
             return graph
@@ -179,67 +182,68 @@ class CapturedStep(StepRunner):
                     f"{_changed(graph.bound_to, bound_to)} changes so often that graphs are hardly replayed"
                 )
         # Once warm, what has changed is captured at once; the first state is made by the step itself.
-        warm = 0 if graph is None or graph.replay is None else WARM_UP
-        steps = warm if graph is None or graph.replay is not None else graph.steps
+        if graph is None:
+            steps = WARM_UP if self._knows(indices) else 0
+        else:
+            steps = WARM_UP if graph.replay is not None else graph.steps
         graph = self._graphs[key] = _Graph(bound_to, steps=steps)
         return graph
 
-    def _warm_up(self, inner: torch.optim.Optimizer, action: Callable[[], Any], graph: _Graph) -> None:
+    def _knows(self, indices: Sequence[int]) -> bool:
+        """Whether these very pieces have been captured, with or without a clip factor."""
+        return any(
+            pieces == tuple(indices) and graph.replay is not None
+            for (pieces, _), graph in self._graphs.items()
+        )
+
+    def _warm_up(
+        self, part: InnerPart, indices: Sequence[int], whole: Callable[[], Any], graph: _Graph
+    ) -> None:
         """Step eagerly, and see whether a replay would do the same."""
         assert self.capture is not None  # noqa: S101 - the caller asks first
-        before, memory = host_values(inner), addresses(inner)
-        self.capture.warm_up(action)
+        before, kinds = host_values(part.inner), state_kinds(part.inner)
+        reason = self.capture.warm_up(whole)
         if graph.steps == 0:
             return  # the first step may make state
-        after = host_values(inner)
+        after = host_values(part.inner)
         moved = sorted(key for key, value in after.items() if key not in before or before[key] != value)
         if moved:
-            self._give_up(
-                f"a step changes what is kept on the host ({moved[0]}), which a graph does not repeat"
-            )
-        elif addresses(inner) != memory:
-            self._give_up(
-                "a step puts new tensors in the place of its states, where a graph goes on with the old ones"
-            )
+            reason = f"a step changes what is kept on the host ({moved[0]}), which a graph does not repeat"
+        elif state_kinds(part.inner) != kinds:
+            reason = "a step puts tensors of another kind in the place of its states, or nests them anew"
+        if reason is not None:
+            self._give_up(reason)
 
-    def _captured(self, params: Sequence[torch.Tensor], action: Callable[[], Any], graph: _Graph) -> bool:
+    def _captured(self, step: StaticStep, graph: _Graph) -> bool:
         """Capture a step and replay it; return False where it cannot be captured, with nothing done."""
         if self.why_not is not None:
             return False
         assert self.capture is not None  # noqa: S101 - the caller asks first
-        graph.grads = [torch.empty_like(param.grad) for param in params]  # type: ignore[arg-type] # all have one
-        own = [param.grad for param in params]
-        _set_grads(params, graph.grads)
         try:
-            replay = self.capture.capture(action)
+            replay = step.attempt(self.capture.capture)
         except RuntimeError as error:
-            self._give_up(f"capturing failed: {str(error).splitlines()[0]}")
+            first: BaseException = error
+            while first.__context__ is not None:  # ending a capture that has failed fails too
+                first = first.__context__
+            self._give_up(f"capturing failed: {str(first).splitlines()[0]}")
             return False
-        finally:
-            _set_grads(params, own)
-        self._copy_grads(params, graph)
-        graph.replay = replay
+        step.copy_grads()
+        graph.step, graph.replay = step, replay
         replay()
         return True
 
-    def _copy_grads(self, params: Sequence[torch.Tensor], graph: _Graph) -> None:
-        pairs = [
-            (target, param.grad)
-            for target, param in zip(graph.grads, params, strict=True)
-            if param.grad is not None and param.grad.data_ptr() != target.data_ptr()
-        ]
-        if pairs:
-            torch._foreach_copy_([target for target, _ in pairs], [grad for _, grad in pairs])
-
     @contextmanager
-    def _tensors_for_numbers(self, inner: Any) -> Iterator[None]:
+    def _tensors_for_numbers(self, part: InnerPart, indices: Sequence[int]) -> Iterator[None]:
         """Let the step read learning rates and the clip factor from tensors, which are filled without a copy."""
-        device = next(param.device for group in inner.param_groups for param in group["params"])
+        inner: Any = part.inner
+        device = part.stepped[indices[0]].device
         rates = [group.get("lr") for group in inner.param_groups]
         for index, (group, rate) in enumerate(zip(inner.param_groups, rates, strict=True)):
             if rate is not None:
                 held = self._rates.setdefault(index, torch.zeros((), dtype=torch.float32, device=device))
-                held.copy_(rate) if isinstance(rate, torch.Tensor) else held.fill_(rate)
+                # A number on the host goes along with the launch; to copy it, the device would be waited for.
+                on_device = isinstance(rate, torch.Tensor) and rate.device == device
+                held.copy_(rate) if on_device else held.fill_(float(rate))
                 group["lr"] = held
         scale = getattr(inner, "grad_scale", None)
         if scale is not None:
@@ -257,7 +261,7 @@ class CapturedStep(StepRunner):
     def _give_up(self, reason: str) -> None:
         if self.why_not is None:
             self.why_not = reason
-            self._graphs.clear()
+            self._forget()
             warnings.warn(
                 f"optimizer_cuda_graph=True: {self.name!r} is stepped without a graph from now on: {reason}",
                 UnusedSettingWarning,
@@ -265,27 +269,22 @@ class CapturedStep(StepRunner):
             )
 
     def offload(self, part: InnerPart) -> None:
-        """Bring states to the CPU; graphs that are bound to their memory go.
+        """Bring states to the CPU; graphs that are bound to their memory go, and the memory that they have themselves.
 
         Args:
             part: what is moved.
         """
-        self._graphs.clear()
+        self._forget()
         super().offload(part)
 
-
-def _set_grads(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        param.grad = grad
-
-
-def _is_lent(part: InnerPart) -> bool:
-    """Whether tensors have no memory of their own between steps."""
-    return any(0 in tensor.stride() and tensor.numel() > 1 for tensor in part.stepped)
+    def _forget(self) -> None:
+        self._graphs.clear()
+        if self.capture is not None:
+            self.capture.release()
 
 
 def _changed(before: Any, after: Any) -> str:
-    (_, settings, _), (_, others, _) = before, after
+    (_, settings), (_, others) = before, after
     for one, other in zip(settings, others, strict=True):
         for (key, value), (_, now) in zip(one, other, strict=False):
             if value != now:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["addresses", "host_values", "settings_of", "tensors_in"]
+if TYPE_CHECKING:
+    from megaopt_core.execution import InnerPart
+
+__all__ = ["addresses", "host_values", "settings_of", "state_kinds", "tensors_in"]
 
 _NUMBERS = (bool, int, float, str, type(None))
 
@@ -28,15 +31,37 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(held)
 
 
-def addresses(inner: torch.optim.Optimizer) -> tuple[int, ...]:
-    """Return where the parameters that the groups hold lie, and their states.
+def addresses(part: InnerPart, indices: Sequence[int]) -> tuple[int, ...]:
+    """Return where pieces lie, what a precision policy keeps of them, and their states.
+
+    Args:
+        part: what is stepped.
+        indices: positions of the pieces.
+    """
+    watched = part.precision.watched()
+    kept = [tensor for index in indices for tensor in (part.pieces[index].param, *watched[index])]
+    states = [tensor for index in indices for tensor in tensors_in(part.inner.state.get(part.stepped[index]))]
+    return tuple(tensor.data_ptr() for tensor in (*kept, *states))
+
+
+def state_kinds(inner: torch.optim.Optimizer) -> list[Any]:
+    """Return of what shape and dtype the states are that the groups hold; of nested ones where they lie, too.
+
+    A tensor of the same kind can be copied into the one that was there.
 
     Args:
         inner: the optimizer.
     """
-    params = [param for group in inner.param_groups for param in group["params"]]
-    states = [tensor for param in params for tensor in tensors_in(inner.state.get(param))]
-    return tuple(tensor.data_ptr() for tensor in (*params, *states))
+    found: list[Any] = []
+    for group in inner.param_groups:
+        for param in group["params"]:
+            state = inner.state.get(param) or {}
+            for key, value in sorted(state.items(), key=lambda item: str(item[0])):
+                if isinstance(value, torch.Tensor):
+                    found.append((key, value.shape, value.dtype, value.device))
+                else:
+                    found.append((key, [tensor.data_ptr() for tensor in tensors_in(value)]))
+    return found
 
 
 def settings_of(inner: torch.optim.Optimizer) -> tuple[tuple[tuple[str, Any], ...], ...]:

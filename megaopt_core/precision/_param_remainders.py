@@ -66,6 +66,8 @@ class ParamRemainders(BasePrecisionPolicy):
     _storages: list[ParamStorage] = field(factory=list, init=False)
     _stepped: Sequence[torch.Tensor] = field(factory=list, init=False)
     _grads: list[torch.Tensor | None] = field(factory=list, init=False)
+    _other_shapes: set[tuple[int, str]] = field(factory=set, init=False)
+    """States that have no element for each of the piece's, and are kept as they are."""
 
     @_codes.default
     def _codes_by_dtype(self) -> Mapping[str, StateCode]:
@@ -199,7 +201,7 @@ class ParamRemainders(BasePrecisionPolicy):
         tensor.grad = None if grad is None else grad.to(tensor.dtype)
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
-            if isinstance(state.get(key), torch.Tensor):
+            if isinstance(state.get(key), torch.Tensor) and state[key].shape == tensor.shape:
                 state[key] = self._codes[key].decode(state[key], state.pop(scale_key(key), None))
 
     def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
@@ -211,7 +213,10 @@ class ParamRemainders(BasePrecisionPolicy):
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
             if isinstance(state.get(key), torch.Tensor):
-                self._encode(state, key, state[key], grad)
+                if state[key].shape == tensor.shape:
+                    self._encode(state, key, state[key], grad)
+                else:
+                    self._other_shapes.add((index, key))
 
     def _codes_of(self, stepped: torch.Tensor) -> Iterable[str]:
         """Return the state keys that are stored in another dtype than they are computed in."""
@@ -326,6 +331,8 @@ class ParamRemainders(BasePrecisionPolicy):
             index: position of the piece.
             key: the state's key.
         """
+        if (index, key) in self._other_shapes:
+            return False
         return key in self._codes_of(self._stepped[index]) and needs_scale(self.state_dtypes[key])
 
     def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:

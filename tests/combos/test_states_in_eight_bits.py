@@ -15,6 +15,7 @@ SETTINGS = {
     "adam": {"exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "8bit"},
     "sgd": {"sgd_momentum_dtype": torch.uint8},
     "lion": {"exp_avg_dtype": "uint8"},
+    "soap": {"exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "uint8"},
     "muon": {"muon_momentum_dtype": "uint8", "exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "uint8"},
     "adaptive_muon": {"muon_momentum_dtype": "uint8", "exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "uint8"},
 }
@@ -128,6 +129,30 @@ def _kept(name, optimizer, param):
                 state = part.inner.state[tensor]
                 return [key for key in KEYS if f"{key}_scale" in state]
     raise AssertionError(name)
+
+
+@pytest.mark.skipif("soap" not in INSTALLED, reason="of soap")
+@pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning")
+def test_moments_of_several_matrices_stay_as_they_are(tmp_path) -> None:
+    """A fused weight has moments a matrix, which are no elements of it; they resume too."""
+    files = pytest.importorskip("megaopt_checkpoint")
+
+    def built(seed):
+        torch.manual_seed(seed)
+        model = nn.MultiheadAttention(32, 2)
+        return model, build_optimizer(model, "soap", lr=0.01, **AWARE, **SETTINGS["soap"])
+
+    model, optimizer = built(0)
+    train(model, optimizer, range(3))
+    held = everything(model, optimizer)
+    assert held["out_proj.weight/exp_avg"].dtype is torch.uint8
+    assert {held[f"in_proj_weight/exp_avg{end}"].dtype for end in ("", "_1", "_2")} == {torch.float32}
+    files.save_checkpoint(tmp_path / "saved", model, optimizer)
+    loaded_model, loaded = built(1)
+    files.load_checkpoint(tmp_path / "saved", loaded_model, loaded)
+    for each in ((model, optimizer), (loaded_model, loaded)):
+        train(*each, range(3, 6))
+    assert same(everything(model, optimizer), everything(loaded_model, loaded))
 
 
 @pytest.mark.skipif("adam" not in INSTALLED, reason="steps with sgd")

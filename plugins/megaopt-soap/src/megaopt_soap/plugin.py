@@ -6,18 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from megaopt_core import OptimizerEntry, hookimpl
 from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
 from megaopt_soap.settings import SoapSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from megaopt_core import OptimizerConfig, ProcessGroupCollection
 
 __all__ = ["megaopt_api", "megaopt_optimizer_entries"]
 
 megaopt_api = "1"
+
+_STORABLE = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})
+"""Dtypes that the moments of a weight that is one matrix can be kept in; factors and bases stay in fp32."""
 
 
 def _accepts(spec: ParamSpec, view: MatrixView | None) -> str | None:
@@ -84,6 +87,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             accepts=_accepts,
             fallback="adam",
             step_cost=_step_cost,
+            state_dtypes=dict.fromkeys(("exp_avg", "exp_avg_sq"), _STORABLE),
             description="SOAP: Adam in the eigenbases of Shampoo's preconditioner",
             example='build_optimizer(model, "soap", lr=3e-3, soap_precondition_frequency=10)',
         )

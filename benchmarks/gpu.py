@@ -11,6 +11,7 @@ turns, and ratios are medians over rounds. Peers that are not installed are left
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import re
@@ -83,6 +84,9 @@ def main() -> int:
     for suite in arguments.suites:
         try:
             result[suite] = SUITES[suite](bench)
+            gc.collect()
+            if bench.is_cuda:  # what the next suite allocates is not to be cut from what this one left
+                torch.cuda.empty_cache()
         except Exception as error:  # noqa: BLE001 - the other suites are measured all the same
             traceback.print_exc()
             result[suite] = {"error": f"{type(error).__name__}: {error}"}

@@ -36,9 +36,9 @@ BYTES = {
     "sgd": {"sgd_momentum_dtype": "uint8"},
     "lion": {"exp_avg_dtype": "uint8"},
     "muon": {"muon_momentum_dtype": "uint8"},
-    "soap": None,
+    "soap": {"exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "uint8"},
 }
-"""Optimizer to what keeps its states in 8 bits; None: it cannot."""
+"""Optimizer to what keeps its states in 8 bits."""
 
 PRECISIONS = ("fp32", "bf16, main parameters", "bf16, remainders", "bf16, remainders, 8-bit states")
 PLACES = {"in place": {}, "offloaded": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}}
@@ -51,19 +51,18 @@ SHARDED = {
 }
 
 
-def settings_of(optimizer: str, precision: str) -> dict[str, Any] | None:
-    """Return the settings of a row; None where the optimizer cannot.
+def settings_of(optimizer: str, precision: str) -> dict[str, Any]:
+    """Return the settings of a row.
 
     Args:
         optimizer: a registered name.
         precision: one of `PRECISIONS`.
     """
-    narrow = BYTES[optimizer]
     return {
         "fp32": {},
         "bf16, main parameters": {"bf16": True},
         "bf16, remainders": AWARE,
-        "bf16, remainders, 8-bit states": None if narrow is None else {**AWARE, **narrow},
+        "bf16, remainders, 8-bit states": {**AWARE, **BYTES[optimizer]},
     }[precision]
 
 
@@ -117,7 +116,7 @@ def _count(tensors: Any, into: dict[int, int], but: dict[int, int] | None = None
         into[storage.data_ptr()] = storage.nbytes()
 
 
-def row(optimizer: str, precision: str, strategy: str, place: str) -> tuple[float, float] | None:
+def row(optimizer: str, precision: str, strategy: str, place: str) -> tuple[float, float]:
     """Return bytes a parameter, on the device and on the CPU, of a run of one step.
 
     Args:
@@ -127,8 +126,6 @@ def row(optimizer: str, precision: str, strategy: str, place: str) -> tuple[floa
         place: a key of `PLACES`.
     """
     settings = settings_of(optimizer, precision)
-    if settings is None:
-        return None
     torch.manual_seed(0)
     layers = [nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)]
     model: nn.Module = nn.Sequential(*layers, nn.LayerNorm(SIDE)).to(
@@ -159,10 +156,9 @@ def table() -> str:
         for precision in PRECISIONS:
             for strategy in ("replicated", SHARDED[optimizer]):
                 in_place, offloaded = (row(optimizer, precision, strategy, place) for place in PLACES)
-                if in_place is not None and offloaded is not None:
-                    shown = " | ".join(f"{value:g}" for value in (in_place[0], *offloaded))
-                    over = "" if strategy == "replicated" else f", {RANKS} ranks"
-                    lines.append(f"| `{optimizer}` | {precision} | `{strategy}`{over} | {shown} |")
+                shown = " | ".join(f"{value:g}" for value in (in_place[0], *offloaded))
+                over = "" if strategy == "replicated" else f", {RANKS} ranks"
+                lines.append(f"| `{optimizer}` | {precision} | `{strategy}`{over} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
@@ -187,6 +183,21 @@ def counted() -> str:
 def written() -> str:
     """Return the table that stands in the page."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+def documented(optimizer: str, precision: str, place: str) -> float:
+    """Return the bytes a parameter on the model's device, without sharding, that the page tells.
+
+    Args:
+        optimizer: a registered name.
+        precision: one of `PRECISIONS`.
+        place: a key of `PLACES`.
+    """
+    for line in written().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[:3] == [f"`{optimizer}`", precision, "`replicated`"]:
+            return float(cells[3 + list(PLACES).index(place)])
+    raise LookupError(f"{PAGE} has no row of {optimizer}, {precision}")
 
 
 def main() -> int:

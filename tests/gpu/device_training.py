@@ -1,5 +1,6 @@
 """A model on the device, and runs that depend on the step alone."""
 
+import contextlib
 import warnings
 
 import torch
@@ -8,7 +9,19 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.errors import UnusedSettingWarning
 
-__all__ = ["PRECISIONS", "build", "everything", "model_of", "relative", "train"]
+__all__ = [
+    "NO_SKIP",
+    "PRECISIONS",
+    "build",
+    "everything",
+    "give_grads",
+    "model_of",
+    "relative",
+    "train",
+    "waiting_raises",
+]
+
+NO_SKIP = {"bf16": True, "skip_nonfinite_steps": False}
 
 PRECISIONS = {
     "fp32": {},
@@ -43,10 +56,28 @@ def build(model, name, **settings):
 def train(model, optimizer, steps):
     """Step on gradients of the step's own; they are new tensors every time."""
     for step in steps:
-        chance = torch.Generator().manual_seed(step)
-        for param in model.parameters():
-            param.grad = torch.randn(param.shape, generator=chance).to(param.device, param.dtype)
+        give_grads(model, step)
         optimizer.step()
+
+
+def give_grads(model, step):
+    """Give every parameter a new gradient."""
+    chance = torch.Generator().manual_seed(step)
+    for param in model.parameters():
+        param.grad = torch.randn(param.shape, generator=chance).to(param.device, param.dtype)
+
+
+@contextlib.contextmanager
+def waiting_raises():
+    """Let torch raise where the host would wait for the device."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the mode does not see all of it
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def everything(model, optimizer):

@@ -95,3 +95,25 @@ def test_precision_and_sharding_do_not_know_where_steps_run(folder) -> None:
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if words.search(line)
     ] == []
+
+
+STRATEGIES = ("distributed", "layerwise", "fsdp")
+PLACEMENT = re.compile(
+    r"offload|pinned|pin_memory|cuda.?graph|captur|step_?runner|megaopt_device|non_blocking|cuda\.stream",
+    re.IGNORECASE,
+)
+
+
+def test_neither_precision_nor_sharding_speaks_of_placement_or_graphs() -> None:
+    """Where states lie and how steps run is decided beside them; torch's own CPUOffloadPolicy may be named."""
+    folders = [ROOT / "megaopt_core" / name for name in ("precision", "sharding")]
+    folders += [ROOT / "plugins" / f"megaopt-{name}" / "src" for name in STRATEGIES]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    assert len(files) > 40
+    found = {
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if PLACEMENT.search(line.replace("CPUOffloadPolicy", ""))
+    }
+    assert found == set()

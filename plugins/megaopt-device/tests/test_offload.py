@@ -1,6 +1,7 @@
 """Offloaded training has the bits of training in place; here from "cpu" to "cpu", by the code that CUDA runs."""
 
 import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -237,6 +238,86 @@ def test_the_share_is_made_of_whole_pieces_largest_first(sizes, fraction, expect
     assert sorted(nearest_share(sizes, fraction)) == expected
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_every_share_is_met_as_near_as_whole_pieces_come(seed) -> None:
+    """Of any sizes: bytes are missed by at most half a piece that was left or taken, and more never means fewer."""
+    chance = random.Random(seed)  # noqa: S311 - nothing secret
+    sizes = [
+        chance.choice((1, 3, 8, 64, 1000, 4096)) * chance.randint(1, 9) for _ in range(chance.randint(1, 20))
+    ]
+    shares = sorted(chance.random() for _ in range(8))
+    taken_before = -1
+    for share in (0.0, *shares, 1.0):
+        chosen = nearest_share(sizes, share)
+        taken, wanted = sum(sizes[index] for index in chosen), share * sum(sizes)
+        assert taken >= taken_before
+        assert abs(taken - wanted) <= max(sizes) / 2
+        for index in set(range(len(sizes))) - chosen:  # largest first: what was left would have gone too far
+            larger = sum(sizes[each] for each in chosen if (-sizes[each], each) < (-sizes[index], index))
+            assert larger + sizes[index] / 2 > wanted
+        taken_before = taken
+    assert nearest_share(sizes, 0.0) == frozenset()
+    assert nearest_share(sizes, 1.0) == frozenset(range(len(sizes)))
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.55, 0.8, 1.0])
+@pytest.mark.parametrize("name", ["adam", "muon", "lion"])
+def test_the_column_of_the_report_is_what_was_placed(name, fraction) -> None:
+    """Whole parameters of each inner optimizer, as near to the share as they come."""
+    _, optimizer = _built(name, **{**OFFLOAD, "optimizer_offload_fraction": fraction})
+    rows = {row.name: row for row in optimizer.report().params}
+    for part in optimizer.parts:
+        names = [piece.spec.members[0][1].name for piece in part.pieces]
+        sizes = [piece.param.numel() * piece.param.element_size() for piece in part.pieces]
+        expected = {names[index] for index in nearest_share(sizes, fraction)}
+        assert {each for each in names if rows[each].place} == expected
+
+
+@pytest.mark.parametrize("name", ["muon", "by_shape"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_memory_for_states_is_used_again(name, overlap, monkeypatch) -> None:
+    """Also by states that are stored anew in every step: nothing piles up."""
+    monkeypatch.setattr("megaopt_device.placement.state_on_cpu.CHUNK_BYTES", 1)
+    made: list[int] = []
+    real = Copies.memory_like
+    monkeypatch.setattr(
+        Copies, "memory_like", lambda self, tensor, **how: made.append(1) or real(self, tensor, **how)
+    )
+    narrow = {"muon_momentum_dtype": "uint8"} if name == "muon" else {}
+    model, optimizer = _built(
+        name, **PRECISIONS["remainders"], **narrow, **OFFLOAD, overlap_cpu_optimizer_d2h_h2d=overlap
+    )
+    _train(model, optimizer, steps=2)
+    before = len(made)
+    _train(model, optimizer, first=2, steps=5)
+    assert len(made) == before
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_a_hundred_steps_on_the_cpu_do_not_diverge(fraction) -> None:
+    """Not by a bit: what is stepped there is neither flattened nor cast on the way."""
+    for name in ("adam", "sgd", "muon"):
+        model, optimizer = _built(name)
+        _train(model, optimizer, steps=100)
+        settings = {**OFFLOAD, "optimizer_offload_fraction": fraction, "overlap_cpu_optimizer_d2h_h2d": True}
+        placed_model, placed = _built(name, **settings)
+        _train(placed_model, placed, steps=100)
+        assert _differing(_everything(model, optimizer), _everything(placed_model, placed)) == []
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "by_shape", "together"])
+def test_no_optimizer_becomes_another_one(name) -> None:
+    """Offloaded, every part has the class, and steps by the method, that it has in place."""
+    _, optimizer = _built(name)
+    _, placed = _built(name, **OFFLOAD)
+    for one, other in zip(optimizer.parts, placed.parts, strict=True):
+        assert type(one.inner) is type(other.inner)
+        assert one.inner.defaults == other.inner.defaults
+    assert [row.optimizer for row in optimizer.report().params] == [
+        row.optimizer for row in placed.report().params
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -322,6 +403,16 @@ def test_torchs_class_is_refused_where_it_would_step_otherwise() -> None:
         _built("lion", **asked)
     with pytest.raises(UnsupportedSettingError, match=r"torch\.optim\.Adam knows no cautious_weight_decay"):
         _built("adam", cautious_weight_decay=True, **asked)
+
+
+def test_torchs_class_is_named_where_only_whole_tensors_are_stepped() -> None:
+    """They are stepped on the device, where the setting says nothing."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    with pytest.warns(
+        UnusedSettingWarning,
+        match="use_torch_optimizer_for_cpu_offload=True: 'by_shape' steps whole tensors, on the device",
+    ):
+        build_optimizer(model, "by_shape", lr=0.1, **OFFLOAD, use_torch_optimizer_for_cpu_offload=True)
 
 
 def test_a_parameter_that_begins_to_train_later_is_refused() -> None:

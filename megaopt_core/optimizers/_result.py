@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, override
+from typing import Any, NamedTuple, Protocol, cast, override
 
 __all__ = ["StepResult", "UnreadStepResult"]
 
@@ -51,13 +51,13 @@ class UnreadStepResult(StepResult):
 
     @property
     @override
-    def grad_norm(self) -> float | None:  # type: ignore[override]
+    def grad_norm(self) -> float | None:
         return self._stats.norm(super().__getitem__(1))
 
     @property
     @override
-    def num_zeros_in_grad(self) -> int | None:  # type: ignore[override]
-        return self._stats.zeros(super().__getitem__(2))
+    def num_zeros_in_grad(self) -> int | None:
+        return self._stats.zeros(cast("int | None", super().__getitem__(2)))
 
     def _read(self) -> StepResult:
         return StepResult(self.update_successful, self.grad_norm, self.num_zeros_in_grad)

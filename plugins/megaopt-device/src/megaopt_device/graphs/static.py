@@ -28,7 +28,7 @@ class _Touched(TorchDispatchMode):
     """Remembers every tensor that operations are given: what a graph uses must not be freed before the graph."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.tensors: dict[int, torch.Tensor] = {}
 
     @override

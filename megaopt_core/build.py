@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.config._dump import dump_config
-from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
 from megaopt_core.config._plugin_settings import with_prefixes
 from megaopt_core.config._removed import require_current
 from megaopt_core.execution._step_runner import unused_by_runners
@@ -16,7 +16,6 @@ from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._building.asked import (
     refusal,
-    require_config,
     require_name,
     require_ownership,
     require_supported,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from argparse import Namespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.registry._setting_owners import SettingInfo
+from megaopt_core.reporting._text_table import wrapped
 
 __all__ = ["run"]
 
@@ -21,6 +23,14 @@ _OF_EVERY_OPTIMIZER = ("lr", "weight_decay", "clip_grad")
 """Settings of the core that whoever sets up an optimizer asks for first."""
 
 _PIPE_WIDTH = 120
+
+_INDENT = "    "
+
+_GAPS = 6
+"""Spaces between the columns of the table of settings."""
+
+_MEANING = 40
+"""The least room for what a setting does in a row of its table."""
 
 _USUAL_DEFAULT = 12
 """Longer defaults push their line alone."""
@@ -52,8 +62,7 @@ def run(args: Namespace) -> int:
     if args.name is None and not args.words:
         _print_short(about["settings"])
         return 0
-    rows = [[row["name"], row["type"], _shown(row["default"]), row["help"]] for row in about["settings"]]
-    print_table(["setting", "type", "default", "what it does"], rows)
+    _print_settings(about["settings"])
     if about.get("example") and not args.words:
         print(f"\nExample:\n\n  {about['example']}")
     return 0
@@ -74,6 +83,24 @@ def _with_words(settings: list[dict[str, Any]], words: list[str], name: str) -> 
             value=words,
         )
     return found
+
+
+def _print_settings(settings: list[dict[str, Any]]) -> None:
+    """Print a table, or where it has no room each setting with its meaning below it."""
+    rows = [[row["name"], row["type"], _shown(row["default"]), row["help"]] for row in settings]
+    width = terminal_width()
+    beside = sum(max(len(row[column]) for row in rows) for column in range(3)) + _GAPS
+    if width is None or beside + _MEANING <= width:
+        print_table(["setting", "type", "default", "what it does"], rows)
+        return
+    for number, (name, kind, default, meaning) in enumerate(rows):
+        print(("\n" if number else "") + "\n".join(_hanging(f"{name}: {kind}, default {default}", width)))
+        print(textwrap.indent("\n".join(wrapped(meaning, width - len(_INDENT))), _INDENT))
+
+
+def _hanging(text: str, width: int) -> list[str]:
+    first, *rest = wrapped(text, width - len(_INDENT))
+    return [first, *(_INDENT + line for line in rest)]
 
 
 def _print_short(settings: list[dict[str, Any]]) -> None:

@@ -50,7 +50,8 @@ def run(args: Namespace) -> int:
         print_json(explained)
         return 0
     summary = summary_text(rows, routing, terminal_width())
-    print(summary if args.html else f"{summary}\n\n{rows_text(rows, terminal_width(), everything=args.all)}")
+    table = "" if args.html else rows_text(rows, terminal_width(), everything=args.all)
+    print(f"{summary}\n\n{table}" if table else summary)
     return 0
 
 

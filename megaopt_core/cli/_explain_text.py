@@ -33,8 +33,12 @@ def summary_text(rows: Sequence[Row], routing: Routing, width: int | None) -> st
         width: longest line; None: no limit.
     """
     elements = sum(row["elements"] for row in rows)
-    lines = [f"{len(rows):,} parameters, {elements:,} elements", ""]
-    lines.append(_optimizers(rows, routing, width))
+    lines = [f"{len(rows):,} parameters, {elements:,} elements"]
+    lines += (
+        ["", _optimizers(rows, routing, width)]
+        if rows
+        else ["", "no parameter trains: there is nothing to step"]
+    )
     if routing.frozen:
         lines += ["", *_frozen(routing.frozen, width)]
     return "\n".join(lines)
@@ -47,7 +51,12 @@ def rows_text(rows: Sequence[Row], width: int | None, *, everything: bool) -> st
         rows: what `--json` lists.
         width: longest line; None: no limit.
         everything: repeated layers do not share a row.
+
+    Returns:
+        The table; empty where there is no parameter.
     """
+    if not rows:
+        return ""
     groups = (
         [Alike(row["name"], (row,)) for row in rows]
         if everything
@@ -75,7 +84,7 @@ def _table(groups: Sequence[Alike], width: int | None, *, wide: bool, all_below:
         {**(_wide_cells if wide else _narrow_cells)(group), "why": why}
         for group, why in zip(groups, notes.cells, strict=True)
     ]
-    header = list(cells[0]) if cells else ["parameter"]
+    header = list(cells[0])
     if wide and all(len(group.members) == 1 for group in groups):
         header.remove("count")
     shown = [[row[column] for column in header] for row in cells]

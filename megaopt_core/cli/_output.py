@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from megaopt_core.reporting._text_table import format_table
 
-__all__ = ["print_json", "print_table", "terminal_width"]
+__all__ = ["any_output", "print_json", "print_table", "silence_output", "terminal_width"]
 
 
 def terminal_width() -> int | None:
@@ -19,6 +22,31 @@ def terminal_width() -> int | None:
     if "COLUMNS" in os.environ or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None
+
+
+@contextmanager
+def any_output() -> Iterator[None]:
+    """Let commands print where there is no output, or one that cannot show every letter: these are escaped."""
+    as_before = sys.stdout, sys.stderr
+    errors = [(stream, stream.errors) for stream in as_before if isinstance(stream, io.TextIOWrapper)]
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stdout, sys.stderr = (nowhere if stream is None else stream for stream in as_before)
+        for stream, handler in errors:
+            stream.reconfigure(errors="backslashreplace" if handler == "strict" else handler)
+        try:
+            yield
+        finally:
+            for stream, handler in errors:
+                stream.reconfigure(errors=handler)
+            sys.stdout, sys.stderr = as_before
+
+
+def silence_output() -> None:
+    """Send the rest of the output nowhere: who read it is gone, or where it went is full."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, AttributeError):  # it is no file, so that nothing is written at the end of the process
+        return
 
 
 def print_json(value: Any) -> None:

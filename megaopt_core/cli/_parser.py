@@ -12,6 +12,9 @@ __all__ = ["CommandParser", "examples", "meant"]
 
 _EXAMPLES = "examples:\n"
 
+_HELP_POSITION = 27
+"""Column from which help is written; commands are shorter."""
+
 
 def examples(*lines: str) -> str:
     """Return the `epilog` of a command's parser that shows command lines at the end of `--help`, as they are.
@@ -44,7 +47,10 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps all text but the examples, whose lines are to be copied."""
+    """Wraps all text but the examples, whose lines are to be copied; a command and what it does share a line."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"max_help_position": _HELP_POSITION, **options})
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith(_EXAMPLES):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 import warnings
@@ -13,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from megaopt_core.cli._arguments import add_core_commands
+from megaopt_core.cli._output import any_output, silence_output
 from megaopt_core.cli._parser import CommandParser
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
@@ -37,24 +37,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: as argparse does after `--help` or for wrong arguments.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = next((argument for argument in arguments if not argument.startswith("-")), None)
-    with _plain_warnings():
-        theirs = PluginCommands()
+    with _plain_warnings(), any_output():
         try:
-            parser = build_parser(with_plugins=command != "plugins", plugin_commands=theirs)
-            if command is not None:
-                _require_installed(parser, command)
-                theirs.require_one_owner(command)
-        except MegaoptError as error:
-            print(f"megaopt: error: {error}", file=sys.stderr)
-            return 2
+            try:
+                return _main(arguments)
+            finally:
+                sys.stdout.flush()  # what cannot be written is told here, and not when the process ends
+        except BrokenPipeError:  # `megaopt ... | head` closed the pipe
+            silence_output()
+            return 1
+        except OSError as error:
+            silence_output()
+            return _failed(error, show_traceback="--traceback" in arguments)
+
+
+def _main(arguments: list[str]) -> int:
+    """Find the command, and run it."""
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    theirs = PluginCommands()
+    try:
+        parser = build_parser(with_plugins=command != "plugins", plugin_commands=theirs)
         if command is not None:
-            parser.refuse_unknown_command(command)
-        parsed = parser.parse_args(arguments)
-        if parsed.command is None:
-            parser.print_help()
-            return 0
-        return _run(parsed, theirs)
+            _require_installed(parser, command)
+            theirs.require_one_owner(command)
+    except MegaoptError as error:
+        return _failed(error, show_traceback=False)
+    if command is not None:
+        parser.refuse_unknown_command(command)
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 0
+    return _run(parsed, theirs)
+
+
+def _failed(error: Exception, *, show_traceback: bool) -> int:
+    """Show an error in a line."""
+    if show_traceback:
+        traceback.print_exception(error)
+    print(f"megaopt: error: {error}", file=sys.stderr)
+    return 2
 
 
 def _run(parsed: Namespace, theirs: PluginCommands) -> int:
@@ -65,13 +87,7 @@ def _run(parsed: Namespace, theirs: PluginCommands) -> int:
                 print(f"megaopt: warning: {conflict}", file=sys.stderr)
         return theirs.run(parsed.command, parsed)
     except MegaoptError as error:
-        if parsed.traceback:
-            traceback.print_exc()
-        print(f"megaopt: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `megaopt ... | head` closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _failed(error, show_traceback=parsed.traceback)
     except KeyboardInterrupt:
         return 130
 

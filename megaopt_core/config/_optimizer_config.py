@@ -22,7 +22,7 @@ from megaopt_core.config._toml_file import read_config_file
 from megaopt_core.errors import ConfigFileError, ConfigurationError
 from megaopt_core.registry._catalogue import DISTRIBUTED_STRATEGIES, LAYER_WISE_STRATEGIES
 
-__all__ = ["OptimizerConfig", "core_field_info"]
+__all__ = ["OptimizerConfig", "core_field_info", "require_config"]
 
 _DIST_PREFIX = "dist_"
 _STRATEGY_FLAGS = {
@@ -146,6 +146,12 @@ class OptimizerConfig(CoreFields):
         Raises:
             ConfigurationError: as at construction.
         """
+        if not isinstance(settings, Mapping):
+            raise ConfigurationError(
+                f"from_dict: got {type(settings).__name__}; give a mapping of names to values, as to_dict() returns",
+                setting="settings",
+                value=settings,
+            )
         return cls(**settings)
 
     @classmethod
@@ -264,3 +270,23 @@ def _signature() -> inspect.Signature:
 
 
 OptimizerConfig.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def require_config(config: object) -> None:
+    """Raise unless a configuration is one.
+
+    Args:
+        config: what a user gave.
+    """
+    if isinstance(config, OptimizerConfig):
+        return
+    if isinstance(config, Mapping):
+        advice = "OptimizerConfig.from_dict(settings) makes one of a mapping"
+    elif isinstance(config, type):
+        advice = f"give an instance: {config.__name__}(lr=...)"
+    else:
+        advice = "the configuration comes first, then the model: get_megatron_optimizer(config, model)"
+    shown = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
+    raise ConfigurationError(
+        f"config: got {shown}, not an OptimizerConfig; {advice}", setting="config", value=config
+    )

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import attrs
 
+from megaopt_core.config._advice import advice_on_setting
 from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.errors import (
     ConfigurationError,
@@ -16,13 +17,11 @@ from megaopt_core.errors import (
 )
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._catalogue import (
-    FOREIGN_SETTINGS,
     REFERENCE_SETTINGS,
     RESOLVER,
-    SETTING_PREFIXES,
     distribution_of_setting,
 )
-from megaopt_core.registry._missing import absent_plugin, did_you_mean, may_provide
+from megaopt_core.registry._missing import absent_plugin, may_provide
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.registry._setting_owners import SettingInfo
 
@@ -55,7 +54,7 @@ def check_settings(given: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
         elif _is_kept(name, entry):
             checked[name] = _without_lists(value)
         else:
-            raise _unknown(name)
+            raise _unknown(name, optimizer)
     return checked
 
 
@@ -201,20 +200,12 @@ def _absence(name: str) -> PluginError | None:
     return absent_plugin(f"setting {name!r}", name, distribution, get_registry().plugins())
 
 
-def _called_here(name: str) -> str:
-    """Return what torch's or another's name for a setting is here; empty where it is nobody's."""
-    prefixes = [prefix for prefix in SETTING_PREFIXES if name.startswith(f"{prefix}_")]
-    short = name.removeprefix(f"{max(prefixes, key=len)}_") if prefixes else name
-    ours = FOREIGN_SETTINGS.get(name) or FOREIGN_SETTINGS.get(short)
-    return f"; it is called {ours} here" if ours else ""
-
-
-def _unknown(name: str) -> UnknownSettingError:
+def _unknown(name: str, optimizer: str | None = None) -> UnknownSettingError:
     known = [*CORE_FIELD_NAMES, *get_registry().setting_owners(), *REFERENCE_SETTINGS]
-    hints = _called_here(name) or did_you_mean(name, known)
-    hints += may_provide(get_registry().plugins())
+    advice = advice_on_setting(name, known, optimizer) + may_provide(get_registry().plugins())
     return UnknownSettingError(
-        f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{hints}", setting=name
+        f"OptimizerConfig has no setting {name!r}, in the core or in an installed plugin{advice}",
+        setting=name,
     )
 
 

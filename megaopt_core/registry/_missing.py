@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal
@@ -11,6 +12,9 @@ from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 
 __all__ = ["Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
+
+_SHORT = 2
+"""Names no longer than this begin too many others."""
 
 type Kind = Literal["optimizer", "strategy", "schedule"]
 
@@ -46,7 +50,9 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
     for info in plugins:
         if info.goes_by(name) and (left_out := _left_out(what, name, info)):
             return left_out
-    guess = did_you_mean(name, [*known, *_CATALOGUES[kind]])
+    names = [*known, *_CATALOGUES[kind]]
+    torchs = _torch_guess(name, names) if kind == "optimizer" else ""
+    guess = torchs or did_you_mean(name, names)
     listed = ", ".join(sorted(known)) or "none"
     text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
     broken = [info for info in plugins if info.status is PluginStatus.BROKEN]
@@ -114,9 +120,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Example:
         >>> did_you_mean("cosin", ["cosine", "linear"])
         "; did you mean 'cosine'?"
+        >>> did_you_mean("torch.optim.AdamW", ["adam", "adamw"])
+        "; did you mean 'adamw'?"
     """
-    close = get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.7)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    plain: dict[str, str] = {}
+    for one in known:
+        plain.setdefault(_plain(one), one)
+    asked = _plain(name)
+    close = [asked] if asked in plain else get_close_matches(asked, plain, n=3, cutoff=0.7)
+    # `adamw_torch_fused` and the like: a name that is there, and more.
+    close = close or [one for one in plain if len(one) > _SHORT and asked.startswith(one)][-1:]
+    return f"; did you mean {' or '.join(repr(plain[one]) for one in close)}?" if close else ""
+
+
+def _plain(name: str) -> str:
+    """Return a name without what people write differently: case, lines between words, the module before a class."""
+    return re.sub(r"[\W_]", "", name.lower().removeprefix("torch.optim."))
+
+
+def _torch_guess(name: str, known: Iterable[str]) -> str:
+    """Return the name by which torch's class of this name can be had; empty where there is none, or a known name."""
+    import torch.optim
+
+    classes = {_plain(known): known for known, value in vars(torch.optim).items() if isinstance(value, type)}
+    asked = _plain(name)
+    return (
+        f"; torch's class goes by 'torch:{classes[asked]}' ({catalogue.RESOLVER})."
+        if asked in classes.keys() - set(map(_plain, known))
+        else ""
+    )
 
 
 def may_provide(plugins: Iterable[PluginInfo]) -> str:

@@ -10,6 +10,9 @@ __all__ = ["format_table", "wrapped"]
 _GAP = 2
 _NARROWEST = 10
 
+_MARKS = (".", "_-/,")
+"""After what a name is broken that is too long for its line: the first as long as that is enough."""
+
 
 def format_table(
     header: Sequence[str],
@@ -24,8 +27,8 @@ def format_table(
         header: the columns' names.
         rows: cells; each is shown with `str`.
         width: longest line; cells of the widest columns are wrapped to keep it: between words as long as that is
-            enough, then names after a dot, and anything else only where that does not help. No column becomes narrower
-            than ten letters. None: no limit.
+            enough, then names after a dot, then after a mark such as `_`, and anything else only where that does not
+            help. No column becomes narrower than ten letters. None: no limit.
         right: names of columns that are aligned to the right.
 
     Example:
@@ -45,7 +48,12 @@ def format_table(
     widths = [max(map(len, column)) for column in columns]
     if width is not None:
         available = width - _GAP * (len(widths) - 1)
-        limits = (_words(columns), _parts_of_names(columns), _narrowest(header, widths))
+        limits = (
+            _longest_parts(columns, ""),
+            _longest_parts(columns, _MARKS[0]),
+            _longest_parts(columns, "".join(_MARKS)),
+            _narrowest(header, widths),
+        )
         tried = [_narrowed(widths, least, available) for least in limits]
         widths = next((sizes for sizes in tried if sum(sizes) <= available), tried[-1])
 
@@ -64,7 +72,7 @@ def format_table(
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines: broken between words, long names after a dot, and anything else where it must be.
+    """Return a text in lines: broken between words, long names after a dot or `_`, anything else where it must be.
 
     Args:
         text: the text.
@@ -86,26 +94,30 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _broken(word: str, width: int) -> list[str]:
-    """Return one word in lines."""
+def _broken(word: str, width: int, marks: Sequence[str] = _MARKS) -> list[str]:
+    """Return one word in lines, broken after the first of the marks, then after the next, then anywhere."""
+    if not marks:
+        return [word[start : start + width] for start in range(0, len(word), width)]
     lines = [""]
-    for part in re.split(r"(?<=[.])", word):
+    for part in _split_after(word, marks[0]):
         if len(lines[-1] + part) <= width:
             lines[-1] += part
-            continue
-        lines += [part[start : start + width] for start in range(0, len(part), width)]
+        elif len(part) <= width:
+            lines.append(part)
+        else:
+            lines += _broken(part, width, marks[1:])
     return [line for line in lines if line]
 
 
-def _words(columns: list[list[str]]) -> list[int]:
-    return [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+def _split_after(word: str, marks: str) -> list[str]:
+    return [word] if not marks else re.split(f"(?<=[{re.escape(marks)}])", word)
 
 
-def _parts_of_names(columns: list[list[str]]) -> list[int]:
-    """Return the longest part of a word that ends with a dot or the word, of every column."""
+def _longest_parts(columns: list[list[str]], marks: str) -> list[int]:
+    """Return, of every column, the longest part of a word that ends with one of the marks or with the word."""
     return [
         max(
-            (len(part) for cell in column for word in cell.split() for part in re.split(r"(?<=[.])", word)),
+            (len(part) for cell in column for word in cell.split() for part in _split_after(word, marks)),
             default=0,
         )
         for column in columns

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from attrs import define, evolve, field, frozen
 
+from megaopt_core.config._advice import advice_on_override
 from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_settings
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, OverrideError, RoutingError
@@ -210,8 +211,8 @@ class Assigner:
             if key not in known.defaults and key not in known.parameters:
                 allowed = sorted({*OVERRIDE_FIELDS, "lr", *known.defaults, *known.parameters})
                 raise OverrideError(
-                    f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}; "
-                    f"allowed are {', '.join(allowed)}",
+                    f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}"
+                    f"{advice_on_override(key, allowed) or '.'} Allowed are {', '.join(allowed)}",
                     key=key,
                     value=asked[key],
                 )

@@ -200,8 +200,10 @@ def take_inventory(
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
             if name in seen:
                 raise RoutingError(
-                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}; pass "
-                    "fqn=lambda chunk, name: ... to give every parameter a globally unique name",
+                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}"
+                    f"{_same(chunks, seen[name], index)}; for models beside each other give one torch.nn.ModuleList or "
+                    "ModuleDict of them, for chunks of a pipeline pass fqn=lambda chunk, name: ... to give every "
+                    "parameter a globally unique name",
                     names=[name],
                 )
             seen[name] = index
@@ -210,3 +212,7 @@ def take_inventory(
             item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
             (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
     return inventory
+
+
+def _same(chunks: Sequence[torch.nn.Module], first: int, second: int) -> str:
+    return ": they are the same module" if chunks[first] is chunks[second] else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
 from megaopt_core.errors import MegaoptError, RoutingError
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
@@ -69,6 +69,7 @@ def route(
         The routing.
 
     Raises:
+        ConfigurationError: `config` is none, or the model none.
         RoutingError: a parameter can go nowhere, a name is not unique, `routing` does not name a parameter, or another
             rank failed.
         OverrideError: an override is invalid, conflicting, or its pattern matches nothing.
@@ -83,6 +84,7 @@ def route(
         >>> [(name, entry.spec.group) for name, entry in routing.params.items()]
         [('weight', 0), ('bias', 1)]
     """
+    require_config(config)
     chunks = chunks_of(model_chunks)
     pgs = groups_of_model(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     overrides = OverrideSet()

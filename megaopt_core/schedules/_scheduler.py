@@ -100,6 +100,12 @@ class OptimizerParamScheduler:
         *,
         styles: Mapping[str, ScheduleStyle] | None = None,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise ScheduleError(
+                f"optimizer: got {type(optimizer).__name__}; the built optimizer comes first, then init_lr, max_lr ...",
+                setting="optimizer",
+                value=optimizer,
+            )
         self.optimizer = optimizer
         self.init_lr = init_lr
         self.max_lr = max_lr

@@ -11,6 +11,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
 from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, MegatronGradScaler
 from megaopt_core.precision._choice import require_possible
+from megaopt_core.registry._catalogue import RESOLVER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.routing._routing import Routing
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "refusal",
-    "require_config",
     "require_name",
     "require_ownership",
     "require_supported",
@@ -45,6 +45,8 @@ def require_name(optimizer: object) -> None:
         advice = "a configuration goes to get_megatron_optimizer(config, model), its settings here as keywords: lr=..."
     elif isinstance(optimizer, torch.optim.Optimizer):
         advice = "an optimizer that is built already is wrapped: FP32Optimizer(optimizer, config)"
+    elif isinstance(optimizer, type) and optimizer.__module__.startswith("torch.optim."):
+        advice = f"torch's class goes by 'torch:{optimizer.__name__}' ({RESOLVER}); `megaopt optimizers` lists others"
     else:
         advice = "`megaopt optimizers` lists the names; a class of another package gets one from a plugin"
     shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
@@ -52,26 +54,6 @@ def require_name(optimizer: object) -> None:
         f"optimizer: got {shown}; give a registered name: {advice}",
         setting="optimizer",
         value=optimizer,
-    )
-
-
-def require_config(config: object) -> None:
-    """Raise unless a configuration is one.
-
-    Args:
-        config: what a user gave.
-    """
-    if isinstance(config, OptimizerConfig):
-        return
-    if isinstance(config, Mapping):
-        advice = "OptimizerConfig.from_dict(settings) makes one of a mapping"
-    elif isinstance(config, type):
-        advice = f"give an instance: {config.__name__}(lr=...)"
-    else:
-        advice = "the configuration comes first, then the model: get_megatron_optimizer(config, model)"
-    shown = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
-    raise ConfigurationError(
-        f"config: got {shown}, not an OptimizerConfig; {advice}", setting="config", value=config
     )
 
 

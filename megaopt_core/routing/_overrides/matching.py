@@ -90,7 +90,9 @@ class OverrideSet:
             )
         for key, override in overrides.items():
             if not isinstance(key, ParamKey):
-                raise OverrideError(f"{source}: the key of an override is a ParamKey, got {key!r}", value=key)
+                raise OverrideError(
+                    f"{source}: the key of an override is a ParamKey, got {key!r}{_as_key(key)}", value=key
+                )
             who = getattr(overrides, "sources", {}).get(key, source)
             self.entries.append(SourcedOverride(key, validate_override(override), who, must_match))
 
@@ -212,3 +214,12 @@ def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Seque
             warnings.warn(
                 f"the override key {key} matches no parameter on any rank", UserWarning, stacklevel=3
             )
+
+
+def _as_key(key: object) -> str:
+    """Return how to write as a `ParamKey` what was given instead of one; empty where nobody knows."""
+    if isinstance(key, str):
+        return f": write ParamKey(name={key!r})"
+    if callable(key):
+        return ': write ParamKey(with_name_predicate=ParamWithNamePredicate("mine", lambda param, name: ...))'
+    return ""

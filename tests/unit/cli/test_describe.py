@@ -146,7 +146,7 @@ def test_describe_without_a_name_is_a_line_for_each_setting(plugins, capsys, mon
     assert [line.split()[0] for line in lines[2:-2]] == list(CORE_FIELD_NAMES)
     assert max(map(len, lines[2:-2])) <= int(columns or 120)
     assert main(["describe", "clip_grad"]) == 0
-    assert "\nclip_grad  float" in capsys.readouterr().out
+    assert f"\nclip_grad{':' if columns == '60' else ' '} float" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_kept")
@@ -167,3 +167,16 @@ def test_words_filter(capsys) -> None:
         "megaopt: error: kept has no setting with 'nonsense' in its name or meaning; it has kept_beta, kept_dtype, "
         "kept_sizes, lr, weight_decay, clip_grad\n"
     )
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_names_of_settings_stay_whole_at_every_width(plugins, capsys, monkeypatch, columns) -> None:
+    """Where a table has no room, what a setting does stands below it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plugins.install("kept", PLUGIN.replace("beta:", "beta_of_a_moving_average_of_the_past:"), version="1.2")
+    plugins.registry()
+    assert main(["describe", "kept"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= columns
+    assert "\nkept_beta_of_a_moving_average_of_the_past" in printed
+    assert ("\n    how much of the past is kept\n" in printed) == (columns < 140)

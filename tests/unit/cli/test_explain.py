@@ -74,6 +74,14 @@ def chunks():
 def no_model():
     return 3
 
+def frozen():
+    return torch.nn.Linear(2, 2).requires_grad_(False)
+
+def long_names():
+    return torch.nn.ModuleDict(
+        {"an_exceedingly_long_name_of_a_projection_of_hidden_states_into_another_space": torch.nn.Linear(2, 2)}
+    )
+
 def needs_values():
     return torch.nn.Linear(2, int(torch.ones(()).item()))
 
@@ -292,3 +300,28 @@ def test_explaining_imports_no_compiler(model, folder, plugins) -> None:
         sys.exit(status)
         """)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("factory", "frozen"), [("torch.nn:Identity", ""), ("explained_models:frozen", "2 parameters do not")]
+)
+def test_a_model_without_anything_to_train(capsys, factory, frozen) -> None:
+    """Is said in a sentence; there is no table."""
+    assert main(["explain", factory, "--optimizer", "plain"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("0 parameters, 0 elements\n\nno parameter trains: there is nothing to step\n")
+    assert frozen in printed
+    assert "---" not in printed
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_names_longer_than_a_line_break_between_their_words(capsys, monkeypatch, columns) -> None:
+    """After a dot where that is enough, else after an underscore."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["explain", "explained_models:long_names", "--optimizer", "plain"]) == 0
+    _, _, table = capsys.readouterr().out.partition("\n\nparameter ")
+    assert max(map(len, table.splitlines())) <= columns
+    parts = [line.split()[0] for line in table.split("\n\n")[0].splitlines()[2:]]
+    assert all(part.endswith(("_", ".", ".weight", ".bias")) for part in parts)

@@ -190,3 +190,47 @@ def test_without_numpy_no_command_warns(plugins) -> None:
     code = "import sys; sys.modules['numpy'] = None; from megaopt_core.cli import main; sys.exit(main(['optimizers']))"
     done = plugins.python(code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LIGHT_HEAD = "from megaopt_core.plugin_api import hookimpl\nmegaopt_api = '1'\n"
+"""Of a plugin that does not import torch."""
+
+LONG = """
+@hookimpl
+def megaopt_commands(commands):
+    parser = commands.add_parser("many", help="print much")
+    parser.set_defaults(run=lambda args: print("a line\\n" * 100_000))
+"""
+
+
+@pytest.mark.parametrize("command", ["many", "--help", "plugins", "describe", "optimizers"])
+@pytest.mark.parametrize("where", ["pipe", "full", "closed"])
+def test_output_that_nobody_takes_is_no_traceback(plugins, command, where) -> None:
+    """A pipe that `head` has closed, a disk that is full, and no output at all."""
+    plugins.install("many", LONG, head=LIGHT_HEAD)
+    breaks = {
+        "pipe": "reader, output = os.pipe(); os.close(reader); os.dup2(output, 1)",
+        "full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+        "closed": "sys.stdout = None",
+    }
+    code = f"""
+        import os, sys
+        from megaopt_core.cli import main
+        {breaks[where]}
+        sys.exit(main({command.split()!r}))
+        """
+    done = plugins.python(code, PYTHONUNBUFFERED="")  # argparse hides what goes wrong while it writes
+    expected = {
+        "pipe": (1, ""),
+        "full": (2, "megaopt: error: [Errno 28] No space left on device\n"),
+        "closed": (0, ""),
+    }
+    assert (done.returncode, done.stderr) == expected[where]
+
+
+def test_letters_that_the_output_cannot_show_are_escaped(plugins) -> None:
+    """A name in another script is no reason for a traceback where the locale is C."""
+    plugins.install("greeter", ADDS_COMMAND, head=LIGHT_HEAD)
+    code = "import sys; from megaopt_core.cli import main; sys.exit(main(['greet', chr(0x3b2)]))"
+    done = plugins.python(code, PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello \\u03b2\n", "")

@@ -13,6 +13,7 @@ from megaopt_core.errors import (
     UnknownNameError,
 )
 from megaopt_core.registry import PluginRegistry
+from megaopt_core.registry._missing import did_you_mean
 
 OFFERS_PLAIN = """
 @hookimpl
@@ -114,3 +115,31 @@ def test_an_entry_point_without_a_distribution_is_named_by_its_module() -> None:
         "MEGAOPT_DISABLE_PLUGINS=mine blocks it"
     )
     assert caught.value.distribution is None
+
+
+ALIKE = {
+    "SGD": "'sgd'",
+    "AdamW": "'adamw'",
+    "torch.optim.AdamW": "'adamw'",
+    "Adaptive-Muon": "'adaptive_muon'",
+    "adamw_torch_fused": "'adamw'",
+    "Layer-Wise": "'layer_wise'",
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_name_is_known_however_it_is_written(name) -> None:
+    """Case, lines between words, torch's module and what others append do not matter for the guess."""
+    known = ["adam", "adamw", "sgd", "muon", "adaptive_muon", "layer_wise", "x"]
+    assert did_you_mean(name, known) == f"; did you mean {ALIKE[name]}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "torchs"), [("nadam", "NAdam"), ("Adafactor", "Adafactor"), ("torch.optim.Rprop", "Rprop")]
+)
+def test_an_optimizer_of_torch_is_told_by_the_name_that_reaches_it(plugins, name, torchs) -> None:
+    """Which the bridge resolves."""
+    with pytest.raises(
+        UnknownNameError, match=rf"; torch's class goes by 'torch:{torchs}' \(megaopt-bridge\)\. Known"
+    ):
+        plugins.registry().optimizer(name)

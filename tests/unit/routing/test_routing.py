@@ -261,7 +261,7 @@ def test_annotations_of_plugins_decide_what_is_left_open():
             {ParamKey(name="head.*"): {"wd_mlt": 0.0}},
             OverrideError,
             "config_overrides: ParamKey(name=('head.*',)): 'wd_mlt' is no setting of optimizer 'plain', which steps "
-            "'head.weight'; allowed are ",
+            "'head.weight'; did you mean 'wd_mult'? Allowed are ",
         ),
         (
             {ParamKey(name="head.*"): {"max_lr": 1.0}, ParamKey(name="*.weight"): {"max_lr": 2.0}},
@@ -278,7 +278,7 @@ def test_annotations_of_plugins_decide_what_is_left_open():
         (
             {"head.*": {}},
             OverrideError,
-            "config_overrides: the key of an override is a ParamKey, got 'head.*'",
+            "config_overrides: the key of an override is a ParamKey, got 'head.*': write ParamKey(name='head.*')",
         ),
         (
             [1],
@@ -329,7 +329,9 @@ def test_two_chunks_with_one_name_need_fqn():
     """Names must be unique over chunks; fqn= makes them so."""
     config = OptimizerConfig(optimizer="plain", lr=0.1)
     chunks = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
-    with pytest.raises(RoutingError, match=r"model chunks 0 and 1 both have a parameter 'weight'; pass fqn="):
+    with pytest.raises(
+        RoutingError, match=r"model chunks 0 and 1 both have a parameter 'weight'; for models .*pass fqn="
+    ):
         route(config, chunks)
     routing = route(config, chunks, fqn=lambda chunk, name: f"layers.{chunk}.{name}")
     assert list(routing.params) == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
@@ -435,3 +437,44 @@ def test_an_empty_override_makes_no_group_and_one_that_names_the_optimizer_does(
         routing = route(config, Model(), {ParamKey(name="hidden.weight"): override})
         assert len(routing.groups) == groups
         assert {child.optimizer for child in routing.children} == {"plain"}
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("learning_rate", "; it is called lr here."),
+        ("wd", "; it is called weight_decay here."),
+        ("sgd_momentum", "; it is called momentum here."),
+        ("weigth_decay", "; did you mean 'weight_decay'?"),
+        ("zzz", "."),
+    ],
+)
+def test_a_key_that_others_use_is_told_as_it_is_called_here(key, meant):
+    """Under torch's names, under the full name of a setting, and misspelt."""
+    with pytest.raises(OverrideError) as caught:
+        route(OptimizerConfig(optimizer="plain", lr=0.1), Model(), {ParamKey(name="head.*"): {key: 1.0}})
+    assert f", which steps 'head.weight'{meant} Allowed are " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, torch.nn.Linear(2, 2)), "config: got NoneType, not an OptimizerConfig"),
+        (("muon", torch.nn.Linear(2, 2)), "config: got str, not an OptimizerConfig"),
+        (
+            (torch.nn.Linear(2, 2), OptimizerConfig()),
+            "config: got Linear, not an OptimizerConfig; the configuration comes",
+        ),
+    ],
+)
+def test_the_configuration_comes_first(arguments, message):
+    """As for the builders."""
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        route(*arguments)
+
+
+def test_one_model_twice_is_named():
+    """A list is for chunks; nothing is stepped twice."""
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(RoutingError, match=r"both have a parameter 'weight': they are the same module; "):
+        route(OptimizerConfig(optimizer="plain", lr=0.1), [model, model])

@@ -57,12 +57,20 @@ def _coefficients(instance: MuonSettings, attribute: Attribute[Any], value: Any)
     if (value is None) == (instance.coefficient_type == "custom"):
         allowed = "a sequence of (a, b, c) with muon_coefficient_type='custom', else None"
         raise _refuse(attribute, value, allowed)
-    if value is not None and not (value and all(len(triple) == 3 for triple in value)):
-        raise _refuse(attribute, value, "one or more (a, b, c)")
+    if value is not None and not (value and isinstance(value, tuple) and all(map(_is_triple, value))):
+        raise _refuse(attribute, value, "a sequence of one or more (a, b, c), each of three numbers")
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(number, float) for number in value)
 
 
 def _triples(value: Any) -> Any:
-    return None if value is None else tuple(tuple(float(number) for number in triple) for triple in value)
+    """Return numbers as floats; what has another shape is left to the validator."""
+    try:
+        return None if value is None else tuple(tuple(float(number) for number in triple) for triple in value)
+    except (TypeError, ValueError):
+        return value
 
 
 def _moment2_method(_instance: Any, attribute: Attribute[Any], value: Any) -> None:

@@ -14,15 +14,23 @@ __all__ = ["console_for_output", "print_text", "say"]
 _PIPE_WIDTH = 120
 
 
+class _Console(Console):
+    """A console that tells of a closed pipe as `print` does, so that `megaopt` ends as for its other commands."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the `BrokenPipeError` that this is called for."""
+        raise  # noqa: PLE0704 - rich calls this where it has caught the error
+
+
 def console_for_output() -> Console:
     """Return the console for standard output, coloured on a terminal alone, where `NO_COLOR` does not forbid it.
 
     In a file or pipe its tables are wide enough to stay whole.
     """
-    console = Console(file=sys.stdout, highlight=False)
+    console = _Console(file=sys.stdout, highlight=False)
     if console.is_terminal:
         return console
-    return Console(file=sys.stdout, highlight=False, width=terminal_width() or _PIPE_WIDTH)
+    return _Console(file=sys.stdout, highlight=False, width=terminal_width() or _PIPE_WIDTH)
 
 
 def say(console: Console, text: str) -> None:

@@ -1,0 +1,145 @@
+"""What is said to whoever gives a setting that does not exist: what it is called here, or where it is set."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+from types import MappingProxyType
+
+import torch
+
+from megaopt_core.registry._catalogue import FOREIGN_SETTINGS, OPTIMIZERS, RESOLVER, SETTING_PREFIXES
+from megaopt_core.registry._missing import did_you_mean
+
+__all__ = ["advice_on_override", "advice_on_setting"]
+
+_MODEL = "the model is given, and each parameter is routed; overrides={ParamKey(name=...): {...}} changes what one gets"
+_SCHEDULE = "a schedule is made of the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
+_RANKS = "ranks are told by pg_collection=, or by torch.distributed"
+_PRECISION = "precision is set by bf16=True or fp16=True; autocast and torch's GradScaler are used as ever"
+_STATES = "states of few bits are asked for by exp_avg_dtype and exp_avg_sq_dtype"
+
+_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("model_parameters", "named_parameters", "param_groups", "parameters", "params"), _MODEL
+        ),
+        **dict.fromkeys(
+            (
+                *(
+                    "lr_scheduler",
+                    "lr_scheduler_type",
+                    "schedule",
+                    "scheduler",
+                    "total_steps",
+                    "training_steps",
+                ),
+                *(
+                    "num_training_steps",
+                    "num_warmup_steps",
+                    "warmup",
+                    "warmup_iters",
+                    "warmup_ratio",
+                    "warmup_steps",
+                ),
+            ),
+            _SCHEDULE,
+        ),
+        **dict.fromkeys(("process_group", "rank", "world_size"), _RANKS),
+        **dict.fromkeys(("amp", "autocast", "dtype", "mixed_precision", "precision"), _PRECISION),
+        **dict.fromkeys(
+            ("block_wise", "is_paged", "min_8bit_size", "optim_bits", "percentile_clipping"), _STATES
+        ),
+        "config": "a configuration is given to get_megatron_optimizer(config, model)",
+        "config_overrides": "build_optimizer takes overrides=, get_megatron_optimizer(config, model, config_overrides)",
+        "device": "states lie where the parameters do",
+    }
+)
+"""Names of what others set on an optimizer and that is said elsewhere here, to where."""
+
+
+def advice_on_setting(name: str, known: Iterable[str], optimizer: str | None = None) -> str:
+    """Return what to write instead of a setting that does not exist, as the end of a sentence.
+
+    Args:
+        name: what was given.
+        known: the settings that there are.
+        optimizer: the run's optimizer, where it is known.
+
+    Example:
+        >>> advice_on_setting("learning_rate", ["lr"])
+        '; it is called lr here'
+        >>> advice_on_setting("warmup_steps", [])
+        "; a schedule is made of the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
+        >>> advice_on_setting("nonsense", [], "mine")
+        '; `megaopt describe mine` lists what can be set'
+    """
+    plain = name.lower()
+    ours = FOREIGN_SETTINGS.get(plain) or FOREIGN_SETTINGS.get(_without_prefix(plain))
+    if ours:
+        return f"; it is called {ours} here"
+    if plain in _ELSEWHERE or plain.endswith("_params"):
+        return f"; {_ELSEWHERE.get(plain, _MODEL)}"
+    describe = "describe" if optimizer is None else f"describe {optimizer}"
+    return (
+        did_you_mean(name, known)
+        or _torch_keyword(_without_prefix(plain), optimizer)
+        or f"; `megaopt {describe}` lists what can be set"
+    )
+
+
+def advice_on_override(name: str, allowed: Iterable[str]) -> str:
+    """Return what to write instead of a key that no override of this optimizer has; empty without a guess.
+
+    Args:
+        name: the key.
+        allowed: the keys that there are.
+
+    Example:
+        >>> advice_on_override("weigth_decay", ["lr", "weight_decay"])
+        "; did you mean 'weight_decay'?"
+        >>> advice_on_override("learning_rate", ["lr", "weight_decay"])
+        '; it is called lr here.'
+    """
+    allowed = set(allowed)
+    plain = name.lower()
+    short = _without_prefix(plain)
+    ours = FOREIGN_SETTINGS.get(plain) or FOREIGN_SETTINGS.get(short) or ""
+    for own in (ours, _without_prefix(ours), short):
+        if own in allowed:
+            return f"; it is called {own} here."
+    return did_you_mean(name, allowed)
+
+
+def _without_prefix(name: str) -> str:
+    """Return the name of a setting without the prefix of the optimizer that it is for, where it has one we know.
+
+    Args:
+        name: full or short name.
+    """
+    prefixes = [prefix for prefix in (*SETTING_PREFIXES, *OPTIMIZERS) if name.startswith(f"{prefix}_")]
+    return name.removeprefix(f"{max(prefixes, key=len)}_") if prefixes else name
+
+
+def _torch_keyword(name: str, optimizer: str | None) -> str:
+    """Return how an argument of torch's own optimizers can be set; empty where it is none."""
+    takers = [torch_name for torch_name, taken in _torch_arguments().items() if name in taken]
+    if not takers:
+        return ""
+    alike = [torch_name for torch_name in takers if torch_name.lower() == optimizer]
+    one = (alike or takers)[0]
+    return (
+        f"; it is an argument of torch's {one}: optimizer='torch:{one}' ({RESOLVER}) takes torch_{name}, and an "
+        f"override sets it where the class knows it: overrides={{ParamKey(name=...): {{{name!r}: ...}}}}"
+    )
+
+
+@cache
+def _torch_arguments() -> dict[str, frozenset[str]]:
+    """Return what the constructors of torch's optimizers take, its most used ones first."""
+    classes = [
+        cls for cls in vars(torch.optim).values() if inspect.isclass(cls) and cls is not torch.optim.Optimizer
+    ]
+    found = {cls.__name__: frozenset(inspect.signature(cls).parameters) for cls in classes}
+    return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))

@@ -1,11 +1,13 @@
 """A model that torch's tensor parallelism cuts into DTensors, and ways to train it whole and cut."""
 
+from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -64,7 +66,7 @@ def whole_model(seed: int = 0) -> Model:
     return Model()
 
 
-def cut_model(mesh, seed: int = 0) -> Model:
+def cut_model(mesh: DeviceMesh, seed: int = 0) -> Model:
     """Return the same model over the ranks of a mesh: the second block's norm works on a part of the sequence."""
     model = whole_model(seed)
     linear = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -82,7 +84,7 @@ def cut_model(mesh, seed: int = 0) -> Model:
     return model
 
 
-def mesh_of(**dims: int):
+def mesh_of(**dims: int) -> DeviceMesh:
     """Return a mesh with named dimensions."""
     return init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
 
@@ -99,7 +101,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
 
 
-def average_over(model: nn.Module, group) -> None:
+def average_over(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Average gradients over data-parallel ranks, as torch's DDP would."""
     for param in model.parameters():
         grad = getattr(param.grad, "_local_tensor", param.grad)
@@ -107,7 +109,13 @@ def average_over(model: nn.Module, group) -> None:
         grad /= group.size()
 
 
-def train(model: nn.Module, optimizer, steps, replicas: int = 1, mesh=None) -> list[float]:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[int],
+    replicas: int = 1,
+    mesh: DeviceMesh | None = None,
+) -> list[float]:
     """Step on the batches of all replicas; return the norms."""
     norms = []
     for step in steps:
@@ -123,7 +131,7 @@ def train(model: nn.Module, optimizer, steps, replicas: int = 1, mesh=None) -> l
     return norms
 
 
-def build(model: nn.Module, kind: str, groups, **more):
+def build(model: nn.Module, kind: str, groups: Any, **more: Any) -> torch.optim.Optimizer:
     """Return an optimizer that clips."""
     name, settings = OPTIMIZERS[kind]
     settings = {"lr": 0.02, "weight_decay": 0.1, "clip_grad": 1.0} | settings | more

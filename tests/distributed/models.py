@@ -1,5 +1,8 @@
 """Small models with awkward sizes, and ways to train them."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -52,7 +55,7 @@ def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name.removeprefix("module."): param.detach().clone() for name, param in model.named_parameters()}
 
 
-def states_of(optimizer) -> dict[str, torch.Tensor]:
+def states_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return every optimizer state and main parameter whole and flat, put together from what all ranks hold."""
     held = [None] * dist.get_world_size()
     dist.all_gather_object(held, list(_held_by(optimizer)))
@@ -64,7 +67,7 @@ def states_of(optimizer) -> dict[str, torch.Tensor]:
     return {name: _joined(shapes[name], parts[name]) for name in parts}
 
 
-def _joined(shape, parts):
+def _joined(shape: tuple[int, ...], parts: Mapping[Any, torch.Tensor]) -> torch.Tensor:
     """Return a state flat: runs of the whole one after the other, boxes each in its place."""
     if len({box for box, _ in parts}) == 1:
         return torch.cat([parts[key] for key in sorted(parts)])
@@ -77,7 +80,7 @@ def _joined(shape, parts):
     return whole.flatten()
 
 
-def _held_by(optimizer):
+def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
     for part in optimizer.parts:
         for index, (piece, tensor) in enumerate(zip(part.pieces, part.stepped, strict=True)):
             state = part.inner.state[tensor]

@@ -17,7 +17,9 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,7 +79,7 @@ class Trial:
             raise SystemExit(f"verification does not find what a load refuses: {error}")
 
 
-def manifests(trial, count, chance):
+def manifests(trial: Any, count: int, chance: random.Random) -> Counter[str]:
     """Return how often what happened."""
     counts, what = Counter(), []
     for index in range(count):
@@ -90,7 +92,7 @@ def manifests(trial, count, chance):
     return counts
 
 
-def flips(trial, count, chance):
+def flips(trial: Any, count: int, chance: random.Random) -> Counter[str]:
     """Return how often what happened."""
     counts = Counter()
     trial.restore()
@@ -108,7 +110,7 @@ def flips(trial, count, chance):
     return counts
 
 
-def _watched(trial, what, *, is_flip):
+def _watched(trial: Any, what: str, *, is_flip: bool) -> str:
     try:
         happened = trial.outcome(is_flip)
     except SystemExit as fault:
@@ -120,7 +122,7 @@ def _watched(trial, what, *, is_flip):
     return happened
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> None:
     """Try as often as asked, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manifests", type=int, default=2000)

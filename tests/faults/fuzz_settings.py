@@ -14,6 +14,8 @@ import sys
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -80,7 +82,7 @@ SCHEDULE = {
 }
 
 
-def wrong_core_setting(pick):
+def wrong_core_setting(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """A field of the core with a value that it cannot have."""
     info = pick.choice([each for each in core_field_info() if each.name != "timers"])
     optional = info.type.endswith("| None")
@@ -95,14 +97,14 @@ def wrong_core_setting(pick):
     return info.name, value, lambda: OptimizerConfig(**{info.name: value})
 
 
-def wrong_plugin_setting(pick):
+def wrong_plugin_setting(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """A setting of a plugin out of its range."""
     name = pick.choice([each for each in RATE_FIELDS if each in get_registry().setting_owners()])
     value = pick.choice(RATES)
     return name, value, lambda: OptimizerConfig(**{name: value})
 
 
-def unknown_setting(pick):
+def unknown_setting(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """A name that nobody knows, one letter off."""
     name = pick.choice([each.name for each in core_field_info()])
     at = pick.randrange(len(name))
@@ -110,7 +112,7 @@ def unknown_setting(pick):
     return wrong, None, lambda: OptimizerConfig(**{wrong: 1})
 
 
-def wrong_override(pick):
+def wrong_override(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """An override of a real parameter with a value that its optimizer cannot hold."""
     key, values = pick.choice(
         [
@@ -138,7 +140,7 @@ def wrong_override(pick):
     return name, value, give
 
 
-def wrong_group(pick):
+def wrong_group(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """A value that is written into a group of a built optimizer, or into one that is loaded."""
     key = pick.choice(["lr", "max_lr", "weight_decay", "betas", "eps", "wd_mult", "amsgrad"])
     values = {"betas": ((1.5, 0.9), "x", (0.9,)), "amsgrad": ("no", 3)}.get(key, (-1.0, math.nan, "x", True))
@@ -166,7 +168,7 @@ def wrong_group(pick):
     return key, value, write if key in ("max_lr", "wd_mult") or pick.random() < 0.5 else load
 
 
-def wrong_schedule(pick):
+def wrong_schedule(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """A schedule with a value that it cannot have."""
     key = pick.choice(list(SCHEDULE))
     value = pick.choice(
@@ -176,7 +178,7 @@ def wrong_schedule(pick):
     return key, value, lambda: OptimizerParamScheduler(optimizer, **{**SCHEDULE, key: value})
 
 
-def wrong_argument(pick):
+def wrong_argument(pick: random.Random) -> tuple[str, Any, Callable[[], Any]]:
     """An argument of a function that is none."""
     model = torch.nn.Linear(2, 2)
     plain = torch.optim.Adam(model.parameters())
@@ -214,7 +216,7 @@ KINDS = [
 KINDS += [wrong_argument]
 
 
-def judge(seed):
+def judge(seed: str) -> tuple[str, str | None]:
     """Return `(kind, complaint)`; a complaint of None is a clear error."""
     pick = random.Random(seed)  # noqa: S311 - chooses inputs, hides nothing
     kind = pick.choice(KINDS)
@@ -237,7 +239,7 @@ def judge(seed):
     return kind.__name__, f"{what}: accepted"
 
 
-def main():
+def main() -> int:
     """Print how many errors of which kind there were; end with 1 where an input had no clear one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=400)

@@ -16,8 +16,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,13 +32,13 @@ PATIENCE = 300.0
 WIDTH = 512
 
 
-def build():
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return a model of half a million parameters and its optimizer."""
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH))
     return model, build_optimizer(model, "adam", lr=1e-3)
 
 
-def fill(model, optimizer, number):
+def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: float) -> None:
     """Put one number everywhere."""
     with torch.no_grad():
         for param in model.parameters():
@@ -45,7 +47,7 @@ def fill(model, optimizer, number):
                 optimizer.state[param][key].fill_(number)
 
 
-def holds(model, optimizer):
+def holds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> set[float]:
     """Return the numbers that are anywhere."""
     numbers = set()
     for param in model.parameters():
@@ -54,7 +56,9 @@ def holds(model, optimizer):
     return numbers
 
 
-def run(rank, size, path, store, first, background, returned, begun):
+def run(
+    rank: int, size: int, path: str, store: str, first: int, background: bool, returned: Any, begun: Any
+) -> None:
     """Save for ever."""
     torch.set_num_threads(1)
     if size > 1:
@@ -79,7 +83,9 @@ def run(rank, size, path, store, first, background, returned, begun):
         number += 1
 
 
-def kill_once(context, folder, index, chance, last):
+def kill_once(
+    context: Any, folder: Path, index: int, chance: random.Random, last: int
+) -> tuple[int, str, bool]:
     """Start a run, kill it, check what it left; return the newest number that may be expected and what happened."""
     mode = MODES[index % len(MODES)]
     size = 2 if "two" in mode else 1
@@ -125,7 +131,7 @@ def kill_once(context, folder, index, chance, last):
     return number, mode, interrupted
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> None:
     """Kill as often as asked, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ ASKED = os.environ.get("MEGAOPT_GPU_TESTS_ON", "cuda")
 AVAILABLE = ASKED != "cuda" or torch.cuda.is_available()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip everything here where there is no GPU."""
     here = Path(__file__).parent
     for item in items:
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="no GPU: torch.cuda.is_available() is False"))
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say how many tests of this suite have not run."""
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/gpu" in report.nodeid]
     if skipped and not AVAILABLE:
@@ -28,13 +29,13 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture
-def device():
+def device() -> torch.device:
     """The device that is tested."""
     return torch.device(ASKED)
 
 
 @pytest.fixture
-def on_cuda(device):
+def on_cuda(device: torch.device) -> None:
     """Skip what a CPU has nothing of, when the tests themselves are tried there."""
     if device.type != "cuda":
         pytest.skip("about CUDA alone")

@@ -2,6 +2,8 @@
 
 import contextlib
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +38,7 @@ PRECISIONS = {
 }
 
 
-def model_of(device, precision="fp32", width=64):
+def model_of(device: torch.device, precision: str = "fp32", width: int = 64) -> nn.Module:
     """Return the same model every time."""
     torch.manual_seed(0)
     layers = [nn.Linear(width, 2 * width), nn.LayerNorm(2 * width), nn.Linear(2 * width, width)]
@@ -44,7 +46,7 @@ def model_of(device, precision="fp32", width=64):
     return nn.Sequential(*layers).to(device, dtype)
 
 
-def build(model, name, **settings):
+def build(model: nn.Module, name: str, **settings: Any) -> torch.optim.Optimizer:
     """Return an optimizer; what changes nothing on this device is known."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusedSettingWarning)
@@ -53,14 +55,14 @@ def build(model, name, **settings):
         )
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
     """Step on gradients of the step's own; they are new tensors every time."""
     for step in steps:
         give_grads(model, step)
         optimizer.step()
 
 
-def give_grads(model, step):
+def give_grads(model: nn.Module, step: int) -> None:
     """Give every parameter a new gradient."""
     chance = torch.Generator().manual_seed(step)
     for param in model.parameters():
@@ -68,7 +70,7 @@ def give_grads(model, step):
 
 
 @contextlib.contextmanager
-def waiting_raises():
+def waiting_raises() -> Iterator[None]:
     """Let torch raise where the host would wait for the device."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():
@@ -80,7 +82,7 @@ def waiting_raises():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def everything(model, optimizer):
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return values and states by name, on the CPU in float64."""
     found = dict(model.state_dict())
     for param, name in optimizer.names.items():
@@ -90,7 +92,7 @@ def everything(model, optimizer):
     return {name: value.detach().double().cpu() for name, value in found.items()}
 
 
-def relative(one, other):
+def relative(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """Return by how much two runs differ at most, relative to the largest value of each tensor."""
     assert one.keys() == other.keys()
     return max(

@@ -17,7 +17,9 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
@@ -95,7 +97,7 @@ class Run:
         return found
 
 
-def saved_and_loaded(run, folder):
+def saved_and_loaded(run: Run, folder: Path) -> Run:
     """Go on in a new model with a new optimizer, from a checkpoint."""
     save_checkpoint(folder / "last", run.model, run.optimizer, scheduler=run.scheduler)
     other = Run({**run.plan, "init": run.plan["init"] + 1})
@@ -103,13 +105,13 @@ def saved_and_loaded(run, folder):
     return other
 
 
-def state_put_back(run, folder):
+def state_put_back(run: Run, folder: Path) -> Run:
     """Take the optimizer's state dict out, and put it back."""
     run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
     return run
 
 
-def swapped(run, folder):
+def swapped(run: Run, folder: Path) -> Run:
     """Swap other weights in for an evaluation, and the own ones back."""
     own = copy.deepcopy(run.model.state_dict())
     with torch.no_grad():
@@ -119,14 +121,14 @@ def swapped(run, folder):
     return run
 
 
-def frozen(run, folder):
+def frozen(run: Run, folder: Path) -> Run:
     """Freeze a layer and unfreeze it before the next gradient comes."""
     run.model[0].requires_grad_(False)
     run.model[0].requires_grad_(True)
     return run
 
 
-def reported(run, folder):
+def reported(run: Run, folder: Path) -> Run:
     """Ask for a report, and compare the model with the optimizer."""
     run.optimizer.report()
     if run.optimizer.check():
@@ -137,7 +139,7 @@ def reported(run, folder):
 EVENTS = (saved_and_loaded, state_put_back, swapped, frozen, reported)
 
 
-def planned(pick):
+def planned(pick: random.Random) -> dict[str, Any]:
     """Return what both runs have in common."""
     optimizer = pick.choice(list(OPTIMIZERS))
     return {
@@ -149,7 +151,7 @@ def planned(pick):
     }
 
 
-def gradients_of(model, pick, *, may_overflow):
+def gradients_of(model: nn.Module, pick: random.Random, *, may_overflow: bool) -> list[torch.Tensor]:
     """Return random gradients; in mixed precision one in eight steps has one that is not finite."""
     generator = torch.Generator().manual_seed(pick.randrange(2**31))
     gradients = [torch.randn(param.shape, generator=generator) for param in model.parameters()]
@@ -158,20 +160,20 @@ def gradients_of(model, pick, *, may_overflow):
     return gradients
 
 
-def different(one, other):
+def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the names of what is not equal bit for bit."""
     if one.keys() != other.keys():
         return sorted(one.keys() ^ other.keys())
     return [name for name, value in one.items() if not _equal(value, other[name])]
 
 
-def _equal(one, other):
+def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     return one == other
 
 
-def train(seed, steps, folder):
+def train(seed: str, steps: int, folder: Path) -> tuple[dict[str, Any], Counter[str], str | None]:
     """Train one pair of runs; return the plan, the events, and what went apart (None: nothing)."""
     pick = random.Random(seed)  # noqa: S311 - chooses what happens, hides nothing
     plan, happened = planned(pick), Counter()
@@ -192,7 +194,7 @@ def train(seed, steps, folder):
     return plan, happened, None
 
 
-def main():
+def main() -> int:
     """Print how many runs of which kind there were; end with 1 where one went apart."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=400)

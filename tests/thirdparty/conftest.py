@@ -1,7 +1,9 @@
 """The distributions in this folder are no part of megaopt: tests install them and run them from there."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ collect_ignore = ["megaopt-rows", "megaopt-signum", "megaopt-strategies"]
 
 
 @pytest.fixture(scope="session")
-def launch():
+def launch() -> Callable[..., list[Any]]:
     """Run a function of the test's file on several ranks; see `tests/distributed/launch.py`."""
     return start
 

@@ -1,6 +1,8 @@
 """What every rank of the tests of megaopt-rows does."""
 
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +36,7 @@ CUT_OVER_TP = ("square", "wide")
 """What tensor parallelism cuts, row by row."""
 
 
-def use(installed):
+def use(installed: str) -> None:
     """Find the plugin where it is installed."""
     sys.path.insert(0, installed)
     reset_registry()
@@ -57,7 +59,9 @@ class Model(nn.Module):
             matrix.use_muon = True
 
 
-def build(sharding, optimizer="muon", precision="fp32", seed=0, **settings):
+def build(
+    sharding: str, optimizer: str = "muon", precision: str = "fp32", seed: int = 0, **settings: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer; `tensor parallel` cuts some matrices over all ranks and replicates the rest."""
     dtype, more = PRECISIONS[precision]
     name, own = OPTIMIZERS[optimizer]
@@ -73,7 +77,7 @@ def build(sharding, optimizer="muon", precision="fp32", seed=0, **settings):
     return model, build_optimizer(model, name, overrides=overrides, sharding=sharding, **given)
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> list[float]:
     """Take steps with gradients that depend on their number alone; `never` gets none, `few` every other time."""
     norms = []
     for step in steps:
@@ -87,7 +91,7 @@ def train(model, optimizer, steps):
     return norms
 
 
-def values(model):
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter, whole."""
     found = {name: param.detach().clone() for name, param in model.named_parameters()}
     for name, param in model.named_parameters():
@@ -98,7 +102,9 @@ def values(model):
     return found
 
 
-def against_one_process(rank, size, installed, precision, settings):
+def against_one_process(
+    rank: int, size: int, installed: str, precision: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return for each optimizer what `rows` makes of the parameters, what one process does, norms, and the report."""
     use(installed)
     results = {}
@@ -115,7 +121,7 @@ def against_one_process(rank, size, installed, precision, settings):
     return results
 
 
-def trained_with_ddp(rank, size, installed):
+def trained_with_ddp(rank: int, size: int, installed: str) -> dict[str, Any]:
     """Return parameters after training on inputs of each rank's own, sharded and replicated."""
     use(installed)
     results = []
@@ -134,7 +140,17 @@ def trained_with_ddp(rank, size, installed):
     return results
 
 
-def hop(rank, size, installed, folder, source, target, sharding, steps, cases=CASES):
+def hop(
+    rank: int,
+    size: int,
+    installed: str,
+    folder: str,
+    source: str | None,
+    target: str | None,
+    sharding: str,
+    steps: Iterable[int],
+    cases: Iterable[str] = CASES,
+) -> dict[str, Any]:
     """Load, train, save each of several optimizers; return the parameters after the load and after training."""
     use(installed)
     results = {}
@@ -149,7 +165,7 @@ def hop(rank, size, installed, folder, source, target, sharding, steps, cases=CA
     return results
 
 
-def refused(rank, size, installed):
+def refused(rank: int, size: int, installed: str) -> tuple[str, str] | None:
     """Return why a step that cannot be split is not taken."""
     use(installed)
     try:

@@ -1,6 +1,8 @@
 """A model with everything that strategies trip over, whole or tensor parallel, and given gradients for it."""
 
 import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,20 +47,22 @@ class Model(nn.Module):
         return self.head(x + mixed.unsqueeze(-1))
 
 
-def use(folder):
+def use(folder: str) -> None:
     """Let this process find what is installed in a folder."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
-def own_part(name, tensor, group):
+def own_part(name: str, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return this rank's part of a tensor that tensor parallelism may cut."""
     if group is None or name not in CUTS:
         return tensor
     return tensor.chunk(group.size(), CUTS[name])[group.rank()].contiguous()
 
 
-def make(sharding, case="bf16 adam", seed=0, groups=None, **more):
+def make(
+    sharding: str, case: str = "bf16 adam", seed: int = 0, groups: Any = None, **more: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer; `groups` have a tensor-parallel one where the model is cut."""
     torch.manual_seed(seed)
     settings = {"lr": 1e-2, **SETTINGS.get(case, {"optimizer": case, "clip_grad": 0.0}), **more}
@@ -72,7 +76,9 @@ def make(sharding, case="bf16 adam", seed=0, groups=None, **more):
     return model, build_optimizer(model, name, sharding=sharding, pg_collection=groups, **settings)
 
 
-def train(model, optimizer, steps, groups=None):
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], groups: Any = None
+) -> list[float]:
     """Step with gradients that depend on the number of the step alone; return the norms."""
     tensor_parallel = groups.tp if groups is not None else None
     shapes = {name: param.shape for name, param in Model().named_parameters()}
@@ -88,19 +94,19 @@ def train(model, optimizer, steps, groups=None):
     return norms
 
 
-def two_by(size):
+def two_by(size: int) -> ProcessGroupCollection:
     """Return groups of tensor parallelism of 2; the other ranks are data parallel."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return ProcessGroupCollection.of(init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp")))
 
 
-def values_of(model):
+def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of all parameters."""
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 
 
-def gathered(found):
+def gathered(found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Join what every rank holds of whole tensors, NaN elsewhere."""
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, found)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from megaopt_bridge.recipes import recipe_of
-from megaopt_testing import CHECKS
+from megaopt_testing import CHECKS, BoundCheck
 
 __all__ = ["RESULTS", "TABLED", "make"]
 
@@ -17,7 +17,7 @@ TABLED = [check for check in CHECKS if check.id in _MADE]
 """The checks that the table of all classes was made with; recipes say of these why they fail."""
 
 
-def make(check):
+def make(check: BoundCheck) -> None:
     """Make a check, which has to fail where the class's recipe says that it does, by whatever the class raises."""
     why = recipe_of(*check.name.split(":")).fails.get(check.check.id)
     if why is None:

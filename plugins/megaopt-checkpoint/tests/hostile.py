@@ -3,11 +3,16 @@
 import hashlib
 import json
 import os
+import random
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 from megaopt_checkpoint import save_checkpoint
+from torch import nn
 from training import logical_state, make, train, values
 
 from megaopt_core import DynamicGradScaler
@@ -26,7 +31,7 @@ class Scheduler:
         self.num_steps = 0 + state["num_steps"]
 
 
-def build(seed=0):
+def build(seed: int = 0) -> tuple[Any, Any, Any]:
     """Return a model, its optimizer and a scheduler, trained for two steps: everything a manifest speaks of."""
     model, optimizer = make(seed=seed, width=4, dtype=torch.bfloat16)
     optimizer.grad_scaler = DynamicGradScaler(
@@ -43,13 +48,15 @@ def build(seed=0):
     return model, optimizer, scheduler
 
 
-def save_good(path):
+def save_good(path: Path) -> None:
     """Save a checkpoint that has something in every field."""
     extra = {"step": 2, 1: (b"x", float("inf"), {3}), "rng": torch.arange(6), "nested": [None, {"a": [0.5]}]}
     save_checkpoint(path, *build(), extra=extra)
 
 
-def snapshot(model, optimizer, scheduler):
+def snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any
+) -> tuple[dict[str, torch.Tensor], Any]:
     """Return all that a load may change, by value."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     tensors = {**values(model), **logical_state(optimizer)}
@@ -58,17 +65,19 @@ def snapshot(model, optimizer, scheduler):
     return {name: tensor.double() for name, tensor in tensors.items()}, plain
 
 
-def unchanged(before, after):
+def unchanged(
+    before: tuple[dict[str, torch.Tensor], Any], after: tuple[dict[str, torch.Tensor], Any]
+) -> bool:
     """Return whether two snapshots are the same, bit for bit."""
     return before[1] == after[1] and all(torch.equal(before[0][key], after[0][key]) for key in before[0])
 
 
-def read(folder):
+def read(folder: Path) -> dict[str, Any]:
     """Return a manifest as JSON has it."""
     return json.loads((folder / "manifest.json").read_bytes())
 
 
-def sign(folder, document):
+def sign(folder: Path, document: Any) -> None:
     """Write a manifest with the checksum that belongs to it."""
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
     (folder / "manifest.json").write_bytes(data)
@@ -76,7 +85,7 @@ def sign(folder, document):
     (folder / "manifest.sha256").write_text(line)
 
 
-def places(value, way=()):
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the ways to every value of a document."""
     found = [way] if way else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -107,7 +116,7 @@ NASTY = [
 ]
 
 
-def change(document, chance):
+def change(document: Any, chance: random.Random) -> tuple[str, tuple[Any, ...]]:
     """Change a document somewhere, in place; return what was done."""
     way = chance.choice(places(document))
     held = document
@@ -131,13 +140,13 @@ def change(document, chance):
 _WATCHED = []
 
 
-def _hear(event, arguments):
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if _WATCHED and event == "open" and isinstance(arguments[0], (str, bytes)):
         _WATCHED[-1].append(os.fsdecode(arguments[0]))
 
 
 @contextmanager
-def opened_files():
+def opened_files() -> Iterator[list[str]]:
     """Return a list that fills with the paths that are opened in a `with` block."""
     if not getattr(sys, "_hostile_hook", False):
         sys.addaudithook(_hear)

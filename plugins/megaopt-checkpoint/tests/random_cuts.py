@@ -5,7 +5,9 @@ in memory of its own.
 """
 
 import random
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -118,7 +120,7 @@ class CutPlugin:
 
 
 @contextmanager
-def random_cuts(*seeds, **where):
+def random_cuts(*seeds: int, **where: Any) -> Iterator[None]:
     """Register a strategy a seed for the time of a `with` block.
 
     With `ranks` and `rank` this process stands for one rank of several, whose layouts a world of one rank does not fit.

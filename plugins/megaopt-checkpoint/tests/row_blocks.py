@@ -1,5 +1,6 @@
 """A sharding strategy whose pieces are row blocks with memory of their own: sub-boxes of what the model holds."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
@@ -56,7 +57,7 @@ class BlockParams(ShardedParams):
         pass
 
 
-def _rows(tensor, spec):
+def _rows(tensor: torch.Tensor, spec: PieceSpec) -> torch.Tensor:
     ((_, shard),) = spec.members
     first = shard.box[0][0]
     return tensor[first : first + shard.box[1][0]]
@@ -94,7 +95,7 @@ class BlockPlugin:
 
 
 @contextmanager
-def row_blocks(ranks, rank):
+def row_blocks(ranks: int, rank: int) -> Iterator[None]:
     """Register the strategy for the time of a `with` block; this process stands for one rank of several."""
     with (
         mock.patch.object(wrapped, "require_partition"),

@@ -1,11 +1,15 @@
 """A small model that trains, and what two of them are compared by."""
 
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_testing import temporary_plugin
 from megaopt_testing.models import TinyGPT
+from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, get_registry, hookimpl
 from megaopt_core.state import SlicedTensor, collect_state
@@ -27,14 +31,22 @@ class StandIn:
         }
 
 
-def stand_in():
+def stand_in() -> AbstractContextManager[Any]:
     """Register torch's Adam and SGD for the time of a `with` block, unless megaopt-adam is installed."""
     if "adam" in get_registry().optimizers():
         return nullcontext()
     return temporary_plugin(StandIn(), name="stand-in")
 
 
-def make(seed=0, optimizer="adam", *, dtype=torch.float32, width=8, layers=1, **settings):
+def make(
+    seed: int = 0,
+    optimizer: str = "adam",
+    *,
+    dtype: torch.dtype = torch.float32,
+    width: int = 8,
+    layers: int = 1,
+    **settings: Any,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer."""
     torch.manual_seed(seed)
     model = TinyGPT(width=width, layers=layers).to(dtype)
@@ -44,7 +56,9 @@ def make(seed=0, optimizer="adam", *, dtype=torch.float32, width=8, layers=1, **
     return model, build_optimizer(model, optimizer, **settings)
 
 
-def train(model, optimizer, steps, scheduler=None):
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], scheduler: Any = None
+) -> None:
     """Take the steps of these numbers, with gradients that depend on the numbers alone."""
     for step in steps:
         chance = torch.Generator().manual_seed(step)
@@ -56,12 +70,12 @@ def train(model, optimizer, steps, scheduler=None):
             scheduler.step(increment=1)
 
 
-def values(model):
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter, copied."""
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 
 
-def logical_state(optimizer):
+def logical_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return this rank's state as `{key: whole tensor with NaN where another rank holds it}`."""
     found = {}
     for key, tensor in collect_state(optimizer).tensors.items():
@@ -80,7 +94,7 @@ def logical_state(optimizer):
     return found
 
 
-def same(left, right):
+def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
     """Return whether two mappings hold the same tensors, bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
@@ -88,7 +102,7 @@ def same(left, right):
 __all__ = ["logical_state", "make", "same", "stand_in", "train", "values"]
 
 
-def rewrite_manifest(folder, manifest):
+def rewrite_manifest(folder: Path, manifest: Any) -> None:
     """Put another manifest into a checkpoint, with the checksum that belongs to it."""
     for name in ("manifest.json", "manifest.sha256"):
         (folder / name).unlink()

@@ -1,6 +1,7 @@
 """The formulas that the tests of megaopt-muon compare with, in float64."""
 
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from megaopt_muon import precision
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-def newton_schulz64(update, coefficients):
+def newton_schulz64(update: torch.Tensor, coefficients: Sequence[tuple[float, float, float]]) -> torch.Tensor:
     """Newton-Schulz as the documentation writes it, in float64."""
     x = update.double()
     tall = x.shape[-2] > x.shape[-1]
@@ -24,7 +25,9 @@ def newton_schulz64(update, coefficients):
     return x.mT if tall else x
 
 
-def newton_schulz_plain(update, coefficients, dtype):
+def newton_schulz_plain(
+    update: torch.Tensor, coefficients: Sequence[tuple[float, float, float]], dtype: torch.dtype
+) -> torch.Tensor:
     """The same, the plain way, in a dtype that rounds."""
     tall = update.shape[-2] > update.shape[-1]
     x = update.mT if tall else update
@@ -35,7 +38,7 @@ def newton_schulz_plain(update, coefficients, dtype):
     return x.mT if tall else x
 
 
-def with_singular_values(values, rows, columns, seed=0):
+def with_singular_values(values: torch.Tensor, rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     """Return a float32 matrix with these singular values and random singular vectors."""
     left, right = _singular_vectors(min(rows, columns), max(rows, columns), seed)
     matrix = ((left * values) @ right.mT).float()
@@ -43,14 +46,14 @@ def with_singular_values(values, rows, columns, seed=0):
 
 
 @lru_cache(maxsize=64)
-def _singular_vectors(small, large, seed):
+def _singular_vectors(small: int, large: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     left = torch.linalg.qr(torch.randn(small, small, generator=generator, dtype=torch.float64))[0]
     right = torch.linalg.qr(torch.randn(large, small, generator=generator, dtype=torch.float64))[0]
     return left, right
 
 
-def spectrum(kind, size):
+def spectrum(kind: str, size: int) -> torch.Tensor:
     """Return singular values by the name of a spectrum."""
     i = torch.arange(size, dtype=torch.float64)
     name, _, number = kind.partition(":")
@@ -69,27 +72,36 @@ def spectrum(kind, size):
     }[name]()
 
 
-def error(result, exact):
+def error(result: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the relative error in the Frobenius norm."""
     return ((result.double() - exact).norm() / exact.norm()).item()
 
 
 @lru_cache(maxsize=512)
-def example(kind, rows, columns, seed, coefficients):
+def example(
+    kind: str, rows: int, columns: int, seed: int, coefficients: Sequence[tuple[float, float, float]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a matrix of a spectrum, and its Newton-Schulz iteration in float64; made once for tests in a row."""
     update = with_singular_values(spectrum(kind, min(rows, columns)), rows, columns, seed)
     return update, newton_schulz64(update, coefficients)
 
 
 @lru_cache(maxsize=1024)
-def plain_error(kind, rows, columns, seed, coefficients, dtype):
+def plain_error(
+    kind: str,
+    rows: int,
+    columns: int,
+    seed: int,
+    coefficients: Sequence[tuple[float, float, float]],
+    dtype: torch.dtype,
+) -> float:
     """Return the error of the plain iteration of an example in a dtype that rounds."""
     update, exact = example(kind, rows, columns, seed, coefficients)
     return error(newton_schulz_plain(update, coefficients, dtype), exact)
 
 
 @pytest.fixture(scope="session")
-def formulas():
+def formulas() -> SimpleNamespace:
     """The formulas, as attributes."""
     return SimpleNamespace(
         newton_schulz64=newton_schulz64,
@@ -103,12 +115,12 @@ def formulas():
 
 
 @pytest.fixture
-def in_bfloat16(monkeypatch):
+def in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Precision medium computes in bfloat16, as on an accelerator, also where the processor is slow at it."""
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
 
 
 @pytest.fixture
-def in_float32(monkeypatch):
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Precision medium computes in float32, as where the processor cannot multiply bfloat16."""
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)

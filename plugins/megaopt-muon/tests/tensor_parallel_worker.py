@@ -1,7 +1,9 @@
 """One rank of the tensor-parallel tests: compares this rank's part with what one process computes."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,12 +33,19 @@ MEDIUM_CASES = {"wide": (16, 40), "tall": (128, 64), "square": (64, 64)}
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "split_qkv": True, "fp32_matmul_prec": "highest"}
 
 
-def part(tensor, rank, world, dim):
+def part(tensor: torch.Tensor, rank: int, world: int, dim: int) -> torch.Tensor:
     """Return this rank's part of a whole tensor."""
     return tensor.chunk(world, dim)[rank].clone()
 
 
-def run(cls, param, info, grads, cut, **kwargs):
+def run(
+    cls: type[torch.optim.Optimizer],
+    param: torch.Tensor,
+    info: ParamInfo,
+    grads: Iterable[torch.Tensor],
+    cut: Callable[[torch.Tensor], torch.Tensor],
+    **kwargs: Any,
+) -> torch.Tensor:
     """Step through gradients and return the parameter."""
     param = nn.Parameter(param.clone())
     param.param_info = info
@@ -47,7 +56,19 @@ def run(cls, param, info, grads, cut, **kwargs):
     return param.detach()
 
 
-def compare(rank, world, groups, *, cls, view, shape, dim, expert, mixed=False, **kwargs):
+def compare(
+    rank: int,
+    world: int,
+    groups: Any,
+    *,
+    cls: type[torch.optim.Optimizer],
+    view: MatrixView,
+    shape: tuple[int, ...],
+    dim: int,
+    expert: bool,
+    mixed: bool = False,
+    **kwargs: Any,
+) -> float:
     """Return the largest difference between this rank's part and the same part of the single-process result.
 
     If mixed, the first rank's processor can multiply bfloat16, in contrast to the others' and the single process's.
@@ -65,7 +86,9 @@ def compare(rank, world, groups, *, cls, view, shape, dim, expert, mixed=False, 
     return (own - part(exact, rank, world, dim)).abs().max().item()
 
 
-def blockwise(rank, world, groups, view, shape, dim):
+def blockwise(
+    rank: int, world: int, groups: Any, view: MatrixView, shape: tuple[int, ...], dim: int
+) -> float:
     """Return the difference between blockwise and a single process that sees the shard as the matrix."""
     generator = torch.Generator().manual_seed(0)
     shard = part(torch.randn(shape, generator=generator), rank, world, dim)
@@ -77,14 +100,16 @@ def blockwise(rank, world, groups, view, shape, dim):
     return (own - exact).abs().max().item()
 
 
-def medium(rank, world, groups, shape, dim, mode, **kwargs):
+def medium(
+    rank: int, world: int, groups: Any, shape: tuple[int, ...], dim: int, mode: str, **kwargs: Any
+) -> float:
     """Return the largest difference of an orthogonalized update, unscaled, under precision medium."""
     case = {"view": PLAIN, "shape": shape, "dim": dim, "expert": False, "fp32_matmul_prec": "medium"}
     difference = compare(rank, world, groups, cls=TensorParallelMuon, tp_mode=mode, **case, **kwargs)
     return difference / (SETTINGS["lr"] * 2 * max(shape) ** 0.5)  # two steps of this scale
 
 
-def two_groups(dense, expert, mode):
+def two_groups(dense: dist.ProcessGroup, expert: dist.ProcessGroup, mode: str) -> float:
     """Return the largest difference of a dense and an expert weight, each cut over its own group."""
     generator = torch.Generator().manual_seed(0)
     cuts = ((PLAIN, (16, 40), dense), (EXPERTS, (4, 16, 24), expert))
@@ -113,7 +138,7 @@ def two_groups(dense, expert, mode):
     )
 
 
-def special(rank, world, groups):
+def special(rank: int, world: int, groups: Any) -> dict[str, float]:
     """Return the cases of zero, NaN and of attributes in place of param_info."""
     results = {}
     for mode in ("duplicated", "distributed"):

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def stand_in() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def generated_models():
+def generated_models() -> ModuleType:
     """Return the module that makes models from source text."""
     path = Path(__file__).with_name("generated_models.py")
     spec = importlib.util.spec_from_file_location("generated_models", path)

@@ -37,7 +37,7 @@ class OwnLinear(nn.Module):
         return x @ self.kernel.t()
 
 
-def module(source, name="Model"):
+def module(source: str, name: str = "Model") -> type[nn.Module]:
     """Return the class of a source text whose methods `inspect` can read."""
     file = f"<generated {next(_numbers)}>"
     source = textwrap.dedent(source)
@@ -63,7 +63,7 @@ class Model(nn.Module):
 """
 
 
-def language_model(parts, embed, *result):
+def language_model(parts: str, embed: str, *result: str) -> type[nn.Module]:
     """Return a small language model: how its table and head are made, how ids become features, what it returns."""
     indented = textwrap.indent("\n".join(result), " " * 8).strip()
     parts = textwrap.indent(parts, " " * 8).strip()

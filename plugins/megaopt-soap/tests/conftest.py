@@ -1,6 +1,7 @@
 """SOAP as the documentation writes it, in float64, written to be read and not to be fast."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ class Reference:
         self.v = 0.5 + torch.rand(self.value.shape, generator=generator).double()
 
 
-def give_state(state, reference):
+def give_state(state: dict[str, Any], reference: Reference) -> None:
     """Write a reference's state into that of a parameter that is one matrix."""
     state["step"].fill_(reference.step_number)
     state["exp_avg_is_rotated"].fill_(1.0)
@@ -97,6 +98,6 @@ def give_state(state, reference):
 
 
 @pytest.fixture(scope="session")
-def soap64():
+def soap64() -> SimpleNamespace:
     """The reference, and what brings its state into an optimizer."""
     return SimpleNamespace(Reference=Reference, give_state=give_state)

@@ -1,13 +1,15 @@
 """A model that `fully_shard` cuts over meshes of all kinds, and ways to train it whole and cut."""
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -122,22 +124,22 @@ def whole_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Model:
     return Model().to(dtype)
 
 
-def mesh_of(**dims: int):
+def mesh_of(**dims: int) -> DeviceMesh:
     """Return a mesh with named dimensions."""
     return init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
 
 
-def data_mesh(mesh):
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the dimensions of a mesh that `fully_shard` gets."""
     return mesh[tuple(name for name in mesh.mesh_dim_names if name.startswith("dp"))]
 
 
-def by_columns(param):
+def by_columns(param: torch.Tensor) -> Shard | None:
     """Return that matrices are cut along their last dimension, where ranks divide it, as `fully_shard` demands."""
     return Shard(1) if param.ndim > 1 and param.shape[1] % 4 == 0 else None
 
 
-def cut_model(mesh, seed: int = 0, dtype: torch.dtype = torch.float32, **options) -> Model:
+def cut_model(mesh: DeviceMesh, seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
     """Return the model over a mesh: tensor parallel along `tp`, then sharded over what begins with `dp`."""
     model = whole_model(seed, dtype)
     if "tp" in mesh.mesh_dim_names:
@@ -161,7 +163,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
 
 
-def replicas_of(mesh) -> tuple[int, int]:
+def replicas_of(mesh: DeviceMesh) -> tuple[int, int]:
     """Return how many data-parallel ranks a mesh has, and which this one is."""
     place, count = 0, 1
     for name in mesh.mesh_dim_names:
@@ -172,7 +174,7 @@ def replicas_of(mesh) -> tuple[int, int]:
 
 
 @contextmanager
-def nothing_gathered():
+def nothing_gathered() -> Iterator[None]:
     """Let every way to gather a tensor raise."""
     of_tensors = {name: _raises(name) for name in ("full_tensor", "redistribute")}
     of_groups = {
@@ -182,14 +184,20 @@ def nothing_gathered():
         yield
 
 
-def _raises(name):
+def _raises(name: str) -> Callable[..., None]:
     def gather(*arguments, **more):
         raise AssertionError(f"{name} is called in a step")
 
     return gather
 
 
-def train(model: nn.Module, optimizer, steps, mesh=None, replicas: int = 1) -> list[float]:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[int],
+    mesh: DeviceMesh | None = None,
+    replicas: int = 1,
+) -> list[float]:
     """Step on the batches of all replicas; return the norms."""
     norms = []
     for step in steps:
@@ -203,7 +211,14 @@ def train(model: nn.Module, optimizer, steps, mesh=None, replicas: int = 1) -> l
     return norms
 
 
-def train_with_gradients_of(cut: nn.Module, optimizer, reference: nn.Module, other, steps, mesh):
+def train_with_gradients_of(
+    cut: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    reference: nn.Module,
+    other: torch.optim.Optimizer,
+    steps: Iterable[int],
+    mesh: DeviceMesh,
+) -> tuple[list[float], list[float]]:
     """Step a cut model, and a whole one with the same gradients; return the norms of both."""
     norms, expected = [], []
     for step in steps:
@@ -217,7 +232,7 @@ def train_with_gradients_of(cut: nn.Module, optimizer, reference: nn.Module, oth
     return norms, expected
 
 
-def build(model: nn.Module, kind: str, groups=None, **more):
+def build(model: nn.Module, kind: str, groups: Any = None, **more: Any) -> torch.optim.Optimizer:
     """Return an optimizer that clips."""
     name, settings = OPTIMIZERS[kind]
     settings = {"lr": 0.004, "weight_decay": 0.1, "clip_grad": 0.5} | settings | more

@@ -1,5 +1,8 @@
 """Models whose matrices have owners, and runs that several processes make of them."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import torch
 from megaopt_distributed import (
     DistributedDataParallel,
@@ -41,13 +44,22 @@ class Blocks(nn.Module):
         return self.head(self.last(hidden))
 
 
-def blocks(*, count=3, tied=False, frozen=False, dtype=torch.float32, seed=0):
+def blocks(
+    *,
+    count: int = 3,
+    tied: bool = False,
+    frozen: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> nn.Module:
     """Return the same model on every rank."""
     torch.manual_seed(seed)
     return Blocks(count, tied=tied, frozen=frozen).to(dtype)
 
 
-def wrapped(model, wrapper, config, ddp=None):
+def wrapped(
+    model: nn.Module, wrapper: str, config: OptimizerConfig, ddp: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Wrap a model: in torch's DDP, in ours with whole gradients, or in buffers that its routing plans."""
     if wrapper == "torch":
         return TorchDDP(model)
@@ -60,7 +72,18 @@ def wrapped(model, wrapper, config, ddp=None):
     return DistributedDataParallel(model, ddp_config, full_param_layout=layout)
 
 
-def train(rank, size, optimizer, sharding, wrapper="torch", *, model=None, settings=None, ddp=None, micro=1):
+def train(
+    rank: int,
+    size: int,
+    optimizer: str,
+    sharding: str,
+    wrapper: str = "torch",
+    *,
+    model: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    ddp: Mapping[str, Any] | None = None,
+    micro: int = 1,
+) -> tuple[dict[str, torch.Tensor], tuple[Any, ...]]:
     """Train on batches of each rank's own, and return every parameter and state, whole, and what the last step said."""
     module = blocks(**(model or {}))
     given = {**PLAIN, **(settings or {})}
@@ -80,12 +103,21 @@ def train(rank, size, optimizer, sharding, wrapper="torch", *, model=None, setti
     return values_of(module) | states_of(stepper), tuple(result)
 
 
-def several(rank, size, runs):
+def several(rank: int, size: int, runs: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """Do several runs one after the other in the same processes."""
     return {name: train(rank, size, *arguments, **options) for name, (arguments, options) in runs.items()}
 
 
-def given_gradients(rank, size, optimizer, sharding, *, model=None, settings=None, missing=()):
+def given_gradients(
+    rank: int,
+    size: int,
+    optimizer: str,
+    sharding: str,
+    *,
+    model: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    missing: Iterable[str] = (),
+) -> dict[str, torch.Tensor]:
     """Step on gradients that all ranks have alike; some matrices have none in the first step."""
     module = blocks(**(model or {}))
     stepper = build_optimizer(module, optimizer, sharding=sharding, **{**PLAIN, **(settings or {})})
@@ -98,7 +130,7 @@ def given_gradients(rank, size, optimizer, sharding, *, model=None, settings=Non
     return values_of(module)
 
 
-def differing(expected, found):
+def differing(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the names of what differs in a bit or is missing."""
     return [
         name
@@ -107,7 +139,7 @@ def differing(expected, found):
     ]
 
 
-def owned(optimizer):
+def owned(optimizer: torch.optim.Optimizer) -> list[str]:
     """Return the names of the matrices that this rank steps whole."""
     return [
         shard.name

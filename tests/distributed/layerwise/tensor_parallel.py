@@ -1,8 +1,11 @@
 """A model that tensor parallelism cuts, made from attributes, and one process that has all of it."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from megaopt_core import MatrixView, build_optimizer
 
@@ -18,13 +21,13 @@ CUT = {"qkv": 0, "out": 1, "up": 0, "down": 1, "bias": 0}
 LAYERS = 3
 
 
-def cut(name, whole, tp, place):
+def cut(name: str, whole: torch.Tensor, tp: int, place: int) -> torch.Tensor:
     """Return the part of a tensor that a tensor-parallel rank has."""
     kind = name.rpartition(".")[2]
     return whole.chunk(tp, CUT[kind])[place].clone() if kind in CUT else whole.clone()
 
 
-def make(tp=1, place=0, dtype=torch.float32):
+def make(tp: int = 1, place: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return this rank's part of the model."""
     generator = torch.Generator().manual_seed(0)
     model = nn.ModuleList(nn.Module() for _ in range(LAYERS))
@@ -41,7 +44,7 @@ def make(tp=1, place=0, dtype=torch.float32):
     return model
 
 
-def gradients(step, dtype):
+def gradients(step: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return the whole gradient of every parameter."""
     generator = torch.Generator().manual_seed(100 + step)
     return {
@@ -51,12 +54,19 @@ def gradients(step, dtype):
     }
 
 
-def mesh_of(size, tp):
+def mesh_of(size: int, tp: int) -> DeviceMesh | None:
     """Return the mesh of these ranks; None for one process."""
     return init_device_mesh("cpu", (size // tp, tp), mesh_dim_names=("dp", "tp")) if size > 1 else None
 
 
-def build(optimizer, sharding, tp=1, size=1, dtype=torch.float32, **settings):
+def build(
+    optimizer: str,
+    sharding: str,
+    tp: int = 1,
+    size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> tuple[nn.Module, torch.optim.Optimizer, int]:
     """Return model, optimizer and this rank's place among the tensor-parallel ones."""
     mesh = mesh_of(size, tp)
     place = mesh["tp"].get_local_rank() if mesh is not None else 0
@@ -66,7 +76,15 @@ def build(optimizer, sharding, tp=1, size=1, dtype=torch.float32, **settings):
     return model, stepper, place
 
 
-def step_with(model, stepper, place, tp, step, dtype, missing=()):
+def step_with(
+    model: nn.Module,
+    stepper: torch.optim.Optimizer,
+    place: int,
+    tp: int,
+    step: int,
+    dtype: torch.dtype,
+    missing: Iterable[str] = (),
+) -> tuple[Any, ...]:
     """Step on this rank's parts of the whole gradients."""
     whole = gradients(step, dtype)
     for name, param in model.named_parameters():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ LOW = frozenset(
 MOMENTS = {"exp_avg": LOW, "exp_avg_sq": LOW}
 
 
-def _kwargs(**more):
-    def kwargs(config, model_chunks, pg_collection):
+def _kwargs(**more: Any) -> Callable[..., dict[str, Any]]:
+    def kwargs(config: Any, model_chunks: Any, pg_collection: Any) -> dict[str, Any]:
         return {"lr": config.lr, "weight_decay": config.weight_decay, **more}
 
     return kwargs

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from attrs import field, frozen
@@ -9,7 +12,7 @@ from megaopt_testing.plugins import temporary_plugin
 
 from megaopt_core import Granularity, OptimizerEntry, Role, hookimpl
 from megaopt_core.config import between
-from megaopt_core.params import MATRIX, RoleDecision, named_params
+from megaopt_core.params import MATRIX, MatrixView, ParamSpec, RoleDecision, named_params
 
 
 @frozen
@@ -28,11 +31,11 @@ class Whole(torch.optim.SGD):
         self.rate = rate
 
 
-def _whole_kwargs(config, model_chunks, pg_collection):
+def _whole_kwargs(config: Any, model_chunks: Any, pg_collection: Any) -> dict[str, Any]:
     return {"lr": config.lr, "rate": config.whole_rate}
 
 
-def only_matrices(spec, view):
+def only_matrices(spec: ParamSpec, view: MatrixView | None) -> str | None:
     """Refuse what has no matrix view."""
     return None if view is not None else "not a matrix"
 
@@ -71,7 +74,7 @@ class StandIn:
 
 
 @pytest.fixture(autouse=True)
-def stand_in():
+def stand_in() -> Iterator[None]:
     """Register the stand-in plugin for one test."""
     with temporary_plugin(StandIn(), name="stand_in") as registry:
         yield registry

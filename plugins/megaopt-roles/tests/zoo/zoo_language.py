@@ -1,6 +1,7 @@
 """Language models, written the way their authors write them, and what each parameter is."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -12,7 +13,7 @@ E, O, X = Role.EMBEDDING, Role.OUTPUT, Role.ELEMENTWISE  # noqa: E741 - a table 
 M, T = MatrixView(), MatrixView(transposed=True)
 
 
-def split(*sizes, **view):
+def split(*sizes: int, **view: Any) -> MatrixView:
     """Return a split view."""
     return MatrixView(split_sizes=sizes, **view)
 
@@ -88,7 +89,7 @@ class NanoGPT(nn.Module):
         return self.lm_head(x[:, [-1], :]), None
 
 
-def norm(x):
+def norm(x: torch.Tensor) -> torch.Tensor:
     """Return x, normalized without a gain."""
     return F.rms_norm(x, (x.size(-1),))
 

@@ -1,5 +1,7 @@
 """Taggers, translators, trees and memories, and what each of their parameters is."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
@@ -10,7 +12,7 @@ E, O, X = Role.EMBEDDING, Role.OUTPUT, Role.ELEMENTWISE  # noqa: E741 - a table 
 M, T = MatrixView(), MatrixView(transposed=True)
 
 
-def split(*sizes, **view):
+def split(*sizes: int, **view: Any) -> MatrixView:
     """Return a split view."""
     return MatrixView(split_sizes=sizes, **view)
 

@@ -1,6 +1,7 @@
 """Models of images, video and fields, and what each of their parameters is."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -12,7 +13,7 @@ E, O, X = Role.EMBEDDING, Role.OUTPUT, Role.ELEMENTWISE  # noqa: E741 - a table 
 M, T = MatrixView(), MatrixView(transposed=True)
 
 
-def split(*sizes, **view):
+def split(*sizes: int, **view: Any) -> MatrixView:
     """Return a split view."""
     return MatrixView(split_sizes=sizes, **view)
 
@@ -336,7 +337,7 @@ class MaskedAutoencoder(nn.Module):
         return self.decoder_pred(self.decoder_norm(x))[:, 1:, :]
 
 
-def block(name, dim):
+def block(name: str, dim: int) -> dict[str, MatrixView]:
     """Return what an encoder layer of torch is made of."""
     return {
         f"{name}.self_attn.in_proj_weight": split(dim, dim, dim),

@@ -149,7 +149,7 @@ class Conv1DMLP(nn.Module):
         return self.c_proj(F.gelu(self.c_fc(x)))
 
 
-def gpt2():
+def gpt2() -> nn.Module:
     def block():
         return Block("ln_1 attn ln_2 mlp", nn.LayerNorm, FusedConv1D(), Conv1DMLP())
 
@@ -159,7 +159,7 @@ def gpt2():
 _LLAMA = "input_layernorm self_attn post_attention_layernorm mlp"
 
 
-def llama(*, tied=False):
+def llama(*, tied: bool = False) -> nn.Module:
     def block():
         return Block(_LLAMA, RMSNorm, Attention(keys=16), GatedMLP())
 
@@ -247,14 +247,14 @@ class Mixture(nn.Module):
         return self.experts(flat, index, weights).view(x.shape)
 
 
-def qwen3_moe():
+def qwen3_moe() -> nn.Module:
     def block():
         return Block(_LLAMA, RMSNorm, NormedAttention(), Mixture(Router(), Experts(24)))
 
     return Decoder("model", Body("embed_tokens layers norm", block, RMSNorm))
 
 
-def mixtral():
+def mixtral() -> nn.Module:
     def block():
         return Block(_LLAMA, RMSNorm, Attention(keys=16), Mixture(Router(), Experts(48)))
 
@@ -274,7 +274,7 @@ class SinkAttention(Attention):
         return self.o_proj(scores.softmax(-1)[..., :-1] @ v)
 
 
-def gpt_oss():
+def gpt_oss() -> nn.Module:
     def block():
         mixture = Mixture(Router(bias=True), InterleavedExperts(), gate="router")
         return Block(_LLAMA, RMSNorm, SinkAttention(), mixture)
@@ -308,7 +308,7 @@ class ParallelBlock(nn.Module):
         return x + self.attention(self.input_layernorm(x)) + self.mlp(self.post_attention_layernorm(x))
 
 
-def gpt_neox():
+def gpt_neox() -> nn.Module:
     return Decoder("gpt_neox", Body("embed_in layers final_layer_norm", ParallelBlock, nn.LayerNorm))
 
 
@@ -337,7 +337,7 @@ class FusedGate(nn.Module):
         return self.down_proj(up * F.silu(gate))
 
 
-def phi3():
+def phi3() -> nn.Module:
     def block():
         return Block(
             "input_layernorm self_attn post_attention_layernorm mlp", RMSNorm, FusedSlices(), FusedGate()
@@ -379,7 +379,7 @@ class MixerBlock(nn.Module):
         return x + self.mixer(self.norm(x))
 
 
-def mamba():
+def mamba() -> nn.Module:
     return Decoder("backbone", Body("embeddings layers norm_f", MixerBlock, RMSNorm), tied=True)
 
 

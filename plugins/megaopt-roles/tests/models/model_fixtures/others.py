@@ -414,7 +414,7 @@ class LoraEmbedding(nn.Module):
         return self.base_layer(ids) + rows @ self.lora_embedding_B["default"].T
 
 
-def llama_lora():
+def llama_lora() -> nn.Module:
     model = DECODERS["llama"]()
     for layer in model.model.layers:
         layer.self_attn.q_proj = LoraLinear(layer.self_attn.q_proj)

@@ -84,7 +84,7 @@ def run(
 
 
 def kill_once(
-    context: Any, folder: Path, index: int, chance: random.Random, last: int
+    context: Any, folder: str, index: int, chance: random.Random, last: int
 ) -> tuple[int, str, bool]:
     """Start a run, kill it, check what it left; return the newest number that may be expected and what happened."""
     mode = MODES[index % len(MODES)]

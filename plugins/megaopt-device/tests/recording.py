@@ -1,6 +1,7 @@
 """Captures on a CPU as CUDA does: what is launched is written down and not executed, and repeated with its numbers."""
 
 import warnings
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 __all__ = ["RecordingCapture"]
 
 
-def _as_now(value):
+def _as_now(value: Any) -> Any:
     """Return what has the memory that a tensor has now, whatever memory it is given later, as a kernel does."""
     return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 

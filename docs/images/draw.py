@@ -6,9 +6,11 @@ The map of `explain` is a screenshot, for which Chromium and playwright are need
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import matplotlib as mpl
@@ -138,7 +140,42 @@ def draw_owners(axes: Axes) -> None:
     _bare(axes)
 
 
+def draw_house(axes: Axes) -> None:
+    """The folders of the core by layers, and the distributions beside it with what they lean on, from their metadata.
+
+    Args:
+        axes: where to.
+    """
+    root = FOLDER.parents[1]
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    for row, layer in enumerate(layers, 1):
+        names = [name.strip().removeprefix("megaopt_core.") for name in layer.split("|")]
+        for place, name in enumerate(names):
+            _bar(axes, row, place * 4.8 / len(names), 4.8 / len(names), name, COLORS[0])
+    projects = [
+        tomllib.loads(path.read_text())["project"] for path in sorted(root.glob("plugins/*/pyproject.toml"))
+    ]
+    for row, project in enumerate(projects, 1):
+        needs = [re.match(r"megaopt-(\w+)", need) for need in project["dependencies"]]
+        ours = [found[1] for found in needs if found and found[1] != "core"]
+        leans = "all that trains" if len(ours) > 4 else ", ".join(ours)
+        _bar(axes, row, 5.6, 2.0, project["name"], COLORS[3])
+        if leans:
+            axes.text(7.7, row, f"with {leans}", ha="left", va="center", fontsize=8)
+    for x, title in (
+        (2.4, "megaopt-core: a folder imports only from lower ones"),
+        (6.6, "plugins, a distribution each"),
+    ):
+        axes.text(x, 0, title, ha="center", va="center", fontsize=9, fontweight="bold")
+    axes.set_xlim(0, 9.6)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    _bare(axes)
+
+
 PICTURES = {
+    "house": (draw_house, (9.0, 4.6)),
     "schedules": (draw_schedules, (6.4, 3.2)),
     "buckets": (draw_buckets, (8.0, 2.2)),
     "remainders": (draw_remainders, (8.0, 1.8)),

@@ -1,6 +1,8 @@
 """The examples of the READMEs run as they stand."""
 
+import configparser
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -75,12 +77,93 @@ def test_commands_of_the_readme_are_there(command: str, capsys: pytest.CaptureFi
     )
 
 
-@pytest.mark.parametrize("command", ["plugins", "optimizers", "describe muon"])
-def test_commands_that_need_nothing_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As the table writes them."""
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        ("plugins", ""),
+        ("optimizers", ""),
+        ("optimizers muon", ""),
+        ("describe muon", ""),
+        ("explain module:factory", ""),
+        ("schedule", "megaopt_tools"),
+        ("completion bash", "megaopt_tools"),
+        ("new-plugin NAME", "megaopt_testing"),
+    ],
+)
+def test_commands_run_as_the_table_writes_them(
+    command: str,
+    needs: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In any folder; what is a placeholder there is a model, or a name, here."""
     pytest.importorskip("megaopt_muon")
+    if needs:
+        pytest.importorskip(needs)
     assert f"`megaopt {command}`" in (ROOT / "README.md").read_text()
-    assert main(command.split()) == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_module.py").write_text(
+        "import torch\nmodel = torch.nn.TransformerEncoderLayer(16, 2, 32)\n"
+    )
+    words = command.replace("module:factory", "my_module.py:model").replace("NAME", "mine").split()
+    assert main(words) == 0
     printed = capsys.readouterr()
-    assert "muon" in printed.out
     assert printed.err == ""
+    assert printed.out or (tmp_path / "megaopt-mine").is_dir()
+
+
+TOX = configparser.ConfigParser(interpolation=None)
+TOX.read(ROOT / "tox.ini")
+
+
+def _expanded(name: str) -> set[str]:
+    """Return the names that one with braces stands for: `py312-{core, muon}`, `demo{,-short}`."""
+    before, opening, inner = name.partition("{")
+    return {before + each.strip() for each in inner.rstrip("}").split(",")} if opening else {name}
+
+
+def _environments() -> set[str]:
+    """Names of tox's environments."""
+    sections = (name.removeprefix("testenv:") for name in TOX.sections() if name.startswith("testenv:"))
+    listed = (line.strip() for line in TOX["tox"]["env_list"].split("\n") if line.strip())
+    return {name for written in (*sections, *listed) for name in _expanded(written)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_line_with_tox_names_an_environment_that_there_is(page: str) -> None:
+    """And nothing but tox has to be installed before: it brings what `requires` names."""
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"tox run -e ([\w-]+)", text))
+    assert named
+    assert named - _environments() == set()
+    assert set(re.findall(r"^pip install tox.*$", text, re.MULTILINE)) <= {
+        "pip install tox && tox",
+        "pip install tox && tox run -e demo",
+    }
+    assert {"tox>=4.20", "tox-uv"} <= set(TOX["tox"]["requires"].split())
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:matplotlib", "ignore::PendingDeprecationWarning:matplotlib"
+)
+def test_the_demo_ends_with_a_table_and_a_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of its environment, of two steps: what the front page promises of it."""
+    pytest.importorskip("megaopt_tools")
+    pytest.importorskip("megaopt_muon")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    commands = next(
+        TOX[name]["commands"] for name in TOX.sections() if "demo" in _expanded(name[len("testenv:") :])
+    )
+    line = next(line for line in commands.split("\n") if line.startswith("!short:"))
+    _, program, *arguments = shlex.split(line.replace("{posargs}", ""))
+    assert program == "megaopt"
+    assert main([*arguments, "--steps", "2", "--threads", "1"]) == 0
+    text, _, table = capsys.readouterr().out.partition("held-out")
+    assert "pydoc_data.topics" in text
+    assert [line.split()[0] for line in table.splitlines()[3:6]] == ["adam", "muon", "adaptive_muon"]
+    assert (tmp_path / "demo" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "with AdamW and with Muon, and ends with a table and a picture" in (ROOT / "README.md").read_text()

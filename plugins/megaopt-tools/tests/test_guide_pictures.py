@@ -32,7 +32,7 @@ def _shapes(path: Path) -> tuple[list[str], int]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", text), text.count("<path")
 
 
-@pytest.mark.parametrize("name", ["schedules", "buckets", "remainders", "owners"])
+@pytest.mark.parametrize("name", ["house", "schedules", "buckets", "remainders", "owners"])
 def test_a_picture_is_what_would_be_drawn_now(name: str, drawing: ModuleType, tmp_path: Path) -> None:
     """Its words and its shapes."""
     assert name in drawing.PICTURES

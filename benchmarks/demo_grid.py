@@ -33,6 +33,8 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "adam": {"adam_beta2": 0.95},
     # With 0.2 an update has the size of AdamW's, so that one learning rate suits matrices and the rest.
     # Full float32 is the faster precision on most CPUs.
+    "adamw": {"adam_beta2": 0.95},
+    "sgd": {},
     "lion": {},
     "muon": {"adam_beta2": 0.95, "muon_extra_scale_factor": 0.2, "muon_fp32_matmul_prec": "highest"},
     "soap": {"soap_precondition_frequency": 10},

@@ -11,6 +11,7 @@ are left out and named.
 import argparse
 import importlib
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -73,6 +74,8 @@ SUITES: dict[str, tuple[int, dict[str, Make]]] = {
 }
 """Steps that are timed together, and who makes them."""
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
 PACKAGES = ("emerging-optimizers", "pytorch_optimizer", "heavyball")
 
 
@@ -104,7 +107,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def measure(suite: str, rounds: int) -> dict[str, Any]:
+def measure(suite: str, rounds: int, clock: str) -> dict[str, Any]:
     """Return times and ratios of one suite, and print the ratios."""
     steps, makers = SUITES[suite]
     candidates, skipped = {}, {}
@@ -113,7 +116,7 @@ def measure(suite: str, rounds: int) -> dict[str, Any]:
             candidates[name] = candidate(make, steps)
         except Exception as error:  # noqa: BLE001 - a peer that does not run here is reported, not fatal
             skipped[name] = f"{type(error).__name__}: {error}"[:200]
-    times = interleave(candidates, rounds=rounds, warmup=2)
+    times = interleave(candidates, rounds=rounds, warmup=1, clock=CLOCKS[clock])
     times = {name: [seconds / steps for seconds in values] for name, values in times.items()}
     slower = {name: ratio(times, name, "megaopt") for name in times if name != "megaopt"}
     print(suite, summary(times), slower, skipped or "", flush=True)
@@ -127,13 +130,16 @@ def main() -> None:
     )
     parser.add_argument("suites", nargs="*", default=list(SUITES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: where others use the machine")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     versions = {name: installed(name) for name in PACKAGES}
     for suite in arguments.suites:
-        result = measure(suite, arguments.rounds)
-        write_result(f"soap_{suite}", {"shape": (SIZE, SIZE), "versions": versions, **result})
+        result = measure(suite, arguments.rounds, arguments.clock)
+        write_result(
+            f"soap_{suite}", {"shape": (SIZE, SIZE), "clock": arguments.clock, "versions": versions, **result}
+        )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import textwrap
 from argparse import Namespace
 from typing import Any
 
+import attrs
 import torch
 
 from megaopt_core.cli._optimizers import settings_of_optimizer
@@ -14,7 +15,7 @@ from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.registry._setting_owners import SettingInfo
+from megaopt_core.registry._setting_owners import SettingInfo, type_name
 from megaopt_core.reporting._text_table import wrapped
 
 __all__ = ["run"]
@@ -48,13 +49,15 @@ def run(args: Namespace) -> int:
     Raises:
         ConfigurationError: no setting has all the words.
     """
-    about = _core(args.name) if args.name is None or args.name in CORE_FIELD_NAMES else _optimizer(args.name)
+    about = _about(args.name)
     about["settings"] = _with_words(about["settings"], args.words, about["name"])
     if args.json:
         print_json(about)
         return 0
     print(f"{about['name']}: {about['description']}\n")
-    facts = [(what, about[what]) for what in ("plugin", "class", "granularity", "fp16") if what in about]
+    facts = [
+        (what, about[what]) for what in ("plugin", "serves", "class", "granularity", "fp16") if what in about
+    ]
     for what, value in () if args.words else facts:
         print(f"  {what + ':':<13}{value}")
     if facts and not args.words:
@@ -62,10 +65,49 @@ def run(args: Namespace) -> int:
     if args.name is None and not args.words:
         _print_short(about["settings"])
         return 0
+    if not about["settings"]:
+        print("It has no settings of its own.")
+        return 0
     _print_settings(about["settings"])
     if about.get("example") and not args.words:
         print(f"\nExample:\n\n  {about['example']}")
     return 0
+
+
+def _about(name: str | None) -> dict[str, Any]:
+    if name is None or name in CORE_FIELD_NAMES:
+        return _core(name)
+    registry = get_registry()
+    if name in registry.schedules() and name not in registry.optimizers():
+        return _schedule(name)
+    return _optimizer(name)
+
+
+def _schedule(name: str) -> dict[str, Any]:
+    """Tell about a style of learning rate or weight decay, with the settings of its own."""
+    registry = get_registry()
+    style = registry.schedule(name)
+    serves = [
+        what
+        for what, function in (("lr_decay_style", style.learning_rate), ("wd_incr_style", style.weight_decay))
+        if function is not None
+    ]
+    fields = () if style.settings is None else attrs.fields(style.settings)
+    return {
+        "name": name,
+        "description": style.description or "its plugin does not describe it",
+        "plugin": registry.owner("schedule", name).source,
+        "serves": ", ".join(serves),
+        "settings": [
+            {
+                "name": field.name,
+                "type": type_name(field.type),
+                "default": getattr(style.settings(), field.name),  # type: ignore[misc] # there are fields
+                "help": str(field.metadata.get("help", "")),
+            }
+            for field in fields
+        ],
+    }
 
 
 def _with_words(settings: list[dict[str, Any]], words: list[str], name: str) -> list[dict[str, Any]]:

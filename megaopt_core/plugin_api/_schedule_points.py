@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import frozen
 
 __all__ = ["LearningRatePoint", "WeightDecayPoint"]
@@ -20,6 +22,7 @@ class LearningRatePoint:
         lr_decay_steps: the step at which the decay ends, counted from step 0, so warm-up is a part of it.
         wsd_decay_steps: for style `WSD`, length of the final decay.
         lr_wsd_decay_style: for style `WSD`, the curve of the final decay.
+        settings: the style's own settings, an instance of its `settings` class; None for a style without.
 
     Example:
         >>> point = LearningRatePoint(step=6, max_lr=1.0, lr_warmup_steps=2, lr_decay_steps=10)
@@ -35,6 +38,7 @@ class LearningRatePoint:
     lr_decay_steps: float
     wsd_decay_steps: float | None = None
     lr_wsd_decay_style: str | None = None
+    settings: Any = None
 
     @property
     def in_warmup(self) -> bool:
@@ -70,6 +74,7 @@ class WeightDecayPoint:
         start_wd: weight decay at step 0, before the group's `wd_mult`.
         end_wd: weight decay at the end, before the group's `wd_mult`.
         wd_incr_steps: length of the way from one to the other.
+        settings: the style's own settings; None for a style without.
 
     Example:
         >>> point = WeightDecayPoint(step=5, start_wd=0.0, end_wd=0.1, wd_incr_steps=10)
@@ -81,6 +86,7 @@ class WeightDecayPoint:
     start_wd: float
     end_wd: float
     wd_incr_steps: float
+    settings: Any = None
 
     @property
     def progress(self) -> float:

@@ -41,6 +41,9 @@ class ScheduleStyle:
         check_weight_decay: the same for weight decay.
         after_decay: what holds after `lr_decay_steps`.
         description: one line for people.
+        settings: an attrs class of settings that the style has beside the scheduler's, each with a default, a validator
+            of `megaopt_core.config` and `metadata={"help": ...}`. Users give them as `lr_style_settings={"power": 2.0}`
+            (`wd_style_settings` for weight decay), and the functions find them as `point.settings`.
 
     Raises:
         ScheduleError: neither of the two functions is given.
@@ -51,6 +54,16 @@ class ScheduleStyle:
         >>> style = ScheduleStyle(learning_rate=square_root, description="falls fast, then slowly")
         >>> style.learning_rate(LearningRatePoint(step=25, max_lr=0.1, lr_decay_steps=100))
         0.05
+
+        With a setting of its own:
+
+        >>> @frozen
+        ... class Power:
+        ...     power: float = 2.0
+        >>> style = ScheduleStyle(
+        ...     learning_rate=lambda point: point.between((1 - point.progress) ** point.settings.power), settings=Power)
+        >>> style.learning_rate(LearningRatePoint(step=50, max_lr=1.0, lr_decay_steps=100, settings=Power(3.0)))
+        0.125
     """
 
     learning_rate: Callable[[LearningRatePoint], float] | None = None
@@ -59,6 +72,7 @@ class ScheduleStyle:
     check_weight_decay: Callable[[WeightDecayPoint], str | None] | None = None
     after_decay: AfterDecay = AfterDecay.MIN_LR
     description: str = ""
+    settings: type | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.learning_rate is None and self.weight_decay is None:

@@ -77,6 +77,9 @@ def load_plugin(
             check_entry(name, entry, core_fields)
         strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
         schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
+        for name, style in schedules.items():
+            if style.settings is not None:
+                _check_settings(f"schedule {name!r}", style.settings)
         # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
         fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
     except KeyboardInterrupt:
@@ -124,15 +127,9 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
         )
     if entry.settings is None:
         return
-    if not attrs.has(entry.settings):
-        raise PluginError(f"optimizer {name!r}: settings={entry.settings!r} is no attrs class")
+    _check_class(f"optimizer {name!r}", entry.settings)
     if not entry.setting_prefixes:
         raise PluginError(f"optimizer {name!r} has settings but no setting_prefixes")
-    required = [setting.name for setting in attrs.fields(entry.settings) if setting.default is attrs.NOTHING]
-    if required:
-        raise PluginError(
-            f"optimizer {name!r}: {entry.settings.__name__} has no default for {', '.join(required)}"
-        )
     for setting in attrs.fields(entry.settings):
         full = f"{entry.setting_prefixes[0]}_{setting.name}"
         if full in core_fields:
@@ -140,10 +137,24 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
                 f"setting {full!r} of optimizer {name!r} is a field of the core's configuration; "
                 "give the optimizer another setting prefix"
             )
-    _check_defaults(name, entry.settings)
+    _check_defaults(f"optimizer {name!r}", entry.settings)
 
 
-def _check_defaults(name: str, settings: type) -> None:
+def _check_settings(whose: str, settings: Any) -> None:
+    _check_class(whose, settings)
+    _check_defaults(whose, settings)
+
+
+def _check_class(whose: str, settings: Any) -> None:
+    """Raise unless a settings class is one, with a default for everything."""
+    if not (isinstance(settings, type) and attrs.has(settings)):
+        raise PluginError(f"{whose}: settings={settings!r} is no attrs class")
+    required = [setting.name for setting in attrs.fields(settings) if setting.default is attrs.NOTHING]
+    if required:
+        raise PluginError(f"{whose}: {settings.__name__} has no default for {', '.join(required)}")
+
+
+def _check_defaults(whose: str, settings: type) -> None:
     """Raise unless the validators and converters of a settings class take its own defaults."""
     try:
         settings()
@@ -155,9 +166,7 @@ def _check_defaults(name: str, settings: type) -> None:
             else ""
         )
         told = f"the setting {where[0]!r} cannot have its default" if where else "it cannot be made"
-        raise PluginError(
-            f"optimizer {name!r}: {settings.__name__}: {told}: {words_of(error)}{called}"
-        ) from error
+        raise PluginError(f"{whose}: {settings.__name__}: {told}: {words_of(error)}{called}") from error
 
 
 def _refused_field(settings: Any, error: Exception) -> tuple[str, str] | None:

@@ -90,10 +90,19 @@ def _check_api(plugin: Any) -> None:
             f'it declares no megaopt_api; plugins for this megaopt declare megaopt_api = "{API_VERSION}"'
         )
     if declared != API_VERSION:
-        raise PluginError(
-            f"it declares megaopt_api = {declared!r}, and this megaopt loads plugins that declare "
-            f"{API_VERSION!r}; upgrade the older of the two"
+        raise PluginError(_written_for_another(declared))
+
+
+def _written_for_another(declared: Any) -> str:
+    """Return who is older, and what to upgrade."""
+    both = f"it declares megaopt_api = {declared!r}, and this megaopt loads plugins that declare {API_VERSION!r}: "
+    if not (isinstance(declared, str) and declared.isdecimal()):
+        return both + "declare it as that text"
+    if int(declared) > int(API_VERSION):
+        return (
+            both + "the plugin is written for a newer megaopt; upgrade megaopt-core, or take an older plugin"
         )
+    return both + "the plugin is written for an older megaopt; upgrade the plugin"
 
 
 def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:

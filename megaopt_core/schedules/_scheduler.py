@@ -6,13 +6,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import attrs
 import torch
 
 from megaopt_core.errors import ScheduleError
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
 from megaopt_core.schedules._lookup import find_style
-from megaopt_core.schedules._scheduler_state import SETTINGS, read_state
+from megaopt_core.schedules._scheduler_state import OWN_TO_STYLES, SETTINGS, read_state
+from megaopt_core.schedules._style_settings import settings_of_style
 from megaopt_core.schedules._validation import check_learning_rates, check_number, check_weight_decays
 
 __all__ = ["OptimizerParamScheduler"]
@@ -61,6 +63,9 @@ class OptimizerParamScheduler:
             neither flag is set, settings and checkpoint must agree.
         wsd_decay_steps: for style `WSD`, length of the final decay.
         lr_wsd_decay_style: for style `WSD`, its curve: `linear`, `cosine`, `exponential` or `minus_sqrt`.
+        lr_style_settings: settings that the learning-rate style has of its own, by name; what is left out has its
+            default.
+        wd_style_settings: the same for the style of weight decay.
         styles: styles that are looked up before all others, by name.
 
     Raises:
@@ -98,6 +103,8 @@ class OptimizerParamScheduler:
         wsd_decay_steps: int | None = None,
         lr_wsd_decay_style: str | None = None,
         *,
+        lr_style_settings: Mapping[str, Any] | None = None,
+        wd_style_settings: Mapping[str, Any] | None = None,
         styles: Mapping[str, ScheduleStyle] | None = None,
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
@@ -121,6 +128,8 @@ class OptimizerParamScheduler:
         self.wd_incr_style = wd_incr_style
         self.use_checkpoint_opt_param_scheduler = use_checkpoint_opt_param_scheduler
         self.override_opt_param_scheduler = override_opt_param_scheduler
+        self.lr_style_settings = lr_style_settings
+        self.wd_style_settings = wd_style_settings
         self.num_steps = 0
         self._styles = dict(styles or {})
         self._said: list[tuple[Any, ...]] = []
@@ -171,8 +180,10 @@ class OptimizerParamScheduler:
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings and the number of steps taken."""
-        return {name: getattr(self, name) for name in (*SETTINGS, "num_steps")}
+        """Return the settings and the number of steps taken; those of styles where they have any."""
+        values = {name: getattr(self, name) for name in (*SETTINGS, "num_steps")}
+        own = {name: attrs.asdict(found) for name, found in self._style_settings.items() if found is not None}
+        return values | own
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` returned, now or in an older version, and set every group accordingly.
@@ -194,6 +205,7 @@ class OptimizerParamScheduler:
             for name in SETTINGS:
                 if name in saved:
                     setattr(self, name, self._check_and_set(getattr(self, name), saved[name], name))
+            self._load_style_settings(saved, before)
             self._check()
             check_number("num_steps", saved["num_steps"])
             self.num_steps = saved["num_steps"]
@@ -201,6 +213,15 @@ class OptimizerParamScheduler:
         except BaseException:
             vars(self).update(before)
             raise
+
+    def _load_style_settings(self, saved: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+        """Take the settings of styles; those of a style that is no longer used are forgotten."""
+        for name, style in OWN_TO_STYLES.items():
+            own = self._style_settings[name]
+            if getattr(self, style) != before[style]:
+                setattr(self, name, saved.get(name))
+            elif name in saved and own is not None:
+                setattr(self, name, self._check_and_set(attrs.asdict(own), saved[name], name))
 
     def _check_and_set[Value](self, cls_value: Value, sd_value: Value, name: str) -> Value:
         """Return the value that holds after loading: the scheduler's own or the checkpoint's."""
@@ -233,6 +254,7 @@ class OptimizerParamScheduler:
             lr_decay_steps=self.lr_decay_steps,
             wsd_decay_steps=self.wsd_decay_steps,
             lr_wsd_decay_style=self.lr_wsd_decay_style,
+            settings=self._style_settings["lr_style_settings"],
         )
 
     def _wd_point(self, group: Mapping[str, Any], step: float) -> WeightDecayPoint:
@@ -241,10 +263,15 @@ class OptimizerParamScheduler:
             start_wd=_own(group, "start_wd", self.start_wd),
             end_wd=_own(group, "end_wd", self.end_wd),
             wd_incr_steps=self.wd_incr_steps,
+            settings=self._style_settings["wd_style_settings"],
         )
 
     def _check(self) -> None:
         lr_style, wd_style = self._lr_style(), self._wd_style()
+        self._style_settings = {
+            name: settings_of_style(name, getattr(self, style_name), style, getattr(self, name))
+            for (name, style_name), style in zip(OWN_TO_STYLES.items(), (lr_style, wd_style), strict=True)
+        }
         self._check_values({}, lr_style, wd_style, "")
         for index, group in enumerate(self.optimizer.param_groups):
             where = f"param group {index}: "

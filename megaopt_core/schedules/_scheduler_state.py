@@ -7,7 +7,7 @@ from typing import Any
 
 from megaopt_core.errors import ScheduleError
 
-__all__ = ["SETTINGS", "read_state"]
+__all__ = ["OWN_TO_STYLES", "SETTINGS", "read_state"]
 
 SETTINGS = (
     "init_lr",
@@ -24,6 +24,12 @@ SETTINGS = (
     "wd_incr_style",
 )
 """The settings of a scheduler that are saved, in the order in which they are loaded."""
+
+OWN_TO_STYLES: Mapping[str, str] = {
+    "lr_style_settings": "lr_decay_style",
+    "wd_style_settings": "wd_incr_style",
+}
+"""Settings that styles have of their own, to the setting that names the style; saved where there are any."""
 
 _OLD_KEYS: Mapping[str, tuple[str, ...]] = {
     "max_lr": ("start_lr",),
@@ -64,7 +70,7 @@ def read_state(state_dict: Mapping[str, Any], *, only_steps: bool = False) -> di
             value=state_dict,
         )
     values: dict[str, Any] = {}
-    for name in ("num_steps",) if only_steps else (*SETTINGS, "num_steps"):
+    for name in ("num_steps",) if only_steps else (*SETTINGS, *OWN_TO_STYLES, "num_steps"):
         found = [key for key in (*_OLD_KEYS.get(name, ()), name) if key in state_dict]
         if found:
             values[name] = state_dict[found[0]]

@@ -41,6 +41,9 @@ COMBOS = {
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "all": EVERY,
+    "demo": EVERY,
+    "demo-short": EVERY,
+    "docs": EVERY,
     "wheels": EVERY,
 }
 
@@ -56,6 +59,17 @@ def test_only_the_plugins_of_the_environment_are_installed() -> None:
     """No plugin comes in unasked, and none is left out: the matrix tests what it says that it tests."""
     installed = {point.name: point.dist.name for point in entry_points(group="megaopt") if point.dist}
     assert installed == {name: f"megaopt-{name}" for name in COMBOS[_combo()] | {"core"}}
+
+
+def test_every_environment_looks_at_what_is_installed() -> None:
+    """Each combination of tox.ini is listed here, and runs this file."""
+    text = (PLUGINS.parent / "tox.ini").read_text()
+    listed = re.search(r"^    py312-\{(.*)\}$", text, re.MULTILINE)
+    assert listed is not None
+    assert {name.strip() for name in listed[1].split(",")} <= set(COMBOS)
+    runs = [line for line in text.splitlines() if "{[tests]run}" in line and "py313-all" not in line]
+    looking = ("{[tests]combo}", "{[tests]kit}", "tests/combos")
+    assert [line for line in runs if not any(part in line for part in looking)] == []
 
 
 def test_every_entry_point_loads() -> None:

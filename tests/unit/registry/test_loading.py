@@ -31,8 +31,22 @@ def megaopt_optimizer_entries():
         (
             'megaopt_api = "2"',
             (
-                "PluginError: it declares megaopt_api = '2', and this megaopt loads plugins that declare '1'; "
-                "upgrade the older of the two"
+                "PluginError: it declares megaopt_api = '2', and this megaopt loads plugins that declare '1': "
+                "the plugin is written for a newer megaopt; upgrade megaopt-core, or take an older plugin"
+            ),
+        ),
+        (
+            'megaopt_api = "0"',
+            (
+                "PluginError: it declares megaopt_api = '0', and this megaopt loads plugins that declare '1': "
+                "the plugin is written for an older megaopt; upgrade the plugin"
+            ),
+        ),
+        (
+            "megaopt_api = 1",
+            (
+                "PluginError: it declares megaopt_api = 1, and this megaopt loads plugins that declare '1': "
+                "declare it as that text"
             ),
         ),
         (

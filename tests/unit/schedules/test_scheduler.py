@@ -61,6 +61,8 @@ def test_signature_is_the_established_one() -> None:
         "override_opt_param_scheduler",
         "wsd_decay_steps",
         "lr_wsd_decay_style",
+        "lr_style_settings",
+        "wd_style_settings",
         "styles",
     ]
     assert parameters["use_checkpoint_opt_param_scheduler"].default is True

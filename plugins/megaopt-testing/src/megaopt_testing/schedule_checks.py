@@ -14,6 +14,7 @@ from megaopt_core.errors import ConformanceError, ScheduleError
 from megaopt_core.plugin_api import LearningRatePoint, ScheduleStyle, WeightDecayPoint
 from megaopt_core.schedules import OptimizerParamScheduler
 from megaopt_testing.check import Check, Kind, subject
+from megaopt_testing.style_settings import check_style_settings, requires_style_settings
 
 __all__ = [
     "SCHEDULE_CHECKS",
@@ -48,12 +49,13 @@ def _fail(name: str, message: str) -> NoReturn:
 def _curves(name: str) -> Iterator[_Curve]:
     """Yield what the style sets, how, and the settings that it takes, of those that are tried."""
     style: ScheduleStyle = subject(Kind.SCHEDULE, name)
+    own = None if style.settings is None else style.settings()
     if style.learning_rate is not None:
-        for point in _LEARNING_RATES:
+        for point in (evolve(each, settings=own) for each in _LEARNING_RATES):
             if _takes(name, style.check_learning_rate, point):
                 yield "learning rate", style.learning_rate_at, point
     if style.weight_decay is not None:
-        for decay in _WEIGHT_DECAYS:
+        for decay in (evolve(each, settings=own) for each in _WEIGHT_DECAYS):
             if _takes(name, style.check_weight_decay, decay):
                 yield "weight decay", style.weight_decay_at, decay
 
@@ -288,6 +290,14 @@ SCHEDULE_CHECKS: tuple[Check, ...] = (
         "it has a description",
         check_style_described,
         hint='ScheduleStyle(..., description="one line")',
+        kind=Kind.SCHEDULE,
+    ),
+    Check(
+        "style_settings",
+        "settings of its own are explained, validated, and bend the curve",
+        check_style_settings,
+        requires_style_settings,
+        hint="give each a validator and help, and read it as `point.settings.NAME`",
         kind=Kind.SCHEDULE,
     ),
 )

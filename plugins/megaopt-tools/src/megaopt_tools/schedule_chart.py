@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from attrs import frozen
 
+from megaopt_core.cli import parse_assignments
 from megaopt_core.errors import MegaoptError
 from megaopt_core.reporting import format_table
 from megaopt_core.schedules import OptimizerParamScheduler
@@ -73,6 +74,7 @@ def scheduler_from(args: Namespace) -> OptimizerParamScheduler:
         wd_incr_style=args.wd_style or ("constant" if args.end_wd is None else "linear"),
         wsd_decay_steps=args.wsd_decay_steps,
         lr_wsd_decay_style=args.wsd_style,
+        lr_style_settings=parse_assignments(args.style_set),
     )
 
 
@@ -154,14 +156,15 @@ def _as_json(points: ScheduleSamples) -> dict[str, Any]:
 
 def _as_text(points: ScheduleSamples, curve: ScheduleSamples, *, ascii_only: bool) -> str:
     settings = points.settings
-    wsd = f" ({settings['lr_wsd_decay_style']})" if settings["lr_decay_style"] == "WSD" else ""
+    own = ", ".join(f"{name}={value}" for name, value in settings.get("lr_style_settings", {}).items())
+    told = settings["lr_wsd_decay_style"] if settings["lr_decay_style"] == "WSD" else own
     table = format_table(
         ["step", "learning rate", "weight decay"],
         [(step, f"{lr:.6g}", f"{wd:.6g}") for step, lr, wd in _rows(points)],
         right=["step", "learning rate", "weight decay"],
     )
     sections = [
-        f"learning rate: {settings['lr_decay_style']}{wsd}",
+        f"learning rate: {settings['lr_decay_style']}" + (f" ({told})" if told else ""),
         *_curve(curve.learning_rates, curve.steps[-1], ascii_only=ascii_only),
         "",
         f"weight decay: {settings['wd_incr_style']}",

@@ -80,6 +80,13 @@ def add_schedule_arguments(parser: ArgumentParser) -> None:
         default="cosine",
         help="constant, linear, cosine, inverse-square-root, WSD or a plugin's style (default: %(default)s)",
     )
+    lr.add_argument(
+        "--style-set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting that the style has of its own (megaopt describe STYLE lists them); may be repeated",
+    )
     lr.add_argument("--wsd-decay-steps", type=steps, metavar="N", help="WSD: length of the final decay")
     lr.add_argument(
         "--wsd-style",

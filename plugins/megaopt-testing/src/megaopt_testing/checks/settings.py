@@ -18,6 +18,7 @@ __all__ = [
     "check_settings_documented",
     "check_settings_used",
     "check_settings_validated",
+    "impossible_values",
     "own_settings",
     "requires_settings",
 ]
@@ -43,8 +44,12 @@ def requires_settings(entry: Any) -> str | None:
     return "its entry declares no settings" if entry.settings is None else None
 
 
-def _impossible(value: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield sets of values of which at least one must be refused in the place of a default."""
+def impossible_values(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield sets of values of which at least one must be refused in the place of a default.
+
+    Args:
+        value: the default.
+    """
     if isinstance(value, bool):
         yield ("perhaps",)
     elif isinstance(value, int):
@@ -79,7 +84,7 @@ def check_settings_validated(optimizer: str, **settings: Any) -> None:
         default = info.field.default
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             continue
-        for values in _impossible(default):
+        for values in impossible_values(default):
             _require_refused(trial, given, name, values, MegaoptError)
 
 

@@ -13,7 +13,7 @@ from megaopt_testing.checks.settings import own_settings
 from megaopt_testing.snapshot import params_of, same_bits
 from megaopt_testing.trial import Trial
 
-__all__ = ["check_settings_act"]
+__all__ = ["check_settings_act", "other_values"]
 
 _SCALES = (1.0, 1.0, 30.0, 1e-3, 1.0, 1e-2, 1e-2, 3.0, 1e-3, 1e-3, 1.0, 1.0)
 """Gradients jump up and down, so that clipping, maxima and averages show."""
@@ -64,7 +64,7 @@ def _silent(trial: Trial, info: SettingInfo, usual: Any, beside: dict[str, Any])
         expected = _stepped(trial, **beside)
     except MegaoptError:
         return [usual]
-    for value in _others(info, usual):
+    for value in other_values(usual, info.choices):
         try:
             found = _stepped(trial, **beside, **{info.name: value})
         except MegaoptError:
@@ -78,7 +78,7 @@ def _silent(trial: Trial, info: SettingInfo, usual: Any, beside: dict[str, Any])
 def _switched(info: SettingInfo, value: Any) -> Iterator[Any]:
     """Yield what a setting may be switched to, for others that act only then."""
     if info.choices or isinstance(value, bool):
-        yield from _others(info, value)
+        yield from other_values(value, info.choices)
 
 
 def _stepped(trial: Trial, **needed: Any) -> dict[str, torch.Tensor]:
@@ -95,10 +95,15 @@ def _stepped(trial: Trial, **needed: Any) -> dict[str, torch.Tensor]:
     return params_of(built)
 
 
-def _others(info: SettingInfo, value: Any) -> Iterator[Any]:
-    """Yield other values that the setting may have."""
-    if info.choices:
-        yield from (choice for choice in info.choices if choice != value)
+def other_values(value: Any, choices: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Yield other values that a setting may have; none where nothing is known of them.
+
+    Args:
+        value: what it has.
+        choices: what can be chosen, where that is known.
+    """
+    if choices:
+        yield from (choice for choice in choices if choice != value)
     elif isinstance(value, bool):
         yield not value
     elif isinstance(value, int):

@@ -64,8 +64,8 @@ def _require_same(trial: Trial, what: str, alone: _Values, ranks: list[_Values],
             trial.fail(f"{what}, rank {rank} has other values of {some(other)} than one process. {why}")
 
 
-def _replicated(rank: int, size: int, trial: Trial) -> _Values:
-    model, optimizer = built(trial.optimizer, _given(trial, "replicated"))
+def _alike(rank: int, size: int, trial: Trial) -> _Values:
+    model, optimizer = built(trial.optimizer, _given(trial, trial.settings.get("sharding", "replicated")))
     train(model, optimizer, range(_STEPS))
     return values_of(model)
 
@@ -85,7 +85,7 @@ def check_world_sizes(optimizer: str, **settings: Any) -> None:
     trial = Trial(optimizer, settings)
     alone = _alone(trial, _STEPS)
     for size in (1, *_SIZES):
-        ranks = _over(trial, size, _replicated, trial)
+        ranks = _over(trial, size, _alike, trial)
         _require_same(
             trial,
             f"over {size} ranks with the same gradients",
@@ -95,9 +95,11 @@ def check_world_sizes(optimizer: str, **settings: Any) -> None:
         )
 
 
-def _strategies(entry: OptimizerEntry) -> list[str]:
-    """Return the kit's strategies that can take an optimizer, and those that are installed."""
+def _strategies(trial: Trial, entry: OptimizerEntry) -> list[str]:
+    """Return the strategy that is asked for, else the kit's that take an optimizer, and those that are installed."""
     registry = get_registry()
+    if trial.settings.get("sharding") not in (None, "replicated"):
+        return [trial.settings["sharding"]]
     mine = ["kit_owners"]
     if entry.granularity is Granularity.ELEMENT or entry.split_step is not None:
         mine.insert(0, "kit_rows")
@@ -128,7 +130,7 @@ def check_sharded(optimizer: str, **settings: Any) -> None:
     """Shared out over 2 and 4 ranks it steps as one process does, bit for bit: slices of rows, and owners of wholes.
 
     No number of ranks divides the shapes, and some ranks have nothing of a parameter. The kit's two strategies are
-    tried, and every other that is installed and takes this optimizer.
+    tried, and every other that is installed and takes this optimizer; or the one that `sharding` names.
 
     Args:
         optimizer: registered name.
@@ -141,7 +143,7 @@ def check_sharded(optimizer: str, **settings: Any) -> None:
     alone = _alone(trial, _STEPS)
     entry = get_registry().optimizer(optimizer)
     _, whole = built(optimizer, _given(trial, "replicated"))
-    strategies = _strategies(entry.configured(whole.config))
+    strategies = _strategies(trial, entry.configured(whole.config))
     draws = _draws(trial)
     for size in _SIZES:
         ranks = _over(trial, size, _shared_out, trial, strategies)
@@ -205,7 +207,7 @@ def check_resume_over_ranks(optimizer: str, **settings: Any) -> None:
     alone = _alone(trial, 3 * 2)
     entry = get_registry().optimizer(optimizer)
     _, whole = built(optimizer, _given(trial, "replicated"))
-    sharding = _strategies(entry.configured(whole.config))[0]
+    sharding = _strategies(trial, entry.configured(whole.config))[0]
     with tempfile.TemporaryDirectory() as folder:
         first, second = f"{folder}/first", f"{folder}/second"
         _over(trial, 2, _hop, trial, sharding, "", first, range(2))

@@ -8,8 +8,6 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
-pytestmark = pytest.mark.any_python
-
 
 def make(name, dtype, seed=0):
     """Return a matrix and the optimizer of its name, with its momentum in a dtype."""

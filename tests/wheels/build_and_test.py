@@ -140,18 +140,18 @@ def has_data(distribution: Distribution) -> bool:
 
 
 def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
-    """Copy the tests that could fail on a wheel alone, and return their folders.
+    """Copy the tests that need nothing else of the tree; return the folders of those that could fail on a wheel alone.
 
     That is what everything installed does together, and the plugins that read files of theirs. What modules compute is
     the same from wherever they are imported.
     """
-    folders = [Path("tests/combos")]
-    folders += [
-        Path("plugins", plugin.project.name, "tests")
+    together = Path("tests/combos")
+    folders = {
+        Path("plugins", plugin.project.name, "tests"): has_data(plugin)
         for plugin in distributions[1:]
-        if plugin.has_package and has_data(plugin)
-    ]
-    for folder in folders:
+        if plugin.has_package
+    }
+    for folder in (together, *folders):
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
     readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]
     # What recipes of the bridge are held to stands beside the benchmarks.
@@ -160,7 +160,7 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     for name in (*settings, Path("README.md"), results, *readmes):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)
-    return [str(folder) for folder in folders]
+    return [str(together), *(str(folder) for folder, differs in folders.items() if differs)]
 
 
 def check(outside: Path, *pytest_arguments: str) -> int:

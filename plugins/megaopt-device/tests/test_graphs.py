@@ -373,7 +373,6 @@ def test_a_number_that_changes_in_every_step_is_named() -> None:
     ("habit", "reason"),
     [
         ("counts", r"a step changes what is kept on the host \(state of parameter 0 of group 0: count\)"),
-        ("replaces", "a step puts new tensors in the place of its states"),
         ("waits", "capturing failed: operation not permitted when stream is capturing"),
     ],
 )

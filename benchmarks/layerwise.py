@@ -1,23 +1,28 @@
 """The step of Muon on two ranks: owners of whole matrices against everything on every rank.
 
-    python benchmarks/layerwise.py --layers 4 --rounds 5 --precision highest
+    python benchmarks/layerwise.py --rounds 5 --precision highest [--more]
 
 The matrices are those of GPT-2 with 124 million elements, as many layers of it as are asked for; a step orthogonalizes
 them and brings the values to both ranks. Every candidate steps in turns on both ranks at once. The result also holds
 how much our own replicated step gains over emerging-optimizers in the same sitting: two ranks bring twice that at most.
+
+`--more` adds rounds to those that the results hold already, so that a long measurement can be made in short sittings;
+each pair of times is of one round, and no round is left out.
 """
 
 import argparse
 import importlib
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import interleave, parameters_of, ratio, write_result
+from harness import RESULTS, interleave, parameters_of, ratio, write_result
 from torch import multiprocessing, nn
 
 from megaopt_core import MatrixView, build_optimizer
@@ -30,19 +35,28 @@ SHARE = 0.88
 """Of the ideal speed-up by two ranks, what the step shall reach with its exchange."""
 
 
-def model_of(layers: int) -> nn.Module:
+def matrices(layers: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """Return the matrices of some layers, each with a gradient."""
+    params = []
+    for param in parameters_of(BLOCK * layers):
+        params.append(nn.Parameter(param.detach().to(dtype)))
+        params[-1].grad = param.grad.to(dtype)  # type: ignore[union-attr] # each has one
+    return params
+
+
+def model_of(layers: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a module that holds the matrices, each with a gradient."""
     model = nn.Module()
-    for index, param in enumerate(parameters_of(BLOCK * layers)):
+    for index, param in enumerate(matrices(layers, dtype)):
         param.matrix_view = MatrixView()
         model.register_parameter(f"matrix{index}", param)
     return model
 
 
-def ours(layers: int, precision: str, sharding: str) -> Callable[[], Any]:
+def ours(layers: int, dtype: torch.dtype, precision: str, sharding: str) -> Callable[[], Any]:
     """Return a step of megaopt's Muon."""
     optimizer = build_optimizer(
-        model_of(layers),
+        model_of(layers, dtype),
         "muon",
         lr=LR,
         weight_decay=DECAY,
@@ -55,21 +69,21 @@ def ours(layers: int, precision: str, sharding: str) -> Callable[[], Any]:
     return optimizer.step
 
 
-def emerging(layers: int, precision: str) -> Callable[[], Any]:
+def emerging(layers: int, dtype: torch.dtype, precision: str) -> Callable[[], Any]:
     """Return a step of emerging-optimizers' Muon over everything."""
     module = importlib.import_module("emerging_optimizers.orthogonalized_optimizers")
-    params = parameters_of(BLOCK * layers)
+    params = matrices(layers, dtype)
     return module.Muon(params, LR, MOMENTUM, DECAY, nesterov=True, fp32_matmul_prec=precision).step
 
 
-def muon_fsdp2(layers: int) -> Callable[[], Any]:
+def muon_fsdp2(layers: int, dtype: torch.dtype) -> Callable[[], Any]:
     """Return a step of muon-fsdp2 over matrices that are sharded by rows; it computes in bfloat16."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (RANKS,))
     params = []
-    for whole in parameters_of(BLOCK * layers):
+    for whole in matrices(layers, dtype):
         param = nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(0)]))
         param.grad = distribute_tensor(whole.grad, mesh, [Shard(0)])
         params.append(param)
@@ -78,10 +92,10 @@ def muon_fsdp2(layers: int) -> Callable[[], Any]:
     return module.Muon([group]).step
 
 
-def muonium(layers: int) -> Callable[[], Any]:
+def muonium(layers: int, dtype: torch.dtype) -> Callable[[], Any]:
     """Return a step of muonium over everything; it computes in bfloat16, and has no sharding of its own."""
     module = importlib.import_module("muonium")
-    return module.Muon(parameters_of(BLOCK * layers), LR, DECAY, momentum=MOMENTUM).step
+    return module.Muon(matrices(layers, dtype), LR, DECAY, momentum=MOMENTUM).step
 
 
 class InStep:
@@ -100,14 +114,16 @@ class InStep:
         dist.barrier()
 
 
-def others(layers: int, precision: str, failed: dict[str, str]) -> dict[str, Callable[[], Any]]:
+def others(
+    layers: int, dtype: torch.dtype, precision: str, failed: dict[str, str]
+) -> dict[str, Callable[[], Any]]:
     """Return the peers that step once on this machine; why the rest do not goes to `failed`."""
     found: dict[str, Callable[[], Any]] = {}
     if precision != "medium":
         return found
     for name, make in (("muon-fsdp2", muon_fsdp2), ("muonium", muonium)):
         try:
-            step = make(layers)
+            step = make(layers, dtype)
             step()
         except Exception as error:  # noqa: BLE001 - whatever keeps a peer from running is told
             failed[name] = f"{type(error).__name__}: {error}"[:300]
@@ -116,28 +132,37 @@ def others(layers: int, precision: str, failed: dict[str, str]) -> dict[str, Cal
     return found
 
 
-def run(rank: int, store: str, layers: int, rounds: int, precision: str) -> None:
+def run(rank: int, store: str, given: argparse.Namespace) -> None:
     """Measure on one rank; the first writes what was found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     failed: dict[str, str] = {}
+    kind = given.layers, getattr(torch, given.dtype), given.precision
     candidates = {
-        "emerging-optimizers, replicated": emerging(layers, precision),
-        "megaopt, replicated": ours(layers, precision, "replicated"),
-        "megaopt, layer_wise": ours(layers, precision, "layer_wise"),
-        **others(layers, precision, failed),
+        "emerging-optimizers, replicated": emerging(*kind),
+        "megaopt, replicated": ours(*kind, "replicated"),
+        "megaopt, layer_wise": ours(*kind, "layer_wise"),
+        **others(*kind, failed),
     }
-    times = interleave({name: InStep(step) for name, step in candidates.items()}, rounds=rounds, warmup=1)
-    exchange = exchanges(layers, precision, rounds)
+    in_turns = {name: InStep(step) for name, step in candidates.items()}
+    interleave(in_turns, rounds=0, warmup=1)
+    times, exchange = earlier(given)
+    exchange += exchanges(*kind, 3)
+    for _ in range(given.rounds):
+        seed = len(times.get("megaopt, layer_wise", ()))
+        for name, seconds in interleave(in_turns, rounds=1, warmup=0, seed=seed).items():
+            times.setdefault(name, []).extend(seconds)
+        if rank == 0 and seed:  # a sitting may end in mid-round: what was measured is kept
+            report(times, exchange, failed, given)
     if rank == 0:
-        report(times, exchange, failed, layers, precision)
+        print(file_of(given).read_text())
     dist.destroy_process_group()
 
 
-def exchanges(layers: int, precision: str, rounds: int) -> float:
-    """Return the median time in which owners bring their values to both ranks."""
+def exchanges(layers: int, dtype: torch.dtype, precision: str, rounds: int) -> list[float]:
+    """Return the times in which owners bring their values to both ranks."""
     gather = build_optimizer(
-        model_of(layers), "muon", lr=LR, sharding="layer_wise", muon_fp32_matmul_prec=precision
+        model_of(layers, dtype), "muon", lr=LR, sharding="layer_wise", muon_fp32_matmul_prec=precision
     ).allgather_params  # type: ignore[attr-defined] # what layer-wise sharding builds
     seconds = []
     for _ in range(rounds + 1):
@@ -145,13 +170,26 @@ def exchanges(layers: int, precision: str, rounds: int) -> float:
         start = time.perf_counter()
         gather()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+    return seconds[1:]
+
+
+def file_of(given: argparse.Namespace) -> Path:
+    """Return where the results of these settings lie."""
+    return RESULTS / f"layerwise_{given.dtype}_{given.precision}_{given.layers}_layers.json"
+
+
+def earlier(given: argparse.Namespace) -> tuple[dict[str, list[float]], list[float]]:
+    """Return what earlier sittings have measured, if it is asked for: times of rounds, and of exchanges."""
+    if not given.more or not file_of(given).exists():
+        return {}, []
+    told = json.loads(file_of(given).read_text())
+    return told["rounds"], told["exchanges"]
 
 
 def report(
-    times: dict[str, list[float]], exchange: float, failed: dict[str, str], layers: int, precision: str
+    times: dict[str, list[float]], exchange: list[float], failed: dict[str, str], given: argparse.Namespace
 ) -> None:
-    """Print and keep times, ratios and the goal."""
+    """Keep times, ratios and the goal, over all rounds that there are."""
     base, alone, sharded = list(times)[:3]
     own = ratio(times, base, alone)
     ratios = {name: ratio(times, base, name) for name in list(times)[1:]}
@@ -161,15 +199,19 @@ def report(
         "emerging_optimizers_over": ratios,
         "goal": round(goal, 4),
         "reached": ratios[sharded]["median"] >= goal,
-        "exchange_seconds": round(exchange, 4),
-        "exchange_share": round(exchange / statistics.median(times[sharded]), 4),
-        "layers": layers,
-        "precision": precision,
+        "pairs": len(times[base]),
+        "exchange_seconds": round(statistics.median(exchange), 4),
+        "exchange_share": round(statistics.median(exchange) / statistics.median(times[sharded]), 4),
+        "layers": given.layers,
+        "dtype": given.dtype,
+        "precision": given.precision,
         "did_not_run": failed,
         "machine_is_shared": True,
     }
-    print(result)
-    write_result(f"layerwise_{precision}", result)
+    rounds = {name: [round(seconds, 4) for seconds in of_one] for name, of_one in times.items()}
+    write_result(
+        file_of(given).stem, {**result, "rounds": rounds, "exchanges": [round(each, 4) for each in exchange]}
+    )
 
 
 def main() -> None:
@@ -180,10 +222,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", choices=["highest", "medium"], default="highest")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of parameters")
+    parser.add_argument("--more", action="store_true", help="add rounds to those of the results")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (f"{folder}/store", given.layers, given.rounds, given.precision)
-        multiprocessing.spawn(run, arguments, nprocs=RANKS)
+        multiprocessing.spawn(run, (f"{folder}/store", given), nprocs=RANKS)
 
 
 if __name__ == "__main__":

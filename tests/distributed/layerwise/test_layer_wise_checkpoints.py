@@ -15,9 +15,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/t
 
 pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
+from layerwise_runs import gathered
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from megaopt_layerwise import LayerWiseDistributedOptimizer
 from tensor_parallel import build, cut, step_with
-from training import logical_state, same
+from training import same
 
 from megaopt_core.errors import CommunicationError
 
@@ -26,24 +28,18 @@ pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 BF16 = torch.bfloat16
 
 
-def gathered(optimizer):
-    """Return the whole logical state, on every rank."""
-    if not dist.is_initialized():
-        return logical_state(optimizer)
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, logical_state(optimizer))
-    whole = {}
-    for part in parts:
-        for key, value in part.items():
-            whole[key] = torch.where(whole[key].isnan(), value, whole[key]) if key in whole else value
-    return whole
+def made(optimizer, sharding, tp, size, dtype, **settings):
+    """Build; with "ping_pong", narrow what steps everything to owners by size."""
+    if sharding != "ping_pong":
+        return build(optimizer, sharding, tp, size, dtype, **settings)
+    model, stepper, place = build(optimizer, "replicated", tp, size, dtype, **settings)
+    children = list(stepper.chained_optimizers)
+    return model, LayerWiseDistributedOptimizer(children, stepper.config, model_chunks=[model]), place
 
 
 def hop(rank, size, tp, optimizer, sharding, source, target, steps, dtype=BF16, settings=None):
     """Load, return the state and the parameters; step, save."""
-    model, stepper, place = build(
-        optimizer, sharding, tp, size, dtype, bf16=dtype is BF16, **(settings or {})
-    )
+    model, stepper, place = made(optimizer, sharding, tp, size, dtype, bf16=dtype is BF16, **(settings or {}))
     if source:
         with torch.no_grad():
             for param in model.parameters():
@@ -60,7 +56,7 @@ def hop(rank, size, tp, optimizer, sharding, source, target, steps, dtype=BF16, 
 
 @pytest.mark.parametrize("optimizer", ["muon", "soap"])
 def test_state_saved_at_two_ranks_loads_at_any_other(launch, tmp_path, optimizer):
-    """One replicated, three and four layer-wise, two and four with tensor parallelism: state and next step, in bits."""
+    """One replicated, three and four owners by cost, three by size, two and four under TP: state and next step."""
     pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")
     source = str(tmp_path / "two")
     (_, saved, _, _), _ = launch(hop, 2, 1, optimizer, "layer_wise", None, source, range(2))
@@ -68,6 +64,7 @@ def test_state_saved_at_two_ranks_loads_at_any_other(launch, tmp_path, optimizer
     assert same(further[0][0], saved)
     for size, tp, sharding in (
         (3, 1, "layer_wise"),
+        (3, 1, "ping_pong"),
         (4, 1, "layer_wise"),
         (2, 2, "layer_wise"),
         (4, 2, "layer_wise"),
@@ -86,6 +83,21 @@ def test_state_saved_under_tensor_parallelism_loads_in_one_process(launch, tmp_p
     saved = launch(hop, 4, 2, "muon", "layer_wise", None, source, range(2))[0][1]
     (state, _), _, _, _ = hop(0, 1, 1, "muon", "replicated", source, None, range(0))
     assert same(state, saved)
+
+
+def test_what_owners_by_size_saved_loads_elsewhere(launch, tmp_path):
+    """Saved by three ping-pong ranks: one process, two and four owners by cost, and tensor parallelism, in bits."""
+    source = str(tmp_path / "three")
+    saved = launch(hop, 3, 1, "muon", "ping_pong", None, source, range(2))[0][1]
+    further = hop(0, 1, 1, "muon", "replicated", source, None, range(2, 3))
+    assert same(further[0][0], saved)
+    for size, tp, sharding in ((2, 1, "layer_wise"), (4, 1, "ping_pong"), (4, 2, "layer_wise")):
+        for (state, _), _, values, place in launch(
+            hop, size, tp, "muon", sharding, source, None, range(2, 3)
+        ):
+            assert same(state, saved), (size, tp, sharding)
+            for name, value in values.items():
+                assert torch.equal(value, cut(name, further[2][name], tp, place)), (size, tp, name)
 
 
 def test_what_peers_saved_loads_at_any_other_world(launch, tmp_path):

@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
 from tensor_parallel import build, cut, step_with
+from torch.distributed.device_mesh import init_device_mesh
+
+from megaopt_core import MatrixView, build_optimizer
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
@@ -104,6 +107,90 @@ def collectives(rank, size, layers):
 def test_a_step_exchanges_twice_however_many_matrices_there_are(launch):
     """Gradients to owners, values back."""
     assert [launch(collectives, 2, layers) for layers in (1, 6)] == [[4, 4], [4, 4]]
+
+
+EARLY = {"overlap_param_gather_with_optimizer_step": True}
+
+
+def order_of_events(rank, size, layers):
+    """Return what one step begins and ends, in order: exchanges, and inner steps over matrices."""
+    import tensor_parallel
+
+    tensor_parallel.LAYERS = layers
+    model, stepper, place = build("muon", "layer_wise", 2, size, **EARLY)
+    step_with(model, stepper, place, 2, 0, torch.float32)
+    events, exchange = [], dist.all_to_all_single
+
+    class Awaited:
+        def __init__(self, work):
+            self.work = work
+
+        def wait(self):
+            self.work.wait()
+            events.append("arrived")
+
+    def begins(*args, **kwargs):
+        events.append("begins")
+        return Awaited(exchange(*args, **kwargs))
+
+    dist.all_to_all_single = begins
+    for part in stepper.parts:
+        if "Muon" in type(part.inner).__name__:
+            part.inner.register_step_post_hook(lambda *_: events.append("step"))
+    step_with(model, stepper, place, 2, 1, torch.float32)
+    return events
+
+
+def test_values_travel_back_while_further_matrices_are_stepped(launch):
+    """The first half is awaited only after the second is stepped: three exchanges, of any number of matrices."""
+    for layers in (2, 6):
+        for events in launch(order_of_events, 2, layers):
+            assert events[:5] == ["begins", "arrived", "step", "begins", "step"]
+            assert [event for event in events if event != "step"] == [
+                *("begins", "arrived"),
+                *("begins", "begins", "arrived", "arrived"),
+            ]
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (4, torch.bfloat16)], ids=["fp32", "bf16"])
+def test_values_that_travel_early_are_the_same_bits(launch, size, dtype):
+    """Alone, and with copies on other data-parallel ranks, to which nothing goes before it has come back."""
+    given = dtype, ("1.up", "2.down"), {}
+    alone = train(0, 1, 1, "muon", "replicated", *given)
+    ranks = launch(train, size, 2, "muon", "layer_wise", *given[:2], EARLY)
+    assert wrong(alone, ranks, 2) == []
+
+
+def one_matrix(rank, size, sharding, settings):
+    """Step a model in which one matrix alone is cut, beside a frozen one, and the second step has no gradient of it."""
+    torch.manual_seed(0)
+    model = torch.nn.Module()
+    for name, shape in (("only", (12, 8)), ("frozen", (6, 8))):
+        part = torch.randn(shape).chunk(size)[rank].clone()
+        model.register_parameter(name, torch.nn.Parameter(part))
+        model.get_parameter(name).matrix_view = MatrixView()
+        model.get_parameter(name).tensor_model_parallel, model.get_parameter(name).partition_dim = True, 0
+    model.frozen.requires_grad_(requires_grad=False)
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp")) if size > 1 else None
+    stepper = build_optimizer(model, "muon", sharding=sharding, lr=0.1, pg_collection=mesh, **settings)
+    said = []
+    for step in range(3):
+        grad = torch.randn(12, 8, generator=torch.Generator().manual_seed(step))
+        model.only.grad = None if step == 1 else grad.chunk(size)[rank].clone()
+        said.append(stepper.step().grad_norm)
+    return model.only.detach().clone(), said, sum(len(part.pieces) for part in stepper.parts)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_own_nothing_step_along(launch, size):
+    """One cut matrix on two or three ranks: those without it send and receive their parts all the same."""
+    expected, norms, _ = one_matrix(0, 1, "replicated", {"clip_grad": 1.0})
+    for settings in ({}, EARLY):
+        ranks = launch(one_matrix, size, "layer_wise", {"clip_grad": 1.0, **settings})
+        assert sorted(owned for _, _, owned in ranks) == [*[0] * (size - 1), 1]
+        for rank, (values, told, _) in enumerate(ranks):
+            assert told == pytest.approx(norms, rel=1e-6)
+            torch.testing.assert_close(values, expected.chunk(size)[rank], rtol=1e-6, atol=1e-7)
 
 
 def changed_between_steps(rank, size):

@@ -152,7 +152,7 @@ def test_experts_have_owners_in_their_own_group(launch, optimizer, dtype):
         assert max(states) * len(states) <= 1.1 * all_states
 
 
-def cut_twice(rank, size, sharding, optimizer="muon"):
+def cut_twice(rank, size, sharding, optimizer="muon", settings=None):
     """Step a dense matrix that two ranks cut, and experts that expert and tensor parallelism cut at once."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp")) if size > 1 else None
     ep, tp = (mesh["ep"].get_local_rank(), mesh["tp"].get_local_rank()) if mesh is not None else (0, 0)
@@ -179,7 +179,7 @@ def cut_twice(rank, size, sharding, optimizer="muon"):
         sharding=sharding,
         pg_collection=mesh,
         fqn=lambda _, name: f"experts{ep}" if name == "experts" else name,
-        **PLAIN,
+        **{**PLAIN, **(settings or {})},
     )
     calls, exchange = [], dist.all_to_all_single
     dist.all_to_all_single = lambda *args, **kwargs: (calls.append(args), exchange(*args, **kwargs))[1]
@@ -191,10 +191,13 @@ def cut_twice(rank, size, sharding, optimizer="muon"):
     return wholes, len(calls), (ep, tp), {row.name: row.owner for row in stepper.report().params}
 
 
-def test_expert_and_tensor_parallelism_cut_experts_at_once(launch):
+@pytest.mark.parametrize(
+    "settings", [{}, {"overlap_param_gather_with_optimizer_step": True}], ids=["", "early"]
+)
+def test_expert_and_tensor_parallelism_cut_experts_at_once(launch, settings):
     """Each place along ep has its experts whole on an owner among its tensor-parallel ranks: bits of one process."""
     alone, _, _, _ = cut_twice(0, 1, "replicated")
-    for values, calls, (ep, tp), owners in launch(cut_twice, 4, "layer_wise"):
+    for values, calls, (ep, tp), owners in launch(cut_twice, 4, "layer_wise", "muon", settings):
         expected = {name: alone[name].chunk(2, 0)[tp] for name in ("dense", "other")}
         expected["experts"] = alone["experts"].chunk(2, 0)[ep].chunk(2, 1)[tp]
         assert differing(expected, values) == []

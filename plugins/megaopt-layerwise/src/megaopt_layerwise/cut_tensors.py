@@ -8,64 +8,58 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core import ProcessGroupCollection
-from megaopt_core.params import AxisPlacement, Box, ParamSpec, Shard
+from megaopt_core.params import Shard
 from megaopt_core.sharding import LiveModel, Piece, PieceSpec, gradient_of
-from megaopt_layerwise.fused_exchange import FusedExchange
+from megaopt_layerwise.cut_tensor import CutTensor, in_halves
+from megaopt_layerwise.fused_exchange import FusedExchange, Travelling
 from megaopt_layerwise.layout import LayerWiseLayout
-from megaopt_layerwise.units import cutting, unit_box
+from megaopt_layerwise.units import cutting
 
 __all__ = ["CutTensors"]
 
 
 @frozen
-class _CutTensor:
-    """One matrix of which this rank holds a part.
+class _Returning:
+    """Values on their way back to the parts that a rank has.
 
     Args:
-        spec: the parameter.
-        unit: what its owner steps.
-        parts: what each rank along the axis holds of it.
-        owner: place of the owner along the axis.
+        travelling: the message.
+        of_owner: the matrices that come from each rank.
+        rank: this rank's place.
     """
 
-    spec: ParamSpec
-    unit: Box
-    parts: tuple[Shard, ...]
-    owner: int
-
-    @classmethod
-    def of(cls, spec: ParamSpec, axis: AxisPlacement, owner: int, model: LiveModel) -> _CutTensor:
-        parts = tuple(spec.shard({**model.rank, axis.axis: place}) for place in range(axis.size))
-        return cls(spec, unit_box(spec, model.rank), parts, owner)
-
-    def inside(self, whole: torch.Tensor, part: Shard) -> torch.Tensor:
-        """Return a part of what the owner has, as a view."""
-        view = whole.view(self.unit[1])
-        for dim, (offset, size) in enumerate(zip(*part.box, strict=True)):
-            view = view.narrow(dim, offset - self.unit[0][dim] if size else 0, size)
-        return view
+    travelling: Travelling
+    of_owner: Sequence[Sequence[CutTensor]]
+    rank: int
 
 
 @define(eq=False)
 class CutTensors:
     """The matrices of some groups that the ranks of another axis cut; of each one of them is the owner.
 
-    All that travels in one direction goes in one message to each rank, however many matrices there are.
+    All that travels in one direction goes in one message to each rank, however many matrices there are. Values may also
+    come back in two, of which the first travels while the matrices of the second are stepped.
 
     Args:
         model: the live model.
         exchanges: by the axis that cuts, how messages travel along it.
         tensors: by the axis, the matrices whose owners stand where this rank does along the data axis.
         specs: this rank's own pieces.
+        batches: in how many messages values may come back to a rank: 1 or 2.
     """
 
     model: LiveModel
     exchanges: Mapping[str, FusedExchange]
-    tensors: Mapping[str, Sequence[_CutTensor]]
+    tensors: Mapping[str, Sequence[CutTensor]]
     specs: Sequence[PieceSpec]
+    batches: int = 1
     pieces: Mapping[PieceSpec, Piece] = field(init=False)
+    _batch_of: Mapping[str, int] = field(init=False)
+    _under_way: list[_Returning] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
+        halves = [in_halves(tensors) for tensors in self.tensors.values()] if self.batches > 1 else []
+        self._batch_of = {tensor.spec.name: 1 for _, later in halves for tensor in later}
         by_name = {spec.members[0][1].name: spec for spec in self.specs}
         arrived = self._to_owners(self._values)
         self.pieces = {
@@ -88,21 +82,34 @@ class CutTensors:
             groups: indices of the routing's groups.
         """
         owners = layout.owners(model.rank)
-        tensors: dict[str, list[_CutTensor]] = {}
+        tensors: dict[str, list[CutTensor]] = {}
         for spec in layout.specs.values():
             axis = cutting(spec)
             if axis is None or spec.group not in groups or spec.name not in model.params:
                 continue
             owner = owners[spec.name]
             if owner.data == model.rank.get(spec.data_axis, 0):
-                tensors.setdefault(axis.axis, []).append(_CutTensor.of(spec, axis, owner.cut, model))
+                tensors.setdefault(axis.axis, []).append(CutTensor.of(spec, axis, owner.cut, model))
         exchanges = {axis: FusedExchange.along(axis, pgs) for axis in sorted(tensors)}
         specs = [
             spec
             for spec in layout.pieces(model.rank)
             if spec.group in groups and spec.buffer is None and spec.peers is None
         ]
-        return cls(model, exchanges, {axis: tensors[axis] for axis in exchanges}, specs)
+        kinds = {
+            (spec.optimizer, spec.is_expert) for spec in layout.specs.values() if cutting(spec) is not None
+        }
+        # Gradients, and values in two messages; or both for each of two kinds: a step has four collectives at most.
+        batches = 2 if len(kinds) == 1 else 1
+        return cls(model, exchanges, {axis: tensors[axis] for axis in exchanges}, specs, batches)
+
+    def batch_of(self, spec: PieceSpec) -> int:
+        """Return with which message the values of a piece come back.
+
+        Args:
+            spec: one of this rank's pieces.
+        """
+        return self._batch_of.get(spec.members[0][1].name, 0)
 
     def collect_grads(self) -> None:
         """Bring the parts of every gradient to its owner; a part that is missing counts as zeros, all as none."""
@@ -117,27 +124,39 @@ class CutTensors:
             for spec, piece in self.pieces.items():
                 piece.param.copy_(_require(arrived[spec.members[0][1].name]))
 
-    def store_values(self) -> None:
-        """Bring the owners' values into the parts that each rank's model has."""
+    def start_values(self, batch: int | None = None) -> None:
+        """Begin to bring the owners' values into the parts that each rank's model has.
+
+        Args:
+            batch: those of which message; None: of all, in one.
+        """
         by_name = {spec.members[0][1].name: piece.param.detach() for spec, piece in self.pieces.items()}
         for axis, exchange in self.exchanges.items():
-            tensors = self.tensors[axis]
-            mine = [tensor for tensor in tensors if tensor.owner == exchange.rank]
+            of_owner: list[list[CutTensor]] = [[] for _ in range(exchange.size)]
+            for tensor in self.tensors[axis]:
+                if batch is None or self._batch_of.get(tensor.spec.name, 0) == batch:
+                    of_owner[tensor.owner].append(tensor)
             leaving = [
-                [tensor.inside(by_name[tensor.spec.name], tensor.parts[place]) for tensor in mine]
+                [
+                    tensor.inside(by_name[tensor.spec.name], tensor.parts[place])
+                    for tensor in of_owner[exchange.rank]
+                ]
                 for place in range(exchange.size)
-            ]
-            of_owner = [
-                [tensor for tensor in tensors if tensor.owner == place] for place in range(exchange.size)
             ]
             expected = [
                 [(tensor.parts[exchange.rank].numel, tensor.spec.dtype) for tensor in some]
                 for some in of_owner
             ]
-            arrived = exchange.run(leaving, expected, "parameters")
-            for some, values in zip(of_owner, arrived, strict=True):
+            travelling = exchange.start(leaving, expected, "parameters", self._device)
+            self._under_way.append(_Returning(travelling, of_owner, exchange.rank))
+
+    def finish_values(self) -> None:
+        """Write what comes back into the model, when it has arrived."""
+        under_way, self._under_way = self._under_way, []
+        for returning in under_way:
+            for some, values in zip(returning.of_owner, returning.travelling.wait(), strict=True):
                 for tensor, value in zip(some, values, strict=True):
-                    self.model.store(tensor.parts[exchange.rank], value)
+                    self.model.store(tensor.parts[returning.rank], value)
 
     def bytes_sent(self) -> dict[str, int]:
         """Return how many bytes of each matrix this rank sends in a step, gradients and values together."""
@@ -153,14 +172,20 @@ class CutTensors:
                     told[tensor.spec.name] = mine * _grad_dtype(param).itemsize
         return told
 
-    def _grad(self, tensor: _CutTensor, part: Shard) -> tuple[torch.Tensor | None, torch.dtype]:
+    @property
+    def _device(self) -> torch.device:
+        """Where this rank's parts lie, and so what travels, also where a gradient is missing."""
+        some = next(iter(self.tensors.values()))[0]
+        return self.model.params[some.spec.name].device
+
+    def _grad(self, tensor: CutTensor, part: Shard) -> tuple[torch.Tensor | None, torch.dtype]:
         return self.model.grad(part), _grad_dtype(self.model.params[tensor.spec.name])
 
-    def _values(self, tensor: _CutTensor, part: Shard) -> tuple[torch.Tensor | None, torch.dtype]:
+    def _values(self, tensor: CutTensor, part: Shard) -> tuple[torch.Tensor | None, torch.dtype]:
         return self.model.values(part), tensor.spec.dtype
 
     def _to_owners(
-        self, get: Callable[[_CutTensor, Shard], tuple[torch.Tensor | None, torch.dtype]]
+        self, get: Callable[[CutTensor, Shard], tuple[torch.Tensor | None, torch.dtype]]
     ) -> dict[str, torch.Tensor | None]:
         """Return what arrives of the matrices that this rank owns, None for those that no rank has anything of."""
         wholes: dict[str, torch.Tensor | None] = {}
@@ -179,17 +204,17 @@ class CutTensors:
                 ]
                 for place in range(exchange.size)
             ]
-            arrived = exchange.run(leaving, expected, "gradients")
+            arrived = exchange.start(leaving, expected, "gradients", self._device).wait()
             for position, tensor in enumerate(mine):
                 parts = [of_rank[position] for of_rank in arrived]
                 is_there = any(of_rank[-1][position].item() for of_rank in arrived)
-                wholes[tensor.spec.name] = _joined(tensor, parts) if is_there else None
+                wholes[tensor.spec.name] = tensor.joined(parts) if is_there else None
         return wholes
 
 
 def _filled(
     found: Sequence[tuple[torch.Tensor | None, torch.dtype]],
-    tensors: Sequence[_CutTensor],
+    tensors: Sequence[CutTensor],
     rank: int,
     place: int,
 ) -> list[torch.Tensor]:
@@ -203,14 +228,6 @@ def _filled(
 
 def _presence(found: Sequence[tuple[torch.Tensor | None, torch.dtype]]) -> torch.Tensor:
     return torch.tensor([value is not None for value, _ in found], dtype=torch.uint8)
-
-
-def _joined(tensor: _CutTensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    whole = torch.empty(tensor.unit[1], dtype=parts[0].dtype, device=parts[0].device)
-    for part, values in zip(tensor.parts, parts, strict=True):
-        target = tensor.inside(whole, part)
-        target.copy_(values.view(target.shape))
-    return whole
 
 
 def _grad_dtype(param: torch.nn.Parameter) -> torch.dtype:

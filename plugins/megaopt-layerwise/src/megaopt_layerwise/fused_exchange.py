@@ -16,7 +16,7 @@ from megaopt_core.parallel import rank_in, size_of, stopped
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["FusedExchange"]
+__all__ = ["FusedExchange", "Travelling"]
 
 _ALIGNMENT = 16
 """Bytes that each tensor of a message begins at a multiple of, which all dtypes can be read at."""
@@ -79,6 +79,26 @@ class FusedExchange:
             CommunicationError: another rank has stopped, or the process group's timeout is over.
         """
         device = next((tensor.device for some in leaving for tensor in some), torch.device("cpu"))
+        return self.start(leaving, expected, what, device).wait()
+
+    def start(
+        self,
+        leaving: Sequence[Sequence[torch.Tensor]],
+        expected: Sequence[Sequence[tuple[int, torch.dtype]]],
+        what: str,
+        device: torch.device,
+    ) -> Travelling:
+        """Begin to send and receive, as :meth:`run` does; what is sent is copied, and may change from now on.
+
+        Args:
+            leaving: for each rank, the tensors that it is sent.
+            expected: for each rank, number of elements and dtype of each tensor that it sends here.
+            what: says in errors what travels.
+            device: where messages lie.
+
+        Raises:
+            CommunicationError: another rank has stopped, or the process group's timeout is over.
+        """
         sent = [sum(_padded(tensor.nbytes) for tensor in some) for some in leaving]
         due = [sum(_padded(numel * dtype.itemsize) for numel, dtype in some) for some in expected]
         message = torch.empty(sum(sent), dtype=torch.uint8, device=device)
@@ -88,11 +108,44 @@ class FusedExchange:
             into.view(tensor.shape).copy_(tensor)
             position += _padded(tensor.nbytes)
         received = torch.empty(sum(due), dtype=torch.uint8, device=device)
+        told = f"exchange of {what} over {self.size} ranks of {self.axis!r}"
         try:
-            dist.all_to_all_single(received, message, due, sent, group=self.group)
+            work = dist.all_to_all_single(received, message, due, sent, group=self.group, async_op=True)
         except RuntimeError as error:
-            raise stopped(f"exchange of {what} over {self.size} ranks of {self.axis!r}", error) from error
-        return _cut(received, expected)
+            raise stopped(told, error) from error
+        return Travelling(work, message, received, expected, told)
+
+
+@frozen(eq=False)
+class Travelling:
+    """Tensors on their way.
+
+    Args:
+        work: of the process group; None: everything is there.
+        message: what is sent, which lives until it has left.
+        received: what arrives.
+        expected: for each rank, number of elements and dtype of each tensor in `received`.
+        told: says in errors what travels.
+    """
+
+    work: dist.Work | None
+    message: torch.Tensor
+    received: torch.Tensor
+    expected: Sequence[Sequence[tuple[int, torch.dtype]]]
+    told: str
+
+    def wait(self) -> list[list[torch.Tensor]]:
+        """Return what has arrived from each rank, when all of it has.
+
+        Raises:
+            CommunicationError: another rank has stopped, or the process group's timeout is over.
+        """
+        if self.work is not None:
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                raise stopped(self.told, error) from error
+        return _cut(self.received, self.expected)
 
 
 def _cut(

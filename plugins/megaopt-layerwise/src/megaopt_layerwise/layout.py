@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from megaopt_distributed import LayoutInBuffers
 
-from megaopt_core.errors import ShardingError
 from megaopt_core.params import ParamSpec, RankCoordinates
 from megaopt_core.sharding import BufferKey, LayoutOptions, Peers, PerBufferParamLayout, PieceSpec, World
 from megaopt_layerwise.buffers import key_of, lay_out_segments
 from megaopt_layerwise.data_places import DataPlaces
-from megaopt_layerwise.planner import (
-    Carried,
-    CostModel,
-    Division,
-    Owners,
-    Work,
-    peer_dim,
-    plan_owners,
-    work_of,
-)
-from megaopt_layerwise.shares import memory_shares, owners_in, stepped_box
+from megaopt_layerwise.owner_places import Owner, is_at, owners_where_cut
+from megaopt_layerwise.owners_in_buffers import owners_in_buffers, require_in_buffers
+from megaopt_layerwise.planner import CostModel, Division, Owners, peer_dim
+from megaopt_layerwise.shares import memory_shares, stepped_box
 from megaopt_layerwise.units import cutting, unit_box
 from megaopt_layerwise.works import work_at
 
-__all__ = ["LayerWiseLayout", "Owner"]
+__all__ = ["LayerWiseLayout"]
 
 type _Placed = tuple[BufferKey, str, int, int, int]
 """A share of a matrix in memory: its buffer, name, which of its owners has it, and where it begins and ends there."""
 
 _SHARED_AXES = frozenset({"ep", "expert_tp", "dp", "dp_replicate", "expert_dp", "expert_dp_replicate"})
 """Axes whose ranks have the same dense matrices, whichever experts they have."""
-
-
-@frozen
-class Owner:
-    """Where the owner of a matrix stands among the ranks that hold it or a part of it.
-
-    Args:
-        shared: along the axis that shares its optimizer out; several where peers or a batch's owners share it.
-        cut: along the axis that cuts the matrix; 0 where none does.
-    """
-
-    shared: Owners
-    cut: int = 0
-
-    @property
-    def data(self) -> int:
-        """The first place along the axis that shares its optimizer out."""
-        return self.shared.ranks[0]
 
 
 @define(eq=False)
@@ -92,7 +66,7 @@ class LayerWiseLayout(LayoutInBuffers):
         self._telling = tuple(sorted({each.axis for each in dividing if each.index is not None}))
         self._axes = tuple(sorted({each.axis for each in dividing}))
         if self.options.buffers is not None:
-            self._require_in_buffers(self.options.buffers)
+            require_in_buffers(self.specs, self.options.buffers, self.shards)
 
     def owners(self, rank: RankCoordinates) -> Mapping[str, Owner]:
         """Return the owner of every matrix that a rank holds, or holds a part of.
@@ -103,41 +77,26 @@ class LayerWiseLayout(LayoutInBuffers):
         place = tuple(rank.get(axis, 0) for axis in self._telling)
         if place not in self._owners:
             at = dict(zip(self._telling, place, strict=True))
-            held = [spec for spec in self.specs.values() if _is_at(spec, at)]
+            held = [spec for spec in self.specs.values() if is_at(spec, at)]
             data = self._data_places(held, at)
             experts_at = (at.get("ep", 0), self.world.size("ep"))
-            self._owners[place] = _owners(held, data, experts_at)
+            self._owners[place] = owners_where_cut(held, data, experts_at)
         return self._owners[place]
 
     def _data_places(self, specs: Sequence[ParamSpec], rank: RankCoordinates) -> Mapping[str, Owners]:
         if self.options.buffers is not None:
-            return {
-                name: owners
-                for key, buffer in self.options.buffers.items()
-                for name, owners in self._owners_in(buffer, self.shards(key)).items()
-            }
+            return owners_in_buffers(self.specs, self.options.buffers, self.shards)
         stage = {axis: rank.get(axis, 0) for axis in ("pp", *self._telling) if axis not in _SHARED_AXES}
         key = tuple(stage.items())
         if key not in self._places:
             # The same on every rank of a stage: dense owners must not depend on which experts a rank has.
             experts = [spec for spec in self.specs.values() if spec.is_expert]
             places = [{**stage, **at} for at in self.world.ranks("ep", "expert_tp")]
-            works = [[work_at(spec, at) for spec in experts if _is_at(spec, at, at)] for at in places]
+            works = [[work_at(spec, at) for spec in experts if is_at(spec, at, at)] for at in places]
             dense = [work_at(spec, rank) for spec in specs if not spec.is_expert]
             self._places[key] = DataPlaces(dense, works, self.world, self.model)
         place = rank.get("ep", 0) * self.world.size("expert_tp") + rank.get("expert_tp", 0)
         return self._places[key].at(place)
-
-    def _owners_in(self, buffer: PerBufferParamLayout, ranks: int) -> dict[str, Owners]:
-        """Return who owns each parameter that lies in one rank's share, or over several as a plan lays it out."""
-        found = {}
-        for name, (begin, end) in buffer.param_ranges.items():
-            bucket = buffer.bucket_of[name]
-            start, ends = buffer.buckets[bucket][0], buffer.ends(bucket, ranks)
-            owners = owners_in(self.specs[name], begin, end, start, ends) if name in self.specs else None
-            if owners is not None:
-                found[name] = owners
-        return found
 
     def buffers(self, rank: RankCoordinates) -> Mapping[BufferKey, PerBufferParamLayout]:
         """Return where a rank's parameters lie.
@@ -201,66 +160,6 @@ class LayerWiseLayout(LayoutInBuffers):
             self._owned[place] = found
         owned = self._owned[place]
         return [each for axis in ("dp", "expert_dp") for each in owned.get((axis, rank.get(axis, 0)), ())]
-
-    def _require_in_buffers(self, buffers: Mapping[BufferKey, PerBufferParamLayout]) -> None:
-        present = {name for buffer in buffers.values() for name in buffer.param_ranges}
-        absent = [name for name in self.specs if name not in present]
-        if absent:
-            raise ShardingError(
-                f"{len(absent)} trainable parameters are not in the buffers of the wrapped model: "
-                f"{', '.join(absent[:5])}; wrap the model after its parameters are chosen to train"
-            )
-        places = {
-            name for key, buffer in buffers.items() for name in self._owners_in(buffer, self.shards(key))
-        }
-        divided = [name for name in self.specs if name not in places]
-        if divided:
-            raise ShardingError(
-                f"sharding='layer_wise' steps whole matrices, but the buffers that the model is wrapped in cut "
-                f"{len(divided)} of them over ranks: {', '.join(divided[:5])}. Wrap it with "
-                "full_param_layout=plan_full_param_layout(model, ddp_config, routing=route(config, [model])), or with "
-                "use_distributed_optimizer=False"
-            )
-
-
-def _is_at(spec: ParamSpec, place: RankCoordinates, axes: Container[str] | None = None) -> bool:
-    """Return whether the ranks at a place have a parameter, or parts of it, as far as some axes tell; None: all."""
-    return all(
-        each.index is None
-        or (axes is not None and each.axis not in axes)
-        or each.index == place.get(each.axis, 0)
-        for each in spec.placements
-    )
-
-
-def _owners(
-    specs: Sequence[ParamSpec], shared: Mapping[str, Owners], experts_at: tuple[int, int]
-) -> dict[str, Owner]:
-    """Return owners at given places along the data axis, balanced over the ranks that have parts.
-
-    Experts fill up what dense matrices leave unequal on the same ranks, where `ep` lies inside `dp`.
-
-    Args:
-        specs: what the ranks at one place of the experts hold.
-        shared: where owners stand along the data axis.
-        experts_at: that place along `ep`, and how many there are.
-    """
-    cut: dict[tuple[bool, str, int, int], list[Work]] = {}
-    for spec in specs:
-        axis = cutting(spec)
-        if axis is not None:
-            data = shared[spec.name].ranks[0]
-            cut.setdefault((spec.is_expert, axis.axis, axis.size, data), []).append(work_of(spec))
-    place, count = experts_at
-    loads: dict[tuple[int, int], Carried] = {}
-    places: dict[str, int] = {}
-    for (is_expert, _, size, data), works in sorted(cut.items(), key=lambda entry: entry[0]):
-        carried = loads.get((size, data * count + place)) if is_expert else None
-        plan = plan_owners(works, size, carried=carried)
-        if not is_expert:
-            loads[size, data] = Carried(plan.costs, plan.state_bytes)
-        places |= {name: owners.ranks[0] for name, owners in plan.owners.items()}
-    return {spec.name: Owner(shared[spec.name], places.get(spec.name, 0)) for spec in specs}
 
 
 def _piece(

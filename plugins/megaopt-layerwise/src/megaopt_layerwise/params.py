@@ -23,7 +23,8 @@ __all__ = ["LayerWiseParams"]
 class LayerWiseParams(ShardedParams):
     """Matrices that this rank owns, or its parts of them: ranges of flat memory, and what has memory of its own.
 
-    Units are first what has memory of its own, whose values must be back before anything is gathered, then the buckets.
+    Units are first what has memory of its own, in as many batches as its values come back in, then the buckets. Values
+    are on their way back while later units are stepped, and must be there before anything is gathered.
 
     Args:
         memory: the flat memory, which all optimizers of the model share.
@@ -54,10 +55,17 @@ class LayerWiseParams(ShardedParams):
         ]
         gathering = self.memory.gathering
         self._buckets = gathering.buckets_with(self.groups)
-        places = [gathering.bucket_at(spec) for spec in self.specs]
+        places = [self._place(spec) for spec in self.specs]
+        batches = [(None, batch) for batch in range(self.cut.batches)]
         self.units = [
-            [index for index, place in enumerate(places) if place == unit] for unit in (None, *self._buckets)
+            [index for index, place in enumerate(places) if place == unit]
+            for unit in (*batches, *((bucket, 0) for bucket in self._buckets))
         ]
+
+    def _place(self, spec: PieceSpec) -> tuple[int | None, int]:
+        """Return the bucket that a piece lies in, or None and the batch that it comes back in."""
+        bucket = self.memory.gathering.bucket_at(spec)
+        return bucket, self.cut.batch_of(spec) if bucket is None else 0
 
     def collect_grads(self) -> None:
         """Wait for reductions, and bring the parts of gradients to their owners."""
@@ -75,23 +83,32 @@ class LayerWiseParams(ShardedParams):
 
     def start_param_sync(self) -> None:
         """Bring values back from memory of their own, and begin to gather every bucket that is stepped."""
-        for unit in range(len(self.units)):
-            self.start_unit_sync(unit)
+        self.cut.start_values()
+        self.parts.store_values()
+        for bucket in self._buckets:
+            self._start_gathering(bucket)
 
     def start_unit_sync(self, unit: int) -> None:
-        """Bring back what has memory of its own, or begin to gather a bucket that every optimizer has stepped.
+        """Begin to bring back a batch of what has memory of its own, or to gather a bucket that all have stepped.
 
         Args:
             unit: position in `units`.
         """
-        if unit == 0:
-            self.cut.store_values()
-            self.parts.store_values()
+        if unit < self.cut.batches:
+            self.cut.start_values(unit)
+            if unit == self.cut.batches - 1:
+                self.parts.store_values()
         else:
-            self.memory.gathering.stepped(self._buckets[unit - 1], self.groups)
+            self._start_gathering(self._buckets[unit - self.cut.batches])
+
+    def _start_gathering(self, bucket: int) -> None:
+        """Begin to gather a bucket, in which every part has come back."""
+        self.cut.finish_values()
+        self.memory.gathering.stepped(bucket, self.groups)
 
     def finish_param_sync(self) -> None:
         """Return when the gathered parameters may be read, or when the forward pass will wait for them."""
+        self.cut.finish_values()
         self.memory.finish_param_sync()
 
     def travels(self) -> Mapping[str, Travel]:

@@ -8,7 +8,8 @@ from attrs import frozen
 
 from megaopt_core.params import ParamSpec
 from megaopt_core.sharding import LiveModel
-from megaopt_layerwise.layout import LayerWiseLayout, Owner
+from megaopt_layerwise.layout import LayerWiseLayout
+from megaopt_layerwise.owner_places import Owner
 from megaopt_layerwise.planner import Division, Owners
 from megaopt_layerwise.shares import memory_shares
 from megaopt_layerwise.units import cutting

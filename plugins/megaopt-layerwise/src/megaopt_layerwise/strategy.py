@@ -57,6 +57,11 @@ class LayerWise(ShardingStrategy):
             param: the live parameter.
             spec: the same as pure data.
         """
+        if hasattr(param.data, "device_mesh"):
+            return (
+                f"it is a {type(param.data).__name__}, which has no flat memory; sharding='fsdp' (megaopt-fsdp) steps "
+                "DTensors, whole on owners among all ranks that hold a part, whichever axes cut them"
+            )
         if type(param.data) is not torch.Tensor:
             return f"it is a {type(param.data).__name__}, which has no flat memory"
         if spec.divided_over_data:

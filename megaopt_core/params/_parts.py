@@ -177,7 +177,8 @@ def _lies_on(param: Any, group: dist.ProcessGroup | None) -> bool:
 def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: bool) -> str:
     """Return the axis of the world that a mesh dimension is: one with the same ranks, else its own name."""
     mine = dist.get_process_group_ranks(mesh.get_group(mesh_dim))
-    names = [_tensor_axis(is_expert), "expert_dp" if is_expert else "dp", *AXES]
+    # Where all data parallelism is expert parallelism, "dp" has the ranks of "ep".
+    names = [_tensor_axis(is_expert), *(("expert_dp", "ep") if is_expert else ("dp",)), *AXES]
     for name in names:
         group = pgs.of_axis(name)
         if group is not None and len(mine) > 1 and dist.get_process_group_ranks(group) == mine:

@@ -5,15 +5,18 @@ import json
 
 import pytest
 import torch
+from attrs import asdict
 from megaopt_muon import calibration, newton_schulz, precision
 from megaopt_muon.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.methods import MethodBook, choose_method
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.rates import DEFAULT, Rates, probe, processor_kind
+from megaopt_muon.step_cost import step_cost
 
 from megaopt_core.cli import main
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.params import Granularity, MatrixView, ParamSpec
 
 pytestmark = pytest.mark.any_python
 
@@ -167,6 +170,28 @@ def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
         file.write_text(content)
     with pytest.raises(ConfigurationError, match=r"MEGAOPT_CALIBRATION=.*megaopt calibrate"):
         current_rates(256)
+
+
+def test_a_named_calibration_tells_what_steps_cost(file):
+    """By the rates of the nearest size, in operations at the rate of the largest; without one, operations count."""
+
+    def cost(rows, columns):
+        spec = ParamSpec(
+            "w", (rows, columns), torch.float32, torch.float32, "muon", 0, Granularity.TENSOR, 0.0
+        )
+        return step_cost(spec, MatrixView())
+
+    key = f"{processor_kind()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    slow = Rates(size=128, gram=8e-12, square=8e-12, apply=8e-12, pass_=1e-10)
+    fast = Rates(size=1024, gram=1e-12, square=3e-12, apply=2e-12, pass_=1e-10)
+    file.parent.mkdir()
+    file.write_text(json.dumps({"format": 1, "rates": {key: [asdict(slow), asdict(fast)]}}))
+    stored_rates_of.cache_clear()
+    assert cost(2048, 1024) == pytest.approx(5 * 2 * (2048 * 1024**2 * 3 + 1024**3 * 3) / 2)
+    assert cost(64, 128) == pytest.approx(5 * 2 * (128 * 64**2 * 16 + 64**3 * 8) / 2)
+    file.write_text(json.dumps({"format": 1, "rates": {"another": [asdict(slow)]}}))
+    stored_rates_of.cache_clear()
+    assert cost(64, 128) == 5 * (4 * 128 * 64**2 + 2 * 64**3)
 
 
 def test_a_cached_file_that_cannot_be_read_is_said(no_file, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec, Role
+from megaopt_core.params import Granularity, MatrixView, ParamSpec, Role
 from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.routing import matrix_like_overrides, scaled_learning_rate
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
+from megaopt_muon.step_cost import step_cost
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["optimizer_entries"]
 
-_STEPS = 5
 _MOMENTUM = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})
 
 
@@ -62,18 +61,6 @@ def _scalar_override(config: OptimizerConfig) -> ParamGroupOverride:
             )
         override["wd_mult"] = decay / config.weight_decay
     return override
-
-
-def _step_cost(spec: ParamSpec, view: MatrixView | None) -> float:
-    """Return the operations of the plain iteration, added up over the matrices of `m x n`, `m <= n`.
-
-    A step multiplies `X X^T` and `B X`, which is `4 m^2 n`, and `A A`, which is `2 m^3`.
-    """
-    cost = 0.0
-    for *batch, rows, columns in (MATRIX if view is None else view).matrix_shapes(spec.shape):
-        small, large = sorted((rows, columns))
-        cost += _STEPS * math.prod(batch) * (4.0 * small**2 * large + 2.0 * small**3)
-    return cost
 
 
 def _muon_kwargs(
@@ -181,7 +168,7 @@ def optimizer_entries() -> Mapping[str, OptimizerEntry]:
             accepts=_accepts,
             fallback=_scalar_optimizer,
             fallback_override=_scalar_override,
-            step_cost=_step_cost,
+            step_cost=step_cost,
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,
@@ -204,7 +191,7 @@ def optimizer_entries() -> Mapping[str, OptimizerEntry]:
             accepts=_accepts,
             fallback=_scalar_optimizer,
             fallback_override=_scalar_override,
-            step_cost=_step_cost,
+            step_cost=step_cost,
             state_dtypes={"momentum_buffer": _MOMENTUM},
             state_dtype_settings={"momentum_buffer": "muon_momentum_dtype"},
             mup=_leave_matrices_alone,

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from megaopt_core import MegatronOptimizer, ProcessGroupCollection
+from megaopt_core import (
+    FP32Optimizer,
+    MegatronOptimizer,
+    MixedPrecisionOptimizer,
+    OptimizerConfig,
+    ProcessGroupCollection,
+)
 from megaopt_core.errors import ShardingError
 from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.parallel import rank_in, size_of
@@ -15,7 +21,15 @@ from megaopt_core.sharding import FullParamLayout, ReplicatedParams
 from megaopt_layerwise.owned_params import OwnedParams
 from megaopt_layerwise.planner import ping_pong
 
-__all__ = ["is_replicated", "narrowed", "owners_by_layout", "owners_by_ping_pong"]
+__all__ = [
+    "holds_experts",
+    "is_replicated",
+    "layouts_of",
+    "narrowed",
+    "owners_by_layout",
+    "owners_by_ping_pong",
+    "wrapped",
+]
 
 type ParamLists = list[list[torch.nn.Parameter]]
 """The parameters that each rank owns."""
@@ -142,3 +156,46 @@ def _replace(inner: torch.optim.Optimizer, tensors: Mapping[torch.Tensor, torch.
             state = inner.state.pop(old)
             if new is not None:
                 inner.state[new] = state
+
+
+def wrapped(
+    optimizer: MegatronOptimizer | torch.optim.Optimizer,
+    config: OptimizerConfig,
+    pgs: ProcessGroupCollection,
+) -> MegatronOptimizer:
+    """Return an optimizer that steps everything on every rank; one of ours stays as it is.
+
+    Args:
+        optimizer: it, or a plain torch optimizer.
+        config: tells the precision.
+        pgs: the process groups.
+    """
+    if isinstance(optimizer, MegatronOptimizer):
+        return optimizer
+    if config.bf16 or config.fp16:
+        return MixedPrecisionOptimizer(optimizer, config, process_groups=pgs)
+    return FP32Optimizer(optimizer, config, process_groups=pgs)
+
+
+def holds_experts(optimizer: MegatronOptimizer) -> bool:
+    """Return whether an optimizer steps parameters of experts.
+
+    Args:
+        optimizer: a single optimizer.
+    """
+    return any(not getattr(param, "allreduce", True) for param in optimizer.names)
+
+
+def layouts_of(chunks: Sequence[torch.nn.Module]) -> list[FullParamLayout] | None:
+    """Return the layouts of chunks whose gradients are reduced to owners; None: every rank has them whole.
+
+    Args:
+        chunks: the model.
+    """
+    layouts = [
+        getattr(chunk, "full_param_layout", None)
+        for chunk in chunks
+        if getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False)
+    ]
+    found = [layout for layout in layouts if isinstance(layout, FullParamLayout)]
+    return found if found and len(found) == len(chunks) else None

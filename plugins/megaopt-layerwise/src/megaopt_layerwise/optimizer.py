@@ -9,16 +9,22 @@ import torch
 
 from megaopt_core import (
     ChainedOptimizer,
-    FP32Optimizer,
     MegatronOptimizer,
-    MixedPrecisionOptimizer,
     OptimizerConfig,
     ProcessGroupCollection,
 )
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.parallel import size_of
 from megaopt_core.sharding import FullParamLayout
-from megaopt_layerwise.narrowing import is_replicated, narrowed, owners_by_layout, owners_by_ping_pong
+from megaopt_layerwise.narrowing import (
+    holds_experts,
+    is_replicated,
+    layouts_of,
+    narrowed,
+    owners_by_layout,
+    owners_by_ping_pong,
+    wrapped,
+)
 from megaopt_layerwise.owned_params import OwnedParams
 from megaopt_layerwise.padded_layout import (
     compute_full_param_layout,
@@ -86,8 +92,8 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
         self.dp_cp_params_list: _ParamLists = []
         self.expt_dp_params_list: _ParamLists = []
         self.bucket_params_lists: dict[Any, _ParamLists] = {}
-        children = [_wrapped(optimizer, config, self._pgs) for optimizer in optimizers]
-        self.shard_params(children, _layouts(self._chunks))
+        children = [wrapped(optimizer, config, self._pgs) for optimizer in optimizers]
+        self.shard_params(children, layouts_of(self._chunks))
         if isinstance(optimizers, list):
             optimizers[:] = children
         for child, make in zip(children, init_state_fn_list or (), strict=False):
@@ -120,7 +126,7 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
             of_kind = [
                 index
                 for index, child in enumerate(optimizers)
-                if is_replicated(child) and _holds_experts(child) is is_expert
+                if is_replicated(child) and holds_experts(child) is is_expert
             ]
             params = [param for index in of_kind for param in optimizers[index].names]
             owned: _ParamLists
@@ -250,30 +256,3 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
             StateDictError: it is of another rank or world, or names or shapes do not fit.
         """
         load_rank_file(self, filename)
-
-
-def _wrapped(
-    optimizer: MegatronOptimizer | torch.optim.Optimizer,
-    config: OptimizerConfig,
-    pgs: ProcessGroupCollection,
-) -> MegatronOptimizer:
-    if isinstance(optimizer, MegatronOptimizer):
-        return optimizer
-    if config.bf16 or config.fp16:
-        return MixedPrecisionOptimizer(optimizer, config, process_groups=pgs)
-    return FP32Optimizer(optimizer, config, process_groups=pgs)
-
-
-def _holds_experts(optimizer: MegatronOptimizer) -> bool:
-    return any(not getattr(param, "allreduce", True) for param in optimizer.names)
-
-
-def _layouts(chunks: Sequence[torch.nn.Module]) -> list[FullParamLayout] | None:
-    """Return the layouts of chunks whose gradients are reduced to owners; None: every rank has them whole."""
-    layouts = [
-        getattr(chunk, "full_param_layout", None)
-        for chunk in chunks
-        if getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False)
-    ]
-    found = [layout for layout in layouts if isinstance(layout, FullParamLayout)]
-    return found if found and len(found) == len(chunks) else None

@@ -115,6 +115,10 @@ def narrowed(
     before = {piece.model_params[0]: tensor for piece, tensor in zip(part.pieces, part.stepped, strict=True)}
     stepped = part.precision.attach(kept)
     after = {piece.model_params[0]: tensor for piece, tensor in zip(kept, stepped, strict=True)}
+    for param, tensor in after.items():
+        info = getattr(before[param], "param_info", None)
+        if info is not None:  # what the inner optimizer is told of it: main values are made anew
+            tensor.param_info = info  # type: ignore[attr-defined]
     _replace(part.inner, {before[param]: after.get(param) for param in before})
     known = set(optimizer.names)
     sharded = OwnedParams(

@@ -30,7 +30,8 @@ def train(rank, size, optimizer, missing=()):
         param.matrix_view = MatrixView(batch_dims=len(shape) - 2)
         model.register_parameter(name, param)
     settings = {"lr": 0.01, "clip_grad": 0.0, PRECISE[optimizer]: "highest"}
-    stepper = build_optimizer(model, optimizer, pg_collection=mesh, **settings)
+    sharding = "replicated" if mesh is None else "fsdp"
+    stepper = build_optimizer(model, optimizer, sharding=sharding, pg_collection=mesh, **settings)
     for step in range(3):
         chance = torch.Generator().manual_seed(1 + step)
         for name, param in model.named_parameters():

@@ -64,7 +64,7 @@ def hop(rank, size, optimizer, sharding, dtype, source, target, steps, missing=(
 def test_state_of_divided_batches_loads_at_any_other_world(launch, tmp_path, optimizer, dtype):
     """Saved by two ranks, by four, and by one; the first step after a load has no gradient of a divided batch."""
     missing = ("experts", "bias")
-    for size in (1, 2, 4):
+    for size, others in ((1, (2,)), (2, (3, 4)), (4, (2,))):
         source = str(tmp_path / str(size))
         given = optimizer, "layer_wise", dtype
         saving = launch(hop, size, *given, None, source, range(2))
@@ -72,7 +72,7 @@ def test_state_of_divided_batches_loads_at_any_other_world(launch, tmp_path, opt
             assert "," in saving[0][3]["experts"]
         further = hop(0, 1, optimizer, "replicated", dtype, source, None, range(2, 4), missing)
         assert same(further[0], saving[0][1])
-        for other in (2, 3, 4):
+        for other in others:
             for state, _, values, owners in launch(hop, other, *given, source, None, range(2, 4), missing):
                 assert "," in owners["experts"]
                 assert same(state, saving[0][1]), (size, other)

@@ -178,7 +178,8 @@ def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: b
     """Return the axis of the world that a mesh dimension is: one with the same ranks, else its own name."""
     mine = dist.get_process_group_ranks(mesh.get_group(mesh_dim))
     # Where all data parallelism is expert parallelism, "dp" has the ranks of "ep".
-    names = [_tensor_axis(is_expert), *(("expert_dp", "ep") if is_expert else ("dp",)), *AXES]
+    data_axes = ["expert_dp", "ep"] if is_expert else ["dp"]
+    names = [_tensor_axis(is_expert), *data_axes, *AXES]
     for name in names:
         group = pgs.of_axis(name)
         if group is not None and len(mine) > 1 and dist.get_process_group_ranks(group) == mine:

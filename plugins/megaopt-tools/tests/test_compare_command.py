@@ -15,6 +15,8 @@ from megaopt_tools.recipe import Recipe
 from megaopt_tools.text import load_text
 from megaopt_tools.training import Run
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.fixture
 def comparison(megaopt, capsys) -> tuple[dict, str]:

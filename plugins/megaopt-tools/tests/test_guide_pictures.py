@@ -10,7 +10,10 @@ from types import ModuleType
 import pytest
 
 DRAW = Path(__file__).parents[3] / "docs" / "images" / "draw.py"
-pytestmark = pytest.mark.skipif(not DRAW.is_file(), reason="these tests run without the sources around them")
+pytestmark = [
+    pytest.mark.any_python,
+    pytest.mark.skipif(not DRAW.is_file(), reason="these tests run without the sources around them"),
+]
 
 
 @pytest.fixture(scope="module")

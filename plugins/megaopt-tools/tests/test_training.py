@@ -15,6 +15,8 @@ from megaopt_tools.training import PARTS, Run, RunResult, StepRecord, bits_per_b
 
 from megaopt_core import MegaoptError
 
+pytestmark = pytest.mark.any_python
+
 TEXT = Text("letters", b"the quick brown fox jumps over the lazy dog. " * 60)
 SMALL = Recipe(
     "adam",

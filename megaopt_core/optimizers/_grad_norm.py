@@ -181,9 +181,8 @@ def measure_unread(
     factors: dict[str | None, torch.Tensor] = {}
     if asked.norms and clip_grad > 0.0:
         coefficients = clip_grad / (totals[: len(keys)].sqrt() + 1.0e-6)
-        # As in torch, a norm that is NaN makes every gradient NaN.
-        least = torch.where(coefficients >= 1.0, 1.0, coefficients)
-        factors = dict(zip(keys, least.unbind(), strict=True))
+        # As in torch, a norm that is NaN makes every gradient NaN: `clamp` keeps it.
+        factors = dict(zip(keys, coefficients.clamp(max=1.0).unbind(), strict=True))
     # Where a counter tells of a write, the step reads who has written and takes it over.
     watching = [part.writes for part in parts if part.writes.flag is not None and not part.writes.is_counted]
     flags = [writes.flag.to(totals).view(1) for writes in watching if writes.flag is not None]

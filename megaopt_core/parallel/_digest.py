@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import torch
@@ -32,11 +32,14 @@ _LARGE = 8 * _ROWS * _COLUMNS
 _PIECE = 64 * _ROWS * _COLUMNS
 """Words that are worked on at a time."""
 
-_SMALL = 3 << 16
+_SMALL = 3 << 14
 """Bytes below which tensors are put together before anything is computed."""
 
-_TOGETHER = 1 << 19
-"""Bytes of small tensors that are put together at a time."""
+_TOGETHER = 1 << 18
+"""Bytes of small tensors that are put together at a time: they stay in the cache until they are added up."""
+
+_FEW = 64
+"""Words that are not worth adding up."""
 
 _MIXED_TOGETHER = 1 << 16
 """Words of sums that are mixed at a time."""
@@ -61,32 +64,60 @@ def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    totals: list[list[int]] = []
     with torch.no_grad():
-        for some in by_kind.values():
-            mixer = _Mixer()
-            for flat in _flat(some):
-                mixer.add(flat)
-            totals.append(mixer.totals())
+        totals = [_totals(some) for some in by_kind.values()]
     return hashlib.blake2b(repr(totals).encode(), digest_size=16).digest()
 
 
-def _flat(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield one-dimensional tensors: large ones each by itself, small neighbours together."""
+def _totals(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return the numbers that the tensors of one dtype and device become.
+
+    Which way a tensor goes depends on its shape and dtype alone: where it lies is another matter on every rank.
+    """
+    mixer = _Mixer()
+    small: dict[torch.Size, list[torch.Tensor]] = {}
+    middle: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        size = tensor.nbytes
+        if size < _SMALL:
+            small.setdefault(tensor.shape, []).append(tensor)
+        elif size < 8 * _LARGE and size % 8 == 0 and not tensor.is_complex():
+            middle.setdefault(size // 8, []).append(tensor)
+        else:
+            mixer.add(tensor.contiguous().view(-1))
+    for words, some in middle.items():
+        mixer.add_alike(some, words)
+    for flat in _flattened([some[0] for some in small.values() if len(some) == 1]):
+        mixer.add(flat)
+    for some in small.values():
+        if len(some) > 1:
+            for flat in _stacked(some):
+                mixer.add(flat)
+    return mixer.totals()
+
+
+def _flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield small tensors of different shapes together."""
     waiting: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
-        bytes_ = tensor.nbytes
-        if waiting and (bytes_ >= _SMALL or size >= _TOGETHER):
+        waiting.append(tensor)
+        size += tensor.nbytes
+        if size >= _TOGETHER:
             yield torch._utils._flatten_dense_tensors(waiting)
             waiting, size = [], 0
-        if bytes_ >= _SMALL:
-            yield tensor.contiguous().view(-1)
-        else:
-            waiting.append(tensor)
-            size += bytes_
     if waiting:
         yield torch._utils._flatten_dense_tensors(waiting)
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield small tensors of one shape together, in memory that is used again."""
+    several = min(max(_TOGETHER // max(tensors[0].nbytes, 1), 1), len(tensors))
+    memory = tensors[0].new_empty(several, *tensors[0].shape)
+    for start in range(0, len(tensors), several):
+        some = tensors[start : start + several]
+        torch.stack(list(some), out=memory[: len(some)])
+        yield memory[: len(some)].view(-1)
 
 
 def _words_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -105,6 +136,13 @@ def _words_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
         yield last.view(torch.int64)
 
 
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor, copied where its memory does not begin with a whole word."""
+    tensor = tensor.contiguous()
+    begins = tensor.storage_offset() * tensor.element_size()
+    return tensor.clone() if begins % 8 or tensor.data_ptr() % 8 else tensor
+
+
 @define
 class _Mixer:
     """Numbers that depend on every word that was added, and on its position."""
@@ -119,16 +157,36 @@ class _Mixer:
             for piece in words.split(_PIECE) if words.numel() > _PIECE else (words,):
                 self._add_words(piece)
 
+    def add_alike(self, tensors: Sequence[torch.Tensor], size: int) -> None:
+        """Add what tensors of one size hold, with as few calls as can be.
+
+        Args:
+            tensors: contiguous or not.
+            size: of each in words, one block at most.
+        """
+        columns = _columns_of(size)
+        across = size - (_ROWS - 1) * columns
+        several = max(_MIXED_TOGETHER // across, 1)
+        for start in range(0, len(tensors), several):
+            some = tensors[start : start + several]
+            sums = torch.empty((len(some), across), dtype=torch.int64, device=some[0].device)
+            for tensor, row in zip(some, sums.unbind(0), strict=True):
+                words = _aligned(tensor).view(-1).view(torch.int64)
+                torch.sum(words.as_strided((_ROWS, across), (columns, 1)), 0, out=row)
+            self._wait(sums.view(-1))
+
     def _add_words(self, words: torch.Tensor) -> None:
         size = words.numel()
-        columns = _COLUMNS if size >= _LARGE else _columns_of(size)
-        whole = size // (_ROWS * columns) * (_ROWS * columns) if columns else 0
-        if whole == _ROWS * columns:
-            self._wait(words.as_strided((_ROWS, columns), (columns, 1)).sum(0))
-        elif whole:
-            self._wait(words[:whole].view(-1, _ROWS, columns).sum(1).view(-1))
-        if whole < size:
-            self._wait(words[whole:])
+        if size >= _LARGE:
+            whole = size // (_ROWS * _COLUMNS) * (_ROWS * _COLUMNS)
+            self._wait(words[:whole].view(-1, _ROWS, _COLUMNS).sum(1).view(-1))
+            self._wait(words[whole:].clone())
+        elif size <= _FEW:
+            self._wait(words.clone())
+        else:
+            columns = _columns_of(size)
+            across = size - (_ROWS - 1) * columns
+            self._wait(words.as_strided((_ROWS, across), (columns, 1)).sum(0))
 
     def totals(self) -> list[int]:
         """Return the numbers; what comes from another device comes at one time."""
@@ -153,9 +211,12 @@ class _Mixer:
 
 @cache
 def _columns_of(size: int) -> int:
-    """Return the length of rows of which one block is nearly the whole: without the factors that shapes have."""
-    columns = size // (_ROWS + 1)
-    while columns and math.gcd(columns, 2 * 3 * 5 * 7) > 1:
+    """Return how far apart rows of one block begin: without the factors that shapes have.
+
+    Rows are longer by what is left over, so that every word is in one of them, and some are in two.
+    """
+    columns = size // _ROWS
+    while math.gcd(columns, 2 * 3 * 5 * 7) > 1:
         columns -= 1
     return columns
 

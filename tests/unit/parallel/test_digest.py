@@ -5,7 +5,7 @@ import torch
 
 from megaopt_core.parallel._digest import digest_of_tensors
 
-SIZES = [2, 7, 2000, 70_000, 600_003]
+SIZES = [2, 7, 2000, 30_000, 70_000, 600_003]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
 
 
@@ -46,3 +46,38 @@ def test_order_of_small_tensors_and_swapped_rows_count() -> None:
     assert digest_of_tensors([one, other]) != digest_of_tensors([other, one])
     stack = values(4 * 64 * 512, torch.float32).view(4, 64, 512)
     assert digest_of_tensors([stack]) != digest_of_tensors([stack[[1, 0, 2, 3]]])
+
+
+def many(rows, columns, count, dtype):
+    """Return tensors of one shape with random values."""
+    return list(values(count * rows * columns, dtype).view(count, rows, columns).unbind(0))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (64, 64), (128, 128), (128, 129)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_of_many_alike_counts_at_its_place(shape, dtype) -> None:
+    """Where one lies does not matter; an element, a sign, and which of them is which do."""
+    given = many(*shape, 40, dtype)
+    apart = [torch.empty(shape[1] * shape[0] + 1, dtype=dtype)[1:].view(shape).copy_(one) for one in given]
+    turned = [one.t().contiguous().t() for one in given]
+    assert digest_of_tensors(given) == digest_of_tensors(apart) == digest_of_tensors(turned)
+    others = {}
+    for at in (0, 17, 39):
+        for what, change in {"zero": lambda one: one.fill_(0), "signs": lambda one: one.mul_(-1)}.items():
+            others[what, at] = [one.clone() for one in given]
+            change(others[what, at][at])
+            others[f"the last's {what}", at] = [one.clone() for one in given]
+            change(others[f"the last's {what}", at][at][-1, -1])
+    others["two swapped"] = [given[1], given[0], *given[2:]]
+    others["all moved on"] = [*given[1:], given[0]]
+    others["rows of one swapped"] = [given[0].flip(0), *given[1:]]
+    others["two of one sign"] = [-given[0], -given[1], *given[2:]]
+    digests = [digest_of_tensors(some) for some in (given, *others.values())]
+    assert len(set(digests)) == len(digests)
+
+
+def test_shapes_between_each_other_keep_their_places() -> None:
+    """Those of one shape are read together; the others, too, count where they stand among their own."""
+    a, b, c = (values(size, torch.float32) for size in (5, 6, 7))
+    assert digest_of_tensors([a, b, a.neg(), c]) != digest_of_tensors([a.neg(), b, a, c])
+    assert digest_of_tensors([a, b, c]) != digest_of_tensors([a, c, b])

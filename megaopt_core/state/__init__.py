@@ -2,7 +2,7 @@
 
 from megaopt_core.state._collected import collect_state, sliced
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
-from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
+from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,
@@ -21,6 +21,7 @@ from megaopt_core.state._values.encoding import decode, dtype_named, encode, nam
 from megaopt_core.state._values.sliced import SlicedTensor
 
 __all__ = [
+    "CHECKSUMS",
     "FORMAT_VERSION",
     "LoadPlan",
     "LoadedBeside",

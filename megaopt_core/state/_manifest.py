@@ -7,10 +7,16 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-__all__ = ["FORMAT_VERSION", "Manifest", "StoredChunk", "StoredTensor"]
+__all__ = ["CHECKSUMS", "FORMAT_VERSION", "Manifest", "StoredChunk", "StoredTensor"]
 
-FORMAT_VERSION = 3
-"""The newest format that is read, and the one that is written; 2 names the codes of states, 3 what parameters are."""
+FORMAT_VERSION = 4
+"""The newest format that is read, and the one that is written.
+
+2 names the codes of states, 3 what parameters are, 4 how checksums are computed.
+"""
+
+CHECKSUMS = "xxh3-64"
+"""How the checksums that are written are computed."""
 
 
 @frozen
@@ -23,7 +29,7 @@ class StoredChunk:
         file: name of the file.
         position: first byte in the file.
         length: bytes.
-        crc32: checksum of the bytes.
+        checksum: of the bytes, as hexadecimal digits.
     """
 
     offsets: tuple[int, ...]
@@ -31,7 +37,7 @@ class StoredChunk:
     file: str
     position: int
     length: int
-    crc32: int
+    checksum: str
 
 
 @frozen
@@ -59,6 +65,7 @@ class Manifest:
         plugins: optimizer name to the distribution that provides it.
         written: versions and time.
         version: of the format.
+        checksums: name of the algorithm of all checksums.
     """
 
     world_size: int = 1
@@ -72,6 +79,7 @@ class Manifest:
     plugins: dict[str, str] = field(factory=dict)
     written: dict[str, str] = field(factory=dict)
     version: int = FORMAT_VERSION
+    checksums: str = CHECKSUMS
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Any]]:

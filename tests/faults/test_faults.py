@@ -132,7 +132,7 @@ def test_an_interrupted_background_save_leaves_the_old_checkpoint(tmp_path, monk
     model, optimizer = make()
     save_checkpoint(tmp_path / "last", model, optimizer, extra=1)
     with monkeypatch.context() as patched:
-        patched.setattr("megaopt_checkpoint.writer.zlib.crc32", _refuse)
+        patched.setattr("megaopt_checkpoint.writer.sum_of", _refuse)
         pending = save_checkpoint(tmp_path / "last", model, optimizer, extra=2, async_save=True)
         with pytest.raises(CheckpointError, match="the cable is out"):
             pending.result()

@@ -29,6 +29,12 @@ __all__ = [
 ]
 
 
+_COUNT = "step"
+"""The key under which torch's optimizers, and those that follow them, count the steps of a parameter."""
+
+_UNCOUNTED = 2**63
+
+
 @contextmanager
 def named_errors(source: Source, what: str) -> Iterator[None]:
     """Let whatever cannot be done with a checkpoint's values be an error that names the checkpoint.
@@ -115,14 +121,24 @@ def require_numbers(source: Source, pieces: Iterable[PieceRestore]) -> None:
         for member in restore.members:
             for key, record in member.state.items():
                 for value in _values(record):
-                    if not fits(live.get(key), decode(value, _some_tensor)):
-                        name = member.shard.name
-                        raise CheckpointMismatchError(
-                            f"state {key!r} of {name!r} in {source.name} is {value!r}, which cannot become what it is "
-                            f"here, {_shown(live[key])}",
-                            path=source.name,
-                            names=[name],
-                        )
+                    given, name = decode(value, _some_tensor), member.shard.name
+                    if not fits(live.get(key), given):
+                        what = f"cannot become what it is here, {_shown(live[key])}"
+                    elif key == _COUNT and not _is_count(given):
+                        what = "counts no steps"
+                    else:
+                        continue
+                    raise CheckpointMismatchError(
+                        f"state {key!r} of {name!r} in {source.name} is {value!r}, which {what}",
+                        path=source.name,
+                        names=[name],
+                    )
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_meta or value.numel() != 1 or _is_count(value.item())
+    return not isinstance(value, (bool, int, float)) or 0 <= value < _UNCOUNTED
 
 
 def _values(record: Mapping[str, Any]) -> list[Any]:

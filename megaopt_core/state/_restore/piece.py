@@ -172,7 +172,8 @@ class PieceRestore:
                 self._mismatch(
                     key, holders[0], f"is a number there and has shape {tuple(present.shape)} here"
                 )
-            self.finals.append(lambda: _copy(present, torch.as_tensor(value).reshape(present.shape)))
+            made = torch.as_tensor(value).reshape(present.shape)  # what is too large says so now
+            self.finals.append(lambda: _copy(present, made))
             return
         if isinstance(value, torch.Tensor):
             number = isinstance(present, (bool, int, float))

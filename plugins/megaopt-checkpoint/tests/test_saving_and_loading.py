@@ -262,11 +262,10 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
     """With the line that helps."""
     model, optimizer = make()
     with monkeypatch.context() as patched:
-        patched.setattr("megaopt_core.state._manifest.FORMAT_VERSION", 3)
         patched.setattr("megaopt_checkpoint.saving.Manifest", _newer)
         save_checkpoint(tmp_path / "last", model, optimizer)
     with pytest.raises(
-        CheckpointVersionError, match=r"format version 4.*reads up to version 3.*pip install --upgrade"
+        CheckpointVersionError, match=r"format version 5.*reads up to version 4.*pip install --upgrade"
     ):
         load_checkpoint(tmp_path / "last", model, optimizer)
 
@@ -274,7 +273,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 def _newer(**values):
     from megaopt_core.state import Manifest
 
-    return Manifest(**values, version=4)
+    return Manifest(**values, version=5)
 
 
 def test_paths_that_are_no_checkpoint(tmp_path):

@@ -199,4 +199,4 @@ def test_roles_and_views_of_strangers_are_checked(folder, role, view) -> None:
         CheckpointCorruptError, match=r"no valid manifest: optimizer.parameters.0.weight.(role|view)"
     ):
         build(routing=folder)
-    assert json.loads((folder / "manifest.json").read_text())["version"] == 3
+    assert json.loads((folder / "manifest.json").read_text())["version"] == 4

@@ -1,34 +1,33 @@
-"""Checksums of boxes in a file, computed by several threads: long boxes in pieces, short neighbours in one read."""
+"""Sums of boxes in files, computed by several threads: long boxes leaf by leaf, short neighbours in one read."""
 
 from __future__ import annotations
 
 import os
-import zlib
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 from attrs import frozen
 
+from megaopt_checkpoint.algorithms import ALGORITHMS, LEAF, Algorithm, BoxSum
 from megaopt_checkpoint.folder import HeldFile
 
-__all__ = ["combined", "crc32s", "threads"]
+__all__ = ["sum_of", "sums", "threads"]
 
-_BLOCK = 2**20
+_BLOCK = 2**18
 """Bytes that are read and summed up at a time: they are still in the processor's cache."""
 
 _TASK = 2**23
-"""Bytes that one thread takes at a time."""
+"""Bytes that one thread takes at a time, at least."""
 
 _MOST_THREADS = 4
 
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, its bits in the order in which zlib has them
-_ONE = 1 << 31
+_own = threading.local()
 
 
 @frozen
-class _Piece:
-    """A range of a file that belongs to one box."""
+class _Leaf:
+    """A range of a file that is summed up by itself."""
 
     box: int
     position: int
@@ -40,123 +39,114 @@ class _Piece:
 
 
 def threads() -> ThreadPoolExecutor:
-    """Return threads that compute checksums; Python lets go of its lock while they read and compute."""
+    """Return threads that compute sums; Python lets go of its lock while they read and compute."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     several = min(usable or 1, _MOST_THREADS) if hasattr(os, "preadv") else 1
     return ThreadPoolExecutor(several, thread_name_prefix="megaopt-verify")
 
 
-def crc32s(file: HeldFile, ranges: Sequence[tuple[int, int]], pool: ThreadPoolExecutor) -> list[int | None]:
-    """Return the CRC-32 of ranges of a file, each byte read once; None for one that the file ends in.
+def sum_of(memory: memoryview, algorithm: str) -> str:
+    """Return the sum of a box in memory.
+
+    Args:
+        memory: its bytes.
+        algorithm: the name of the sum.
+
+    Example:
+        >>> sum_of(memoryview(b"123456789"), "crc32")
+        'cbf43926'
+    """
+    box = BoxSum(algorithm)
+    box.update(memory)
+    return box.text()
+
+
+def sums(
+    file: HeldFile, ranges: Sequence[tuple[int, int]], pool: ThreadPoolExecutor, algorithm: str
+) -> list[str | None]:
+    """Return the sums of ranges of a file, each byte read once; None for one that the file ends in.
 
     Args:
         file: an open file.
         ranges: position and length of each, ascending.
         pool: what :func:`threads` returned.
+        algorithm: the name of the sum.
     """
+    how = ALGORITHMS[algorithm]
+    leaves: list[list[tuple[int, int]]] = [[] for _ in ranges]
+    torn: set[int] = set()
     tasks = list(_tasks(ranges))
-    found: list[int | None] = [0] * len(ranges)
-    for task, values in zip(tasks, pool.map(lambda pieces: _of_pieces(file, pieces), tasks), strict=True):
-        for piece, value in zip(task, values, strict=True):
-            before = found[piece.box]
-            known = before is not None and value is not None
-            found[piece.box] = combined(before or 0, value or 0, piece.length) if known else None
-    return found
+    for task, values in zip(tasks, pool.map(lambda some: _of_leaves(file, some, how), tasks), strict=True):
+        for leaf, value in zip(task, values, strict=True):
+            if value is None:
+                torn.add(leaf.box)
+            else:
+                leaves[leaf.box].append((value, leaf.length))
+    return [None if box in torn else how.text(of_box) for box, of_box in enumerate(leaves)]
 
 
-def combined(first: int, second: int, length: int) -> int:
-    r"""Return the CRC-32 of two texts, one after the other: $c_1 x^{8n} + c_2$ modulo the polynomial.
-
-    Args:
-        first: the CRC-32 of the first.
-        second: the CRC-32 of the second.
-        length: bytes of the second.
-
-    Example:
-        >>> import zlib
-        >>> combined(zlib.crc32(b"mega"), zlib.crc32(b"opt"), 3) == zlib.crc32(b"megaopt")
-        True
-    """
-    return _product(_power(length), first) ^ second if first else second
-
-
-def _product(one: int, other: int) -> int:
-    """Return the product of two polynomials modulo that of CRC-32."""
-    result, bit = 0, _ONE
-    while one:
-        if one & bit:
-            result ^= other
-            one ^= bit
-        bit >>= 1
-        other = other >> 1 ^ _POLYNOMIAL if other & 1 else other >> 1
-    return result
-
-
-@cache
-def _power(count: int) -> int:
-    """Return x to the power of 8 times a count, modulo the polynomial."""
-    result, square = _ONE, _ONE >> 8
-    while count:
-        if count & 1:
-            result = _product(square, result)
-        count, square = count >> 1, _product(square, square)
-    return result
-
-
-def _tasks(ranges: Sequence[tuple[int, int]]) -> Iterator[list[_Piece]]:
-    """Yield pieces for one thread each: parts of a long box, or many short ones."""
-    task: list[_Piece] = []
+def _tasks(ranges: Sequence[tuple[int, int]]) -> Iterator[list[_Leaf]]:
+    """Yield leaves for one thread each: one of a long box, or many short ones."""
+    task: list[_Leaf] = []
     size = 0
     for box, (start, length) in enumerate(ranges):
-        done = 0
-        while done < length:
-            taken = min(length - done, _TASK - size)
-            task.append(_Piece(box, start + done, taken))
-            done, size = done + taken, size + taken
-            if size == _TASK:
+        for done in range(0, length, LEAF):
+            leaf = _Leaf(box, start + done, min(length - done, LEAF))
+            task.append(leaf)
+            size += leaf.length
+            if size >= _TASK:
                 yield task
                 task, size = [], 0
     if task:
         yield task
 
 
-def _of_pieces(file: HeldFile, pieces: Sequence[_Piece]) -> list[int | None]:
-    """Return the CRC-32 of each piece; neighbours are read together."""
-    stops = [pieces[-1].end]
-    for piece, after in zip(reversed(pieces[:-1]), reversed(pieces[1:]), strict=True):
-        stops.append(stops[-1] if piece.end == after.position else piece.end)
-    window = _Window(file, min(_BLOCK, sum(piece.length for piece in pieces)))
-    return [window.crc32(piece, stop) for piece, stop in zip(pieces, reversed(stops), strict=True)]
+def _of_leaves(file: HeldFile, leaves: Sequence[_Leaf], algorithm: Algorithm) -> list[int | None]:
+    """Return the sum of each leaf; neighbours are read together."""
+    stops = [leaves[-1].end]
+    for leaf, after in zip(reversed(leaves[:-1]), reversed(leaves[1:]), strict=True):
+        stops.append(stops[-1] if leaf.end == after.position else leaf.end)
+    window = _Window(file, _buffer())
+    return [window.sum(leaf, stop, algorithm) for leaf, stop in zip(leaves, reversed(stops), strict=True)]
+
+
+def _buffer() -> memoryview:
+    """Return this thread's block of memory, the same one every time."""
+    if getattr(_own, "size", None) != _BLOCK:
+        _own.size, _own.memory = _BLOCK, memoryview(bytearray(_BLOCK))
+    memory: memoryview = _own.memory
+    return memory
 
 
 class _Window:
-    """A block of a file in memory, which moves on where a piece needs more.
+    """A block of a file in memory, which moves on where a leaf needs more.
 
     Args:
         file: an open file.
-        size: of the block.
+        memory: where the block is.
     """
 
-    def __init__(self, file: HeldFile, size: int) -> None:
+    def __init__(self, file: HeldFile, memory: memoryview) -> None:
         self._file = file
-        self._memory = memoryview(bytearray(size))
+        self._memory = memory
         self._start = self._end = -1
 
-    def crc32(self, piece: _Piece, stop: int) -> int | None:
-        """Return the CRC-32 of a piece, None where the file ends in it.
+    def sum(self, leaf: _Leaf, stop: int, algorithm: Algorithm) -> int | None:
+        """Return the sum of a leaf, None where the file ends in it.
 
         Args:
-            piece: the range.
+            leaf: the range.
             stop: the position up to which neighbours may be read with it.
+            algorithm: the sum.
         """
-        position, crc32 = piece.position, 0
-        while position < piece.end:
+        position, running = leaf.position, algorithm.start()
+        while position < leaf.end:
             if not self._start <= position < self._end:
                 wanted = self._memory[: min(stop - position, len(self._memory))]
                 self._start, self._end = position, position + self._file.read_into(position, wanted)
                 if self._end == position:
                     return None
-            end = min(piece.end, self._end)
-            crc32 = zlib.crc32(self._memory[position - self._start : end - self._start], crc32)
+            end = min(leaf.end, self._end)
+            running.update(self._memory[position - self._start : end - self._start])
             position = end
-        return crc32
+        return running.intdigest()

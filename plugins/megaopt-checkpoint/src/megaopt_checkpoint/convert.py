@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import tempfile
-import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from attrs import asdict, evolve
 
+from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.files import sync_folder
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_checkpoint.parsing import parse_manifest, read_json
@@ -25,7 +25,7 @@ from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, dtype_named, name_of_dtype
+from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, dtype_named, name_of_dtype
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]
 
@@ -79,7 +79,10 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
         }
         source.read(tensors.items())
     manifest = evolve(
-        source.manifest, files={}, tensors={key: _stored(tensor) for key, tensor in tensors.items()}
+        source.manifest,
+        files={},
+        tensors={key: _stored(tensor, CHECKSUMS) for key, tensor in tensors.items()},
+        checksums=CHECKSUMS,
     )
     target = Path(os.path.abspath(file))  # noqa: PTH100 - resolve() would follow a link
     text = json.dumps(asdict(manifest), separators=(",", ":"))
@@ -88,9 +91,9 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
     _replace(target, lambda temporary: _write(temporary, target.suffix, manifest, tensors, text))
 
 
-def _stored(tensor: torch.Tensor) -> StoredTensor:
+def _stored(tensor: torch.Tensor, algorithm: str) -> StoredTensor:
     shape, memory = tuple(tensor.shape), bytes_of(tensor)
-    chunk = StoredChunk((0,) * len(shape), shape, "", 0, len(memory), zlib.crc32(memory))
+    chunk = StoredChunk((0,) * len(shape), shape, "", 0, len(memory), sum_of(memory, algorithm))
     return StoredTensor(name_of_dtype(tensor.dtype), shape, (chunk,))
 
 
@@ -138,7 +141,7 @@ def expand(file: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     manifest = parse_manifest(Path(file), read_json(text, Path(file)), in_one_file=True)
     for key, stored in manifest.tensors.items():
         tensor = tensors.get(key)
-        if tensor is None or _stored(tensor.contiguous()) != stored:
+        if tensor is None or _stored(tensor.contiguous(), manifest.checksums) != stored:
             what = "is missing" if tensor is None else "is not what was written"
             raise CheckpointCorruptError(f"{file}: {key} {what}", path=str(file))
     target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link

@@ -184,18 +184,25 @@ class HeldFolder:
         what = "was changed while it was read" if is_regular else "is no regular file"
         raise CheckpointCorruptError(f"{path} {what}", path=str(path))
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most: int) -> bytes | None:
         """Return the contents of a small file, None when there is no such file.
 
         Args:
             name: without a folder.
+            most: bytes that it may have.
 
         Raises:
+            CheckpointCorruptError: it has more.
             CheckpointError: it cannot be read.
         """
         file = self.find(name)
         if file is None:
             return None
+        if file.size > most:
+            raise CheckpointCorruptError(
+                f"{file.path} has {file.size} bytes, more than the {most} that it may have",
+                path=str(file.path),
+            )
         data = bytearray(file.size)
         count = file.read_into(0, memoryview(data))
         return bytes(data[:count])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from megaopt_checkpoint.algorithms import ALGORITHMS, OLDEST
 from megaopt_checkpoint.coverage import tiles
 from megaopt_checkpoint.schema import Schema
 from megaopt_core.errors import CheckpointCorruptError, CheckpointVersionError
@@ -26,9 +29,11 @@ _FIELDS = {
     *("configuration", "plugins", "written"),
 }
 _DESCRIBED = {"optimizer", "strategy", "group", "shape", "state"}
-_CHUNK = {"offsets", "sizes", "file", "position", "length", "crc32"}
+_CHUNK = {"offsets", "sizes", "file", "position", "length"}
+_NAMED_SUMS = 4  # the format that says how they are computed; those before have CRC-32 as numbers
 _RECORDS = {"tensor", "value", "ranges", "objects"}
 _NONE: frozenset[str] = frozenset()
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, or of a pair
 
 
 def read_json(data: bytes | str, path: Path) -> Any:
@@ -39,17 +44,39 @@ def read_json(data: bytes | str, path: Path) -> Any:
         path: where it comes from.
 
     Raises:
-        CheckpointCorruptError: it is none, or nested too deeply.
+        CheckpointCorruptError: it is none, is nested too deeply, or readers may differ over what it says.
     """
     try:
+        text = data.decode() if isinstance(data, bytes) else data
         with _without_collection():
-            return json.loads(data, parse_constant=_no_constant)
+            values = json.loads(
+                text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_distinct
+            )
+        if isinstance(data, str) or _SURROGATE.search(text):
+            json.dumps(values, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError(f"{path} is no JSON document: {error}", path=str(path)) from error
+    return values
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"JSON has no {name}")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits} is larger than any number here")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; which of two values a reader takes for one key is its own affair."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} comes twice")
+    return values
 
 
 @contextmanager
@@ -79,7 +106,8 @@ def parse_manifest(path: Path, values: Any, *, in_one_file: bool = False) -> Man
     """
     schema = Schema(path)
     _require_version(path, schema.mapping(values, "the document"))
-    schema.fields(values, "the document", _FIELDS, _NONE)
+    names_sums = values["version"] >= _NAMED_SUMS
+    schema.fields(values, "the document", _FIELDS | ({"checksums"} if names_sums else set()), _NONE)
     with _without_collection():
         manifest = _parsed(schema, values, in_one_file)
     return _upgraded(manifest) if manifest.version < FORMAT_VERSION else manifest
@@ -94,12 +122,14 @@ def _upgraded(manifest: Manifest) -> Manifest:
 
 
 def _parsed(schema: Schema, values: Mapping[str, Any], in_one_file: bool) -> Manifest:
+    sums = _sums(schema, values)
     files = {
         schema.file(name, "files"): schema.count(size, f"files.{name}")
         for name, size in schema.mapping(values["files"], "files").items()
     }
+    names = {*files, ""} if in_one_file else {*files}
     tensors = {
-        key: _tensor(schema, f"tensors.{key}", entry, files, in_one_file)
+        key: _tensor(schema, f"tensors.{key}", entry, names, sums)
         for key, entry in schema.mapping(values["tensors"], "tensors").items()
     }
     _require_files(schema, files, tensors)
@@ -119,6 +149,7 @@ def _parsed(schema: Schema, values: Mapping[str, Any], in_one_file: bool) -> Man
         plugins=schema.texts(values["plugins"], "plugins"),
         written=schema.texts(values["written"], "written"),
         version=values["version"],
+        checksums=sums.algorithm,
     )
 
 
@@ -134,14 +165,36 @@ def _require_version(path: Path, values: Mapping[str, Any]) -> None:
     )
 
 
-def _tensor(
-    schema: Schema, where: str, entry: Any, files: Mapping[str, int], in_one_file: bool
-) -> StoredTensor:
+@frozen
+class _Sums:
+    """How a manifest has the sum of a box: under which name, and as how many hexadecimal digits, or as a number."""
+
+    algorithm: str
+    field: str
+    digits: int | None
+
+    def read(self, schema: Schema, chunk: Mapping[str, Any], where: str) -> str:
+        """Return the digits of a box's sum."""
+        if self.digits is None:
+            return f"{schema.count(chunk[self.field], where, below=2**32):08x}"
+        return schema.digits(chunk[self.field], where, self.digits)
+
+
+def _sums(schema: Schema, values: Mapping[str, Any]) -> _Sums:
+    if values["version"] < _NAMED_SUMS:
+        return _Sums(OLDEST, "crc32", None)
+    name = values["checksums"]
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise schema.fault("checksums", name, f"one of {sorted(ALGORITHMS)}")
+    return _Sums(name, "checksum", ALGORITHMS[name].digits)
+
+
+def _tensor(schema: Schema, where: str, entry: Any, names: AbstractSet[str], sums: _Sums) -> StoredTensor:
     schema.fields(entry, where, {"dtype", "shape", "chunks"}, _NONE)
     dtype = schema.dtype(entry["dtype"], where)
     shape = schema.sizes(entry["shape"], where)
     chunks = [
-        _chunk(schema, where, chunk, shape, dtype, files, in_one_file)
+        _chunk(schema, where, chunk, shape, dtype, names, sums)
         for chunk in schema.sequence(entry["chunks"], where)
     ]
     # A rank that has nothing of a DTensor saves an empty box.
@@ -158,18 +211,18 @@ def _chunk(
     chunk: Any,
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    files: Mapping[str, int],
-    in_one_file: bool,
+    names: AbstractSet[str],
+    sums: _Sums,
 ) -> StoredChunk:
-    schema.fields(chunk, where, _CHUNK, _NONE)
+    schema.fields(chunk, where, _CHUNK | {sums.field}, _NONE)
     offsets, sizes = schema.box(chunk["offsets"], chunk["sizes"], where, shape)
     file, length = schema.text(chunk["file"], where), chunk["length"]
-    if file not in files and not (in_one_file and file == ""):
+    if file not in names:
         raise schema.fault(where, file, "one of the manifest's files")
     if type(length) is not int or length != math.prod(sizes) * dtype.itemsize:
         raise schema.fault(where, length, f"the bytes of {sizes} elements of {dtype}")
-    position, crc32 = schema.count(chunk["position"], where), schema.count(chunk["crc32"], where)
-    return StoredChunk(offsets, sizes, file, position, length, crc32)
+    position, checksum = schema.count(chunk["position"], where), sums.read(schema, chunk, where)
+    return StoredChunk(offsets, sizes, file, position, length, checksum)
 
 
 def _require_files(schema: Schema, files: Mapping[str, int], tensors: Mapping[str, StoredTensor]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from megaopt_checkpoint.algorithms import BoxSum
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.memory import bytes_of
@@ -147,10 +147,11 @@ class CheckpointReader(StorageReader):
             and lengths[1:] == tuple(sizes[1:])
         )
         place = target if direct else torch.empty((rows, *sizes[1:]) if sizes else (), dtype=dtype)
-        crc32 = _read_exactly(
-            self._folder.open(chunk.file), chunk.position + first * row_bytes, bytes_of(place)
+        box = (
+            BoxSum(self._manifest.checksums) if self._verify and rows == (sizes[0] if sizes else 1) else None
         )
-        if self._verify and rows == (sizes[0] if sizes else 1) and crc32 != chunk.crc32:
+        _read_exactly(self._folder.open(chunk.file), chunk.position + first * row_bytes, bytes_of(place), box)
+        if box is not None and box.text() != chunk.checksum:
             file = self._folder.path / chunk.file
             raise CheckpointCorruptError(damaged(file, item.storage_index.fqn, chunk), path=str(file))
         if not direct:
@@ -169,15 +170,14 @@ class CheckpointReader(StorageReader):
         return False
 
 
-def _read_exactly(file: HeldFile, position: int, memory: memoryview) -> int:
-    """Fill memory and return the checksum of what was read."""
-    crc32 = 0
+def _read_exactly(file: HeldFile, position: int, memory: memoryview, box: BoxSum | None) -> None:
+    """Fill memory, and add what was read to the sum of a box."""
     for start in range(0, len(memory), _BLOCK):
         block = memory[start : start + _BLOCK]
         if file.read_into(position + start, block) < len(block):
             raise CheckpointCorruptError(f"{file.path} ends too early", path=str(file.path))
-        crc32 = zlib.crc32(block, crc32)
-    return crc32
+        if box is not None:
+            box.update(block)
 
 
 def metadata_of(manifest: Manifest) -> Metadata:

@@ -21,10 +21,11 @@ _MOST_DIMS = 64
 _LARGEST = 2**63
 
 _DTYPE = re.compile(
-    r"bool|bfloat16|u?int(8|16|32|64)|complex(32|64|128)|float(16|32|64)|float\d+_\w+"  # not quantized, no bits
+    r"bool|bfloat16|u?int(8|16|32|64)|complex(32|64|128)|float(16|32|64)|float[0-9]+_[0-9a-z]+"  # not quantized
 )
 _VIEW = frozenset(attribute.name for attribute in fields(MatrixView))
-_FILE = re.compile(r"rank-\d{5,9}\.bin")
+_DIGITS = re.compile("[0-9a-f]*")
+_FILE = re.compile(r"rank-[0-9]{5,9}\.bin")
 
 
 def matrix_view(view: Mapping[str, Any]) -> MatrixView:
@@ -118,17 +119,30 @@ class Schema:
             self.text(item, f"{where}.{key}")
         return self.mapping(value, where)
 
-    def count(self, value: Any, where: str, least: int = 0) -> int:
+    def count(self, value: Any, where: str, least: int = 0, below: int = _LARGEST) -> int:
         """Return a whole number.
 
         Args:
             value: the value.
             where: its place.
             least: its lower bound.
+            below: a power of two that it is less than.
         """
-        if type(value) is int and least <= value < _LARGEST:
+        if type(value) is int and least <= value < below:
             return value
-        raise self.fault(where, value, f"a whole number from {least} to 2**63 - 1")
+        raise self.fault(where, value, f"a whole number from {least} to 2**{below.bit_length() - 1} - 1")
+
+    def digits(self, value: Any, where: str, count: int) -> str:
+        """Return hexadecimal digits.
+
+        Args:
+            value: the value.
+            where: its place.
+            count: how many.
+        """
+        if isinstance(value, str) and len(value) == count and _DIGITS.fullmatch(value):
+            return value
+        raise self.fault(where, value, f"{count} digits from 0 to f")
 
     def sizes(self, value: Any, where: str, dims: int | None = None) -> tuple[int, ...]:
         """Return a shape, or offsets.

@@ -7,7 +7,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from megaopt_checkpoint.checksums import crc32s, threads
+from megaopt_checkpoint.checksums import sums, threads
 from megaopt_checkpoint.folder import HeldFile, HeldFolder
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_core.errors import CheckpointCorruptError
@@ -59,14 +59,16 @@ def check_files(folder: HeldFolder, manifest: Manifest, *, part: int = 0, parts:
                     mine.append((key, chunk))
                 share += 1
             if mine:
-                _check_boxes(folder.open(name), mine, pool)
+                _check_boxes(folder.open(name), mine, pool, manifest.checksums)
 
 
-def _check_boxes(file: HeldFile, boxes: list[tuple[str, StoredChunk]], pool: ThreadPoolExecutor) -> None:
+def _check_boxes(
+    file: HeldFile, boxes: list[tuple[str, StoredChunk]], pool: ThreadPoolExecutor, algorithm: str
+) -> None:
     """Check boxes of one file, which stays open meanwhile."""
-    found = crc32s(file, [(chunk.position, chunk.length) for _, chunk in boxes], pool)
-    for (key, chunk), crc32 in zip(boxes, found, strict=True):
-        if crc32 != chunk.crc32:
+    found = sums(file, [(chunk.position, chunk.length) for _, chunk in boxes], pool, algorithm)
+    for (key, chunk), value in zip(boxes, found, strict=True):
+        if value != chunk.checksum:
             raise CheckpointCorruptError(damaged(file.path, key, chunk), path=str(file.path))
 
 

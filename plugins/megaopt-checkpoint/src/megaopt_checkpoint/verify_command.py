@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     optimizers = Counter(record["optimizer"] for record in manifest.parameters.values())
     summary: dict[str, Any] = {
         "format version": manifest.version,
+        "checksums": manifest.checksums,
         "written": ", ".join(f"{what} {value}" for what, value in manifest.written.items()),
         "world size": manifest.world_size,
         "bytes": manifest.nbytes,
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         "files": manifest.files,
     }
     tensors = [
-        [key, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", len(tensor.chunks)]
+        [_printable(key), tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", len(tensor.chunks)]
         for key, tensor in manifest.tensors.items()
     ]
     if args.json:
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"path": args.path, "ok": True, **summary, **(listed if args.tensors else {})})
         return 0
     print(f"{args.path} is complete: every checksum is right\n")
-    print_table(["what", "value"], [[name, _words(value)] for name, value in summary.items()])
+    print_table(["what", "value"], [[name, _printable(_words(value))] for name, value in summary.items()])
     if args.tensors:
         print()
         print_table(["tensor", "dtype", "shape", "boxes"], tensors, right=["boxes"])
@@ -79,6 +80,11 @@ def _plugin(optimizer: str, plugins: dict[str, str]) -> str:
         return ""
     installed = get_registry().has_optimizer(optimizer)
     return f", {distribution}" + ("" if installed else f" (not installed here: pip install {distribution})")
+
+
+def _printable(text: str) -> str:
+    """Return text of a stranger as a terminal may have it: what would steer it is written out."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _words(value: Any) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,14 +25,18 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import Manifest, StoredChunk, StoredTensor, name_of_dtype
+from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, name_of_dtype
 
 __all__ = ["CheckpointWriter", "rank_file"]
 
 _BLOCK = 2**24
+
+_LONG = 2**20
+"""Bytes from which on a thread is worth its while."""
 
 
 def rank_file(rank: int) -> str:
@@ -50,7 +55,7 @@ class _Written:
     file: str
     position: int
     length: int
-    crc32: int
+    checksum: str
 
 
 class CheckpointWriter(StorageWriter):
@@ -115,11 +120,11 @@ class CheckpointWriter(StorageWriter):
         results = []
         if plan.items:
             name = rank_file(self._rank)
-            with (self._folder / name).open("xb", buffering=0) as file:
+            with (self._folder / name).open("xb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
                 position = 0
                 for item in plan.items:
-                    length, crc32 = _write(file, planner, item)
-                    where = _Written(name, position, length, crc32)
+                    length, checksum = _write(file, planner, item, beside)
+                    where = _Written(name, position, length, checksum)
                     results.append(WriteResult(index=item.index, size_in_bytes=length, storage_data=where))
                     position += length
                 os.fsync(file.fileno())
@@ -149,11 +154,12 @@ class CheckpointWriter(StorageWriter):
                 where.file,
                 where.position,
                 where.length,
-                where.crc32,
+                where.checksum,
             )
             chunks.setdefault(result.index.fqn, []).append(box)
             sizes[where.file] = max(sizes.get(where.file, 0), where.position + where.length)
         self._require_visible(sizes)
+        self._manifest.checksums = CHECKSUMS
         self._manifest.files = dict(sorted(sizes.items()))
         self._manifest.tensors = {
             key: StoredTensor(name_of_dtype(entry.properties.dtype), tuple(entry.size), tuple(chunks[key]))
@@ -196,16 +202,28 @@ def _volumes(metadata: Metadata) -> dict[tuple[str, tuple[int, ...]], tuple[int,
     }
 
 
-def _write(file: BinaryIO | Any, planner: SavePlanner, item: WriteItem) -> tuple[int, int]:
+def _write(
+    file: BinaryIO | Any, planner: SavePlanner, item: WriteItem, beside: ThreadPoolExecutor
+) -> tuple[int, str]:
+    """Write a tensor, and return its length and sum; that of a long one is computed by a thread meanwhile."""
     data = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO or not isinstance(data, torch.Tensor):
         raise CheckpointError(f"{item.index.fqn} is no tensor; only tensors are stored in rank files")
     tensor = data.detach().resolve_conj().resolve_neg().cpu().contiguous()
     memory = bytes_of(tensor)
-    crc32 = 0
-    for start in range(0, len(memory), _BLOCK):
-        block = memory[start : start + _BLOCK]
-        crc32 = zlib.crc32(block, crc32)
-        while block:
-            block = block[file.write(block) :]
-    return len(memory), crc32
+    checksum = _sum_meanwhile(memory, beside)
+    rest = memory
+    while rest:
+        rest = rest[file.write(rest[:_BLOCK]) :]
+    return len(memory), checksum.result()
+
+
+def _sum_meanwhile(memory: memoryview, beside: ThreadPoolExecutor) -> futures.Future[str]:
+    if len(memory) >= _LONG:
+        try:
+            return beside.submit(sum_of, memory, CHECKSUMS)
+        except RuntimeError:  # the interpreter waits for a save in the background, and begins no more threads
+            pass
+    found: futures.Future[str] = futures.Future()
+    found.set_result(sum_of(memory, CHECKSUMS))
+    return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["SLOW_IMPORT_SECONDS", "naming_slow_imports", "traceback_of", "words_of"]
+__all__ = ["SLOW_IMPORT_SECONDS", "naming_slow_imports", "only_in_this_process", "traceback_of", "words_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,3 +69,23 @@ def naming_slow_imports(plugin: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def only_in_this_process(plugin: str) -> Iterator[None]:
+    """End a process that a plugin forks off while it is imported: it would run the user's program a second time.
+
+    Args:
+        plugin: who is imported, in words.
+    """
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            words = f"megaopt: {plugin} forked while it was imported; the process that it made ends here\n"
+            try:
+                sys.stderr.write(words)
+                sys.stderr.flush()
+            finally:
+                os._exit(70)

@@ -18,7 +18,7 @@ import pluggy
 
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
-from megaopt_core.registry._faults import naming_slow_imports
+from megaopt_core.registry._faults import naming_slow_imports, only_in_this_process
 from megaopt_core.registry._infos import PluginInfo
 
 __all__ = ["API_VERSION", "import_plugin", "may_implement"]
@@ -43,7 +43,7 @@ def import_plugin(point: EntryPoint, info: PluginInfo) -> tuple[Any, pluggy.Hook
         PluginError: it is made for another megaopt, or a hook of it is not what it looks like.
         BaseException: whatever its module raises.
     """
-    with naming_slow_imports(str(info)):
+    with naming_slow_imports(str(info)), only_in_this_process(str(info)):
         plugin = point.load()
     _check_api(plugin)
     return plugin, _register_alone(info.name, plugin).hook
@@ -112,17 +112,23 @@ def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
             raise PluginError(
                 f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute, _HOOKS)}"
             )
+    for known in _HOOKS:
+        hook = getattr(plugin, known, None)
+        if hook is not None and not inspect.isroutine(hook):
+            raise PluginError(f"its {known!r} is no function but of type {type(hook).__name__}")
     manager = pluggy.PluginManager("megaopt")
     manager.add_hookspecs(hookspecs)
     manager.register(plugin, name=name)
-    for hook in manager.hook.__dict__.values():
-        if not isinstance(hook, pluggy.HookCaller):
+    for caller in manager.hook.__dict__.values():
+        if not isinstance(caller, pluggy.HookCaller):
             continue
-        for impl in hook.get_hookimpls():
-            if not hook.has_spec() and not impl.optionalhook:
-                raise PluginError(f"it implements {hook.name!r}, which is no hook{_meant(hook.name, _HOOKS)}")
+        for impl in caller.get_hookimpls():
+            if not caller.has_spec() and not impl.optionalhook:
+                raise PluginError(
+                    f"it implements {caller.name!r}, which is no hook{_meant(caller.name, _HOOKS)}"
+                )
             if impl.wrapper or impl.hookwrapper:
-                raise PluginError(f"its {hook.name!r} is a wrapper; megaopt calls every plugin by itself")
+                raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
     return manager
 
 

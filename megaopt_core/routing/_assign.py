@@ -13,7 +13,7 @@ from attrs import define, evolve, field, frozen
 from megaopt_core.config._advice import advice_on_override
 from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_settings
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, MegaoptError, OverrideError, RoutingError
+from megaopt_core.errors import ConfigurationError, MegaoptError, OverrideError, PluginError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import (
     OVERRIDE_FIELDS,
@@ -157,7 +157,12 @@ class Assigner:
                     names=[item.name],
                 )
             with get_registry().blaming("optimizer", name):
-                name = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
+                following = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
+                if not isinstance(following, str):
+                    raise PluginError(
+                        f"fallback of optimizer {name!r} returned {following!r}; it must return the name of another"
+                    )
+            name = following
             if name in tried:
                 raise RoutingError(
                     f"none of {tried} takes {item.name!r} (shape {item.part.shape}): {refusal}",
@@ -197,7 +202,13 @@ class Assigner:
         # What it costs is not known of a parameter that may not be accepted.
         spec = item.spec(name, 0, evolve(entry, step_cost=_no_cost))
         with get_registry().blaming("optimizer", name):
-            return entry.accepts(spec, item.decision.view)
+            reason = entry.accepts(spec, item.decision.view)
+            if reason is not None and not isinstance(reason, str):
+                raise PluginError(
+                    f"accepts of optimizer {name!r} returned {reason!r} for {item.name!r}; it must return None, or a "
+                    "reason in words"
+                )
+            return reason
 
     def _split(
         self, name: str, entry: OptimizerEntry, match: Match, param: str

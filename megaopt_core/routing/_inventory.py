@@ -132,9 +132,10 @@ class InventoryItem:
             takes_peers=entry.supports_peers,
         )
         cost = entry.step_cost(spec, self.decision.view)
-        if not isinstance(cost, (int, float)) or not math.isfinite(cost):
+        if not isinstance(cost, (int, float)) or not 0 <= cost < math.inf:
             raise PluginError(
-                f"step_cost of optimizer {optimizer!r} returned {cost!r} for {self.name!r}; it must be a finite number"
+                f"step_cost of optimizer {optimizer!r} returned {cost!r} for {self.name!r}; it must be a finite "
+                "number, at least 0"
             )
         return evolve(spec, cost=float(cost))
 

@@ -126,7 +126,133 @@ CLASHES = {
     "the name of a core command": "@hookimpl\ndef megaopt_commands(commands): commands.add_parser('explain')",
 }
 
-FAULTS = {**IMPORT_TIME, **HOOK_TIME, **NONSENSE, **ENTRY_TIME, **CLASHES}
+VERSIONS = {
+    f"the version {version}": f"megaopt_api = {version}"
+    for version in ("1", "1.0", "None", "b'1'", "['1']", "'1.0'", "object()")
+} | {
+    f"a version whose {what} raises": f"class Odd:\n    def {what}(self, *_): raise SystemExit(3)\nmegaopt_api = Odd()"
+    for what in ("__eq__", "__ne__", "__repr__")
+}
+
+LATE = {
+    "names that are made when they are asked for": "def __getattr__(name): raise SystemExit(name)\ndel megaopt_api",
+    "a module that is none": "import sys\nsys.modules[__name__] = 7",
+    "a module without a dict": (
+        "import sys\nclass Slotted:\n    __slots__ = ()\n    megaopt_api = '2'\nsys.modules[__name__] = Slotted()"
+    ),
+    "a hook with other arguments": "@hookimpl\ndef megaopt_schedules(more): return {}",
+    "a hook that is a class": "@hookimpl\nclass megaopt_schedules: pass",
+    "a hook that wraps": "@hookimpl(wrapper=True)\ndef megaopt_schedules():\n    return (yield)",
+    "a hook that recurses": "@hookimpl\ndef megaopt_schedules(): return megaopt_schedules()",
+    "a hook that never ends its answer": (
+        "@hookimpl\ndef megaopt_optimizer_entries():\n    while True: yield 'bad'"
+    ),
+    "a hook that is a coroutine": "@hookimpl\nasync def megaopt_schedules(): return {}",
+}
+
+ANSWERS = {
+    f"{what} from megaopt_optimizer_entries": f"{code}\n@hookimpl\ndef megaopt_optimizer_entries(): return {answer}"
+    for what, code, answer in [
+        ("a name that is empty", "", "{'': OptimizerEntry(torch.optim.SGD)}"),
+        ("a name that is no text", "", "{3: OptimizerEntry(torch.optim.SGD)}"),
+        ("no name", "", "{None: OptimizerEntry(torch.optim.SGD)}"),
+        ("a class in place of an entry", "", "{'bad': torch.optim.SGD}"),
+        ("a generator", "", "(name for name in ['bad'])"),
+        ("pairs", "", "[('bad', OptimizerEntry(torch.optim.SGD))]"),
+        (
+            "items that raise",
+            "class Lazy(dict):\n    def items(self): raise type('Own', (BaseException,), {})('late')",
+            "Lazy(bad=OptimizerEntry(torch.optim.SGD))",
+        ),
+        (
+            "names that cannot be shown",
+            "class Name(str):\n    def __repr__(self): raise SystemExit('name')",
+            "{Name('bad'): 7}",
+        ),
+        (
+            "an entry of an unknown granularity",
+            "",
+            "{'bad': OptimizerEntry(torch.optim.SGD, granularity='atom')}",
+        ),
+        ("an entry of alignment 0", "", "{'bad': OptimizerEntry(torch.optim.SGD, alignment=0)}"),
+        ("an entry of alignment x", "", "{'bad': OptimizerEntry(torch.optim.SGD, alignment='x')}"),
+        ("an entry of no class", "", "{'bad': OptimizerEntry(None)}"),
+        ("an entry of a path without a class", "", "{'bad': OptimizerEntry('torch.optim')}"),
+        ("settings that are no class", "", "{'bad': OptimizerEntry(torch.optim.SGD, settings={'a': 1})}"),
+        (
+            "settings without prefixes",
+            "@frozen\nclass S:\n    a: int = 1",
+            "{'bad': OptimizerEntry(torch.optim.SGD, settings=S)}",
+        ),
+        (
+            "settings without defaults",
+            "@frozen\nclass S:\n    a: int",
+            "{'bad': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('bad',))}",
+        ),
+        (
+            "settings that exit",
+            "@frozen\nclass S:\n    a: int = 1\n    def __attrs_post_init__(self): raise SystemExit(3)",
+            "{'bad': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('bad',))}",
+        ),
+        ("a description that is no text", "", "{'bad': OptimizerEntry(torch.optim.SGD, description=7)}"),
+        (
+            "overrides that are none",
+            "",
+            "{'bad': OptimizerEntry(torch.optim.SGD, default_param_overrides=7)}",
+        ),
+        ("dtypes of states that are none", "", "{'bad': OptimizerEntry(torch.optim.SGD, state_dtypes=7)}"),
+        ("an acceptance that is no function", "", "{'bad': OptimizerEntry(torch.optim.SGD, accepts=7)}"),
+    ]
+}
+
+IN_USE = {
+    f"an entry whose {what}": f"{code}\n@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': {entry}}}"
+    for what, code, entry in [
+        ("class is not in its module", "", "OptimizerEntry('math:that')"),
+        (
+            "class raises when it is made",
+            "class Odd(torch.optim.SGD):\n    def __init__(self, *args, **kwargs): raise GeneratorExit",
+            "OptimizerEntry(Odd)",
+        ),
+        ("class is a function", "", "OptimizerEntry(lambda params: torch.optim.SGD(params, lr=1.0))"),
+        ("reason is no text", "", "OptimizerEntry(torch.optim.SGD, accepts=lambda spec, view: 7)"),
+        (
+            "fallback is no name",
+            "",
+            "OptimizerEntry(torch.optim.SGD, accepts=lambda spec, view: 'no', fallback=lambda config: 7)",
+        ),
+        (
+            "acceptance exits",
+            "",
+            "OptimizerEntry(torch.optim.SGD, accepts=lambda spec, view: __import__('sys').exit(3))",
+        ),
+        (
+            "cost is not a number",
+            "",
+            "OptimizerEntry(torch.optim.SGD, step_cost=lambda spec, view: float('nan'))",
+        ),
+        ("cost is below zero", "", "OptimizerEntry(torch.optim.SGD, step_cost=lambda spec, view: -1.0)"),
+        (
+            "arguments are a generator",
+            "",
+            "OptimizerEntry(torch.optim.SGD, config_to_kwargs=lambda *_: (yield))",
+        ),
+        (
+            "arguments exit",
+            "",
+            "OptimizerEntry(torch.optim.SGD, config_to_kwargs=lambda *_: __import__('sys').exit(3))",
+        ),
+        (
+            "state exits",
+            "",
+            "OptimizerEntry(torch.optim.SGD, init_state_fn=lambda *_: __import__('sys').exit(3))",
+        ),
+    ]
+}
+
+NEW_KINDS = {**VERSIONS, **LATE, **ANSWERS, **IN_USE}
+
+FAULTS = {**IMPORT_TIME, **HOOK_TIME, **NONSENSE, **ENTRY_TIME, **CLASHES, **NEW_KINDS}
 
 
 def step_of(name: str, **settings) -> bool:
@@ -372,3 +498,43 @@ def test_an_error_inside_an_entry_keeps_its_cause(plugins) -> None:
     ) as caught:
         step_of("bad")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+FORKS = """
+import os
+if os.fork() == 0:
+    {then}
+else:
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "raise SystemExit(0)", "raise RuntimeError('bad')"])
+def test_a_process_that_an_import_forks_off_does_not_run_the_program_again(plugins, then) -> None:
+    """It ends where it came to be, and says why; the plugin works in the process that asked for it."""
+    plugins.install("forks", FORKS.format(then=then))
+    ran = plugins.python(
+        "from megaopt_core import get_registry\nget_registry().optimizers()\nprint('the program')"
+    )
+    assert (ran.returncode, ran.stdout) == (0, "the program\n"), ran.stderr
+    assert "plugin 'forks' (megaopt-forks 1.0) forked while it was imported" in ran.stderr
+
+
+def test_hooks_may_change_what_a_configuration_holds_as_well(plugins) -> None:
+    """The copy goes all the way down: settings of plugins, values in them, what the object itself keeps."""
+    plugins.install("good", GOOD)
+    plugins.install(
+        "a_meddler",
+        """
+        @hookimpl
+        def megaopt_param_overrides(config, model_chunks):
+            for value in list(vars(config).values()):
+                if isinstance(value, dict):
+                    value.clear()
+            vars(config).clear()
+        """,
+    )
+    plugins.registry()
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), "plain", lr=0.25, good_beta=0.75)
+    assert (optimizer.config.lr, optimizer.config.good_beta) == (0.25, 0.75)
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.75}

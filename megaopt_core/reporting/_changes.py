@@ -41,14 +41,18 @@ def spread(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.dim() == 1 and tensor.numel() <= _SHORT:
         return tensor.detach()[:SAMPLE]
-    by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    dense = tensor.detach().permute(by_stride)
-    if dense.is_contiguous():
-        line = dense.view(-1)
-    else:
+    line = _line(tensor)
+    if line is None:
         longest = max(range(tensor.dim()), key=tensor.size)
         line = tensor.detach().movedim(longest, -1)[(0,) * (tensor.dim() - 1)]
     return line[:: max(line.numel() // SAMPLE, 1)][:SAMPLE]
+
+
+def _line(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a view of all values in the order of the memory; None where it has gaps."""
+    by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    dense = tensor.detach().permute(by_stride)
+    return dense.view(-1) if dense.is_contiguous() else None
 
 
 class _Reader(Protocol):
@@ -99,8 +103,13 @@ def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[int]:
 
 @define
 class Samples:
-    """Reads some values of each tensor with one kernel a dtype and device; views are made once, for their addresses."""
+    """Reads some values of each tensor with one kernel a dtype and device; views are made once, for their addresses.
 
+    Args:
+        whole: of tensors with so many values or fewer all are read.
+    """
+
+    whole: int = 0
     _addresses: list[int] = field(factory=list)
     _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
     _owners: dict[_Kind, list[int]] = field(factory=dict)
@@ -142,7 +151,8 @@ class Samples:
         self._addresses, self._views, self._owners = addresses, {}, {}
         for owner, tensors in enumerate(watched):
             for tensor in tensors:
-                view = spread(tensor)
+                view = _line(tensor) if tensor.numel() <= self.whole else None
+                view = spread(tensor) if view is None else view
                 kind = (tensor.dtype, tensor.device, view.is_contiguous())
                 self._views.setdefault(kind, []).append(view)
                 self._owners.setdefault(kind, []).extend([owner] * view.numel())

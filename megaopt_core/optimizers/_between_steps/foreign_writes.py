@@ -13,7 +13,10 @@ from megaopt_core.reporting._changes import Samples, Values, any_differ, differi
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._protocol import ShardedParams
 
-__all__ = ["ForeignWrites"]
+__all__ = ["WHOLE", "ForeignWrites"]
+
+WHOLE = 4096
+"""Values up to which all of a tensor are compared: what that costs is lost beside the kernels of its step."""
 
 
 @define(eq=False)
@@ -21,8 +24,10 @@ class ForeignWrites:
     """Notices a load, an average, a reset: whatever wrote to model values of which a piece keeps more elsewhere.
 
     That is a main value or remainder, or memory of a strategy's own. Version counters tell who wrote by torch's
-    operations. Some kernels, and writes by way of `.data`, do not count: for these a few values of every tensor are
-    compared with what the last step left, on the device, where the host reads the answer when it waits anyway.
+    operations. Some kernels, and writes by way of `.data` or NumPy, do not count: for these all values of tensors of up
+    to :data:`WHOLE` values, and a few of larger ones, are compared with what the last step left, on the device, where
+    the host reads the answer when it waits anyway. A write that nothing counts, to other values of a large tensor, is
+    not noticed: :meth:`MegatronOptimizer.reload_model_params` takes it over.
 
     Args:
         precision: keeps main values.
@@ -42,7 +47,7 @@ class ForeignWrites:
     _counted: list[list[torch.Tensor]] = field(init=False)
     _watched: list[list[torch.Tensor]] = field(init=False)
     _versions: list[list[int]] = field(factory=list, init=False)
-    _samples: Samples = field(factory=Samples, init=False)
+    _samples: Samples = field(factory=lambda: Samples(WHOLE), init=False)
     _before: Values = field(factory=dict, init=False)
     _now: Values = field(factory=dict, init=False)
 

@@ -116,6 +116,61 @@ def test_only_written_elements_change(mlp, build, give, precision) -> None:
     assert torch.equal(after[0][1].bfloat16(), torch.full((5,), 0.25, dtype=torch.bfloat16))
 
 
+def by_alias(param, at, value) -> None:
+    """Through memory that is shared and counts nothing."""
+    param.data[at] = value
+
+
+def by_numpy(param, at, value) -> None:
+    """Through an array of the same memory."""
+    bits = torch.tensor(value, dtype=param.dtype).view(torch.int16).item()
+    param.detach().view(torch.int16).numpy()[at] = bits
+
+
+def by_storage(param, at, value) -> None:
+    """As a kernel writes: to an address."""
+    flat = torch.tensor([], dtype=param.dtype).set_(param.untyped_storage())
+    flat[at[0] * param.stride(0) + at[1] * param.stride(1)] = value
+
+
+@pytest.mark.parametrize("write", [by_alias, by_numpy, by_storage])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("precision", MIXED[:4])
+def test_one_element_that_nothing_counts(build, write, is_transposed, precision) -> None:
+    """Every element of a tensor that is not large is compared; the main values of the others keep all of their bits."""
+    pytest.importorskip("numpy")
+    chance = torch.Generator().manual_seed(0)
+    for at in [(0, 0), (0, 1), (13, 40), (40, 13), (63, 62), (63, 63)]:
+        torch.manual_seed(1)
+        model = nn.Linear(64, 64, bias=False).bfloat16()
+        if is_transposed:
+            model.weight.data = model.weight.data.t().contiguous().t()
+        optimizer = build(model, lr=1e-3, **precision)
+        model.weight.grad = torch.randn(64, 64, generator=chance).bfloat16()
+        optimizer.step()
+        (before,) = mains_of(model, optimizer)
+        write(model.weight, at, 3.0)
+        model.weight.grad = None
+        optimizer.step()
+        (after,) = mains_of(model, optimizer)
+        assert after[at].bfloat16() == 3.0  # a remainder may stay
+        before[at] = after[at]
+        assert torch.equal(after, before)
+
+
+def test_one_element_of_a_large_tensor_is_taken_over_when_it_is_said(build) -> None:
+    """What no counter and no sample tells `reload_model_params` takes over, element by element."""
+    model = nn.Linear(300, 200, bias=False).bfloat16()
+    optimizer = build(model, lr=1e-3, bf16=True)
+    model.weight.grad = torch.ones(200, 300).bfloat16()
+    optimizer.step()
+    (before,) = mains_of(model, optimizer)
+    model.weight.data[123, 45] = 3.0
+    optimizer.reload_model_params()
+    before[123, 45] = 3.0
+    assert torch.equal(mains_of(model, optimizer)[0], before)
+
+
 def test_a_write_before_a_skipped_step_is_not_forgotten(mlp, build, give) -> None:
     """The step that does not happen leaves it to the next."""
     model = mlp(torch.bfloat16)

@@ -18,9 +18,10 @@ from attrs import asdict, evolve
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.files import sync_folder
 from megaopt_checkpoint.memory import bytes_of
-from megaopt_checkpoint.parsing import parse_manifest, read_json
+from megaopt_checkpoint.parsing import parse_manifest
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.staging import begin
+from megaopt_checkpoint.strict_json import read_json
 from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone

@@ -11,7 +11,8 @@ from attrs import asdict
 
 from megaopt_checkpoint.files import write_durably
 from megaopt_checkpoint.folder import HeldFolder
-from megaopt_checkpoint.parsing import parse_manifest, read_json
+from megaopt_checkpoint.parsing import parse_manifest
+from megaopt_checkpoint.strict_json import read_json
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 from megaopt_core.state import Manifest
 

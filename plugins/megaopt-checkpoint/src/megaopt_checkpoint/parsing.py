@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,77 +14,21 @@ from attrs import evolve, frozen
 
 from megaopt_checkpoint.algorithms import ALGORITHMS, OLDEST
 from megaopt_checkpoint.coverage import tiles
+from megaopt_checkpoint.parsed_states import References, check_model, check_optimizer
 from megaopt_checkpoint.schema import Schema
-from megaopt_core.errors import CheckpointCorruptError, CheckpointVersionError
+from megaopt_checkpoint.strict_json import without_collection
+from megaopt_core.errors import CheckpointVersionError
 from megaopt_core.state import FORMAT_VERSION, Manifest, StoredChunk, StoredTensor, with_named_codes
 
-__all__ = ["parse_manifest", "read_json"]
+__all__ = ["parse_manifest"]
 
 _FIELDS = {
     *("version", "world_size", "files", "tensors", "model", "optimizer", "scheduler", "extra"),
     *("configuration", "plugins", "written"),
 }
-_DESCRIBED = {"optimizer", "strategy", "group", "shape", "state"}
 _CHUNK = {"offsets", "sizes", "file", "position", "length"}
 _NAMED_SUMS = 4  # the format that says how they are computed; those before have CRC-32 as numbers
-_RECORDS = {"tensor", "value", "ranges", "objects"}
 _NONE: frozenset[str] = frozenset()
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, or of a pair
-
-
-def read_json(data: bytes | str, path: Path) -> Any:
-    """Return a JSON document.
-
-    Args:
-        data: its text.
-        path: where it comes from.
-
-    Raises:
-        CheckpointCorruptError: it is none, is nested too deeply, or readers may differ over what it says.
-    """
-    try:
-        text = data.decode() if isinstance(data, bytes) else data
-        with _without_collection():
-            values = json.loads(
-                text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_distinct
-            )
-        if isinstance(data, str) or _SURROGATE.search(text):
-            json.dumps(values, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise CheckpointCorruptError(f"{path} is no JSON document: {error}", path=str(path)) from error
-    return values
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"JSON has no {name}")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"{digits} is larger than any number here")
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; which of two values a reader takes for one key is its own affair."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} comes twice")
-    return values
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Nothing here makes circles; looking for them takes most of the time of a large document."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def parse_manifest(path: Path, values: Any, *, in_one_file: bool = False) -> Manifest:
@@ -108,7 +48,7 @@ def parse_manifest(path: Path, values: Any, *, in_one_file: bool = False) -> Man
     _require_version(path, schema.mapping(values, "the document"))
     names_sums = values["version"] >= _NAMED_SUMS
     schema.fields(values, "the document", _FIELDS | ({"checksums"} if names_sums else set()), _NONE)
-    with _without_collection():
+    with without_collection():
         manifest = _parsed(schema, values, in_one_file)
     return _upgraded(manifest) if manifest.version < FORMAT_VERSION else manifest
 
@@ -133,7 +73,7 @@ def _parsed(schema: Schema, values: Mapping[str, Any], in_one_file: bool) -> Man
         for key, entry in schema.mapping(values["tensors"], "tensors").items()
     }
     _require_files(schema, files, tensors)
-    references = _References(schema, tensors, set())
+    references = References(schema, tensors, set())
     configuration = values["configuration"]
     if configuration is not None:
         schema.mapping(configuration, "configuration")
@@ -141,8 +81,8 @@ def _parsed(schema: Schema, values: Mapping[str, Any], in_one_file: bool) -> Man
         world_size=schema.count(values["world_size"], "world_size", 1),
         files=files,
         tensors=tensors,
-        model=_model(schema, values["model"], references),
-        optimizer=_optimizer(schema, values["optimizer"], references),
+        model=check_model(schema, values["model"], references),
+        optimizer=check_optimizer(schema, values["optimizer"], references),
         scheduler=references.check(values["scheduler"], "scheduler"),
         extra=references.check(values["extra"], "extra"),
         configuration=configuration,
@@ -239,135 +179,3 @@ def _require_files(schema: Schema, files: Mapping[str, int], tensors: Mapping[st
             end += length
         if end != size:
             raise schema.fault(f"files.{name}", size, f"the sum of its boxes, which is {end}")
-
-
-@frozen
-class _References:
-    """Which values may name which tensors: those that were saved with them, and no tensor twice."""
-
-    schema: Schema
-    tensors: Mapping[str, StoredTensor]
-    used: set[str]
-
-    def check(self, value: Any, where: str, prefix: str | None = None) -> Any:
-        """Check an encoded value whose tensors are called `prefix` or `prefix.SOMETHING`, and return it."""
-        self.schema.encoded(value, where, self.named(prefix or where))
-        return value
-
-    def named(self, prefix: str) -> Callable[[str], torch.Tensor]:
-        """Return what finds tensors of a prefix."""
-
-        def find(key: str) -> torch.Tensor:
-            mine = key == prefix or key.startswith((f"{prefix}.", f"{prefix}@"))
-            if not mine or key not in self.tensors or key in self.used:
-                what = "is used twice" if key in self.used else "is not there"
-                what = what if mine else "does not belong to it"
-                raise CheckpointCorruptError(f"it refers to the tensor {key!r}, which {what}")
-            self.used.add(key)
-            return torch.empty(0)
-
-        return find
-
-    def shape(self, key: Any, expected: str, where: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that must be called `expected`."""
-        if key != expected or key not in self.tensors:
-            raise self.schema.fault(where, key, f"the stored tensor {expected!r}")
-        self.used.add(key)
-        return self.tensors[key].shape
-
-
-def _model(schema: Schema, model: Any, references: _References) -> dict[str, Any]:
-    kinds = frozenset({"tensors", "aliases", "objects"})
-    found = schema.fields(model, "model", set(), kinds)
-    tensors = schema.mapping(found.get("tensors", {}), "model.tensors")
-    for name, key in tensors.items():
-        references.shape(key, f"model.{name}", f"model.tensors.{name}")
-    for name, stored in schema.texts(found.get("aliases", {}), "model.aliases").items():
-        if stored not in tensors:
-            raise schema.fault(f"model.aliases.{name}", stored, "a tensor of the model")
-    for name, value in schema.mapping(found.get("objects", {}), "model.objects").items():
-        references.check(value, f"model.objects.{name}", f"model.{name}")
-    return found
-
-
-def _optimizer(schema: Schema, optimizer: Any, references: _References) -> dict[str, Any] | None:
-    if optimizer is None:
-        return None
-    schema.fields(optimizer, "optimizer", {"parameters", "groups", "scaler"}, _NONE)
-    groups = schema.sequence(optimizer["groups"], "optimizer.groups")
-    for index, group in enumerate(groups):
-        where = f"optim.groups.{index}"
-        schema.fields(group, where, {"settings", "configured"}, _NONE)
-        schema.settings(group["configured"], f"{where}.configured", references.named(f"{where}.configured"))
-        settings = schema.settings(group["settings"], where, references.named(where))
-        if "params" in settings:
-            raise schema.fault(where, [*settings], "settings: it names 'params'")
-    parameters = schema.mapping(optimizer["parameters"], "optimizer.parameters")
-    for name, described in parameters.items():
-        where = f"optimizer.parameters.{name}"
-        schema.fields(described, where, _DESCRIBED, frozenset({"fresh", "role", "view"}))
-        schema.text(described["optimizer"], f"{where}.optimizer")
-        schema.text(described["strategy"], f"{where}.strategy")
-        if schema.count(described["group"], f"{where}.group") >= len(groups):
-            raise schema.fault(f"{where}.group", described["group"], f"one of {len(groups)} groups")
-        if described.get("fresh", True) is not True:
-            raise schema.fault(f"{where}.fresh", described["fresh"], "true")
-        schema.role(described, where)
-        shape = schema.sizes(described["shape"], f"{where}.shape")
-        for key, record in schema.mapping(described["state"], f"{where}.state").items():
-            _record(schema, f"optim.state.{name}.{key}", record, shape, references)
-    references.check(optimizer["scaler"], "optim.scaler")
-    return dict(optimizer)
-
-
-def _record(schema: Schema, where: str, record: Any, shape: tuple[int, ...], references: _References) -> None:
-    """Check a state: a tensor of the parameter's shape, one number, numbers of ranges, or objects of boxes."""
-    found = schema.mapping(record, where)
-    coded = {"codes"} if "tensor" in found else set()
-    if len(found.keys() - coded) != 1 or not found.keys() - coded <= _RECORDS:
-        raise schema.fault(where, record, f"an object of one of the fields {sorted(_RECORDS)}")
-    if "tensor" in found:
-        stored = references.shape(found["tensor"], where, where)
-        if stored != shape:
-            raise schema.fault(where, [*stored], f"the parameter's shape {shape}")
-        if "codes" in found:
-            _codes(schema, where, found["codes"], shape, references)
-    elif "value" in found:
-        references.check(found["value"], where)
-    elif "ranges" in found:
-        for entry in schema.sequence(found["ranges"], where):
-            offsets, sizes, start, stop, value = schema.sequence(entry, where, 5)
-            box = schema.box(offsets, sizes, where, shape)
-            if not schema.count(start, where) <= schema.count(stop, where) <= math.prod(box[1]):
-                raise schema.fault(where, [start, stop], f"a range of elements of a box of {box[1]}")
-            references.check(value, where)
-    else:
-        for entry in schema.sequence(found["objects"], where):
-            offsets, sizes, value = schema.sequence(entry, where, 3)
-            schema.box(offsets, sizes, where, shape)
-            references.check(value, where)
-
-
-def _codes(schema: Schema, where: str, codes: Any, shape: tuple[int, ...], references: _References) -> None:
-    """Check what decodes a state: every element of the parameter lies in exactly one range."""
-    ranges: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
-    for entry in schema.sequence(codes, where):
-        offsets, sizes, start, stop, code, values = schema.sequence(entry, where, 6)
-        box, first, last = schema.box(offsets, sizes, where, shape), schema.count(start, where), stop
-        if not first <= schema.count(last, where) <= math.prod(box[1]):
-            raise schema.fault(where, [start, stop], f"a range of elements of a box of {box[1]}")
-        schema.text(code, where)
-        references.check(values, where)
-        ranges[box].append((first, last))
-    for box, some in ranges.items():
-        end = 0
-        for first, last in sorted(some):
-            if first != end:
-                raise schema.fault(where, [first, last], f"where the next range begins, which is {end}")
-            end = last
-        if end != math.prod(box[1]):
-            raise schema.fault(where, end, f"the {math.prod(box[1])} elements of a box of {box[1]}")
-    if not tiles(shape, list(ranges)):
-        raise schema.fault(
-            where, [[*box[0], *box[1]] for box in ranges], f"every element of the shape {shape} once"
-        )

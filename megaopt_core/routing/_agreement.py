@@ -184,7 +184,13 @@ def _column(values: Sequence[Any], say: Callable[[Any], str]) -> tuple[list[str]
 
 
 def _key_words(key: GroupKey) -> str:
-    return f"{key.optimizer!r} {_override_words(key)} {key.is_expert}"
+    return f"{key.optimizer!r} {_plugin_words(key)} {_override_words(key)} {key.is_expert}"
+
+
+def _plugin_words(key: GroupKey) -> str:
+    """Return who brings an optimizer, and in which version: another one may step otherwise."""
+    registry = get_registry()
+    return registry.owner("optimizer", key.optimizer).source if registry.has_optimizer(key.optimizer) else ""
 
 
 def _override_words(key: GroupKey) -> str:
@@ -197,6 +203,7 @@ def _row(item: InventoryItem, key: GroupKey) -> tuple[str, dict[str, str]]:
         "shape": str(item.part.shape),
         "dtype": str(item.dtype).removeprefix("torch."),
         "optimizer": repr(key.optimizer),
+        "plugin": _plugin_words(key),
         "override": _override_words(key),
         "matrix view": repr(item.decision.view),
         "parallel": ", ".join(cuts) or ("cut" if item.part.tensor_parallel else "whole"),

@@ -1,18 +1,20 @@
 """What ranks must have alike is compared when they wrap, build and first step; a difference raises on all of them."""
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launch import launch
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
 
-from megaopt_core import ParamKey, ProcessGroupCollection, build_optimizer
+from megaopt_core import ParamKey, ProcessGroupCollection, build_optimizer, get_registry
 from megaopt_core.errors import MissingRanksError, RankMismatchError
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
@@ -119,6 +121,25 @@ def test_a_difference_raises_on_all_ranks_and_names_it(answers, kind):
     message = messages.pop()
     assert CASES[kind][1].format(**ranks) in message
     assert "pg_collection" in message
+
+
+def builds_with_another_version(rank, size):
+    """Build where the last rank has another version of an optimizer's plugin."""
+    registry = get_registry()
+    owner = registry.owner
+    if rank == size - 1:
+        registry.owner = lambda kind, name: evolve(owner(kind, name), version="9.9")
+    return raised_by(lambda: build(({}, {}, None), is_other=True))
+
+
+def test_another_version_of_a_plugin_raises_on_all_ranks():
+    """It may step otherwise; who brings the optimizer, and which version, stands in the error."""
+    one, other = launch(builds_with_another_version, 2)
+    assert one == other
+    assert one[0] == RankMismatchError.__name__
+    found = re.search(r"parameter 'first.weight' plugin: (\S+) (\S+) on rank 0; (\S+) 9.9 on rank 1", one[1])
+    assert found is not None, one[1]
+    assert found[1] == found[3]
 
 
 def wraps(rank, size, cases):

@@ -153,7 +153,12 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     }
     for folder in (together, *folders):
         shutil.copytree(ROOT / folder, to / folder, ignore=NOT_SOURCE)
-    readmes = [Path("plugins", plugin.project.name, "README.md") for plugin in distributions[1:]]
+    # The README's lines to install from a clone are held to what each project file says.
+    readmes = [
+        Path("plugins", plugin.project.name, name)
+        for plugin in distributions[1:]
+        for name in ("README.md", "pyproject.toml")
+    ]
     # What recipes of the bridge are held to stands beside the benchmarks.
     results = Path("benchmarks/results/bridge.json")
     settings = (Path("pyproject.toml"), Path("conftest.py"), Path("tests/leftovers.py"))
@@ -189,7 +194,7 @@ def check(outside: Path, *pytest_arguments: str) -> int:
         "-n",
         "auto",
         "--maxprocesses=4",
-        "--dist=worksteal",
+        "--dist=loadscope",
         *account,
         "-m",
         "not any_python",

@@ -23,6 +23,12 @@ def _environment(folder: Path, cached: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _beside_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytecode lies where tox's environments have it, whatever this run was told."""
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+
+
 @pytest.fixture
 def cached(tmp_path: Path) -> Path:
     """A file as uv's cache has it."""

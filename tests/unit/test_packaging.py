@@ -91,7 +91,7 @@ def test_the_lowest_environment_has_the_oldest_versions_that_the_metadata_allow(
     )
     needs = [need for folder in (ROOT, *PLUGINS) for need in _pyproject(folder)["project"]["dependencies"]]
     oldest = {found[1]: found[2] for need in needs if (found := re.match(r"([\w-]+)>=([\d.]+)", need))}
-    assert set(pinned) == {"torch", "pluggy", "attrs", "emerging-optimizers"}
+    assert set(pinned) >= {"torch", "pluggy", "attrs", "emerging-optimizers"}
     assert {name: tuple(map(int, oldest[name].split("."))) for name in pinned} == {
         name: tuple(map(int, version.split(".")))[: oldest[name].count(".") + 1]
         for name, version in pinned.items()

@@ -151,7 +151,7 @@ def owned(optimizer: torch.optim.Optimizer) -> list[str]:
     ]
 
 
-def gathered(optimizer):
+def gathered(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return the whole logical state, on every rank."""
     from training import logical_state  # beside the tests of megaopt-checkpoint
 

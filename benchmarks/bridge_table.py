@@ -32,7 +32,7 @@ def class_names(source: str) -> list[str]:
     found = {
         cls.__name__: cls
         for cls in optimizers_of(SOURCES[source]).values()
-        if cls.__module__.partition(".")[0] == SOURCES[source].package
+        if cls.__module__.partition(".")[0] == SOURCES[source].package and not cls.__name__.startswith("_")
     }
     assert torch.optim.Optimizer not in found.values()
     return [f"{source}:{name}" for name in sorted(found, key=str.lower)]

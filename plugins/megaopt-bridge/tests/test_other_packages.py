@@ -10,6 +10,7 @@ from megaopt_bridge.recipes import RECIPES
 from megaopt_testing import CHECKS, TinyGPT, parametrize_with_checks
 
 from megaopt_core import build_optimizer, get_registry
+from megaopt_core.errors import PluginError
 
 pytestmark = pytest.mark.any_python
 
@@ -52,6 +53,17 @@ def test_how_finely_known_classes_may_be_cut(name, granularity) -> None:
     """As their papers have it."""
     pytest.importorskip({"po": "pytorch_optimizer"}.get(name.partition(":")[0], name.partition(":")[0]))
     assert get_registry().optimizer(name).granularity.value == granularity
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("torchao:AdamW8bit", "megaopt-device"), ("torchao:CPUOffloadOptimizer", "wraps another")],
+)
+def test_torchaos_own_tensors_are_refused_in_words(name, told) -> None:
+    """What they hold can be neither compared nor cut."""
+    pytest.importorskip("torchao.optim")
+    with pytest.raises(PluginError, match=told):
+        get_registry().optimizer(name)
 
 
 def test_modes_reach_the_class() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from megaopt_core import OptimizerEntry, hookimpl
+from megaopt_core import OptimizerEntry
 from megaopt_core.config import between, not_negative
 
 
@@ -137,13 +137,3 @@ ENTRIES: dict[str, Callable[[], OptimizerEntry]] = {
     "schedule_free_sgd": lambda: OptimizerEntry(ScheduleFreeSGD),
 }
 """Name to entry; those that share Adam's first steps say so."""
-
-
-class Plugin:
-    """All of them."""
-
-    megaopt_api = "1"
-
-    @hookimpl
-    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
-        return {name: make() for name, make in ENTRIES.items()}

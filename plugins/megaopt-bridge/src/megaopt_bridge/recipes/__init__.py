@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaopt_bridge.recipe import Recipe
-from megaopt_bridge.recipes.others import EMERGING, HEAVYBALL, PRODIGYOPT, SCHEDULEFREE
+from megaopt_bridge.recipes.others import EMERGING, HEAVYBALL, PRODIGYOPT, SCHEDULEFREE, TORCHAO
 from megaopt_bridge.recipes.pytorch_optimizer import PYTORCH_OPTIMIZER
 from megaopt_bridge.recipes.torch_optim import TORCH
 
@@ -18,6 +18,7 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     "prodigyopt": PRODIGYOPT,
     "schedulefree": SCHEDULEFREE,
     "torch": TORCH,
+    "torchao": TORCHAO,
 }
 """Source to class name to recipe."""
 

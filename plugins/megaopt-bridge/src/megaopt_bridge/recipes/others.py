@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from megaopt_bridge.recipe import Recipe
 from megaopt_core.params import Granularity
 
-__all__ = ["EMERGING", "HEAVYBALL", "PRODIGYOPT", "SCHEDULEFREE"]
+__all__ = ["EMERGING", "HEAVYBALL", "PRODIGYOPT", "SCHEDULEFREE", "TORCHAO"]
 
 _CLOSURE = "its step needs a closure: it evaluates the model several times a step"
 _WRAPPER = "it wraps another optimizer instance: it is no optimizer class of its own"
@@ -65,4 +65,17 @@ EMERGING: Mapping[str, Recipe] = {
 HEAVYBALL: Mapping[str, Recipe] = {
     **dict.fromkeys(("SAMWrapper",), Recipe(refused=_WRAPPER)),
     "SplitOpt": Recipe(refused="it is a list of other optimizers; overrides route parameters here"),
+}
+
+_OWN_TENSORS = (
+    "its state is kept in tensors of a class of its own, which can be neither compared nor cut; megaopt-device keeps "
+    "the states of any optimizer in 8 bits"
+)
+
+TORCHAO: Mapping[str, Recipe] = {
+    **dict.fromkeys(
+        ("Adam4bit", "Adam8bit", "AdamFp8", "AdamW4bit", "AdamW8bit", "AdamWFp8"),
+        Recipe(refused=_OWN_TENSORS),
+    ),
+    "CPUOffloadOptimizer": Recipe(refused=f"{_WRAPPER}; megaopt-device brings offloading"),
 }

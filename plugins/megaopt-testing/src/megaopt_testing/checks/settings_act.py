@@ -79,6 +79,8 @@ def _switched(info: SettingInfo, value: Any) -> Iterator[Any]:
     """Yield what a setting may be switched to, for others that act only then."""
     if info.choices or isinstance(value, bool):
         yield from other_values(value, info.choices)
+    elif isinstance(value, (int, float)) and value == 0:
+        yield from (0.5, 1)  # it may switch others off, as no momentum does dampening
 
 
 def _stepped(trial: Trial, **needed: Any) -> dict[str, torch.Tensor]:

@@ -40,10 +40,11 @@ _BY_POSITION = elementwise("a table that is looked up by position: no matrix pro
 _KINDS = {  # of what no product contracts; the first that fits
     "depthwise": elementwise("kernel of a depthwise convolution"),
     "indexed": embedding("a table that its module indexes with what it is given"),
+    "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
+    "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
     "elementwise": elementwise("no matrix product contracts it"),
     "looked_up": _BY_POSITION,
     "sliced": _BY_POSITION,
-    "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
     "expanded": doubted(elementwise("a table that is expanded")),
     "returned": elementwise("its module returns it as it is: no matrix product contracts it"),
 }
@@ -111,6 +112,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "elementwise": "used element by element",
         "fixed": "multiplied with something fixed",
         "padded": "padded by position",
+        "attending": "made weights of attention of: it may be learned queries",
         "passed": "passed to a function whose source cannot be read",
         "returned": "returned as it is",
     }

@@ -55,6 +55,7 @@ class _State:
 
     params: frozenset[int] = frozenset()
     flow: frozenset[int] | None = None  # the last products on the way; None: no activation
+    one_hot: bool = False  # what was given, compared with every row of a table
 
 
 class Meetings(TorchDispatchMode):
@@ -115,7 +116,7 @@ class Meetings(TorchDispatchMode):
             state = self._other(name, given, made)
         for tensor in made:
             if not tensor.dtype.is_floating_point and state.flow is not None:
-                self._merge(tensor, _State(flow=frozenset()))  # no gradient flows through integers
+                self._merge(tensor, _State(flow=frozenset(), one_hot=state.one_hot))  # without a gradient
             else:
                 self._merge(tensor, state)
 
@@ -124,6 +125,8 @@ class Meetings(TorchDispatchMode):
     ) -> _State:
         states = [self._of(factor) for factor in factors]
         weights = frozenset[int]().union(*(state.params for state in states))
+        if weights and any(state.one_hot for state in states):
+            return self._indexed(weights, made.shape[-1])
         if not any(state.flow is not None for state in states):
             return _State(params=weights)
         flow = frozenset[int]().union(*(state.flow or frozenset() for state in states))
@@ -131,36 +134,42 @@ class Meetings(TorchDispatchMode):
             return _State(flow=flow)
         depthwise = "conv" in name and len(args) > 8 and args[8] > 1 and args[8] == args[0].shape[1]
         self.consumed |= flow - weights
-        for factor, state in zip(factors, states, strict=True):
+        for position, (factor, state) in enumerate(zip(factors, states, strict=True)):
+            by_row = name == "linear" or position == 0  # its last axis is summed over
             for key in state.params:
-                self._contract(key, factor, name, depthwise=depthwise)
+                self._contract(key, factor, name, by_row=by_row, depthwise=depthwise)
         return _State(flow=weights)
 
-    def _contract(self, key: int, factor: torch.Tensor, name: str, *, depthwise: bool) -> None:
+    def _contract(self, key: int, factor: torch.Tensor, name: str, *, by_row: bool, depthwise: bool) -> None:
         meeting = self.by_param[key]
         meeting.kinds.add("depthwise" if depthwise else "contracted")
         if "conv" in name or factor.dim() < 2:
-            meeting.widths.add(factor.shape[0])
+            if factor.dim() > 1:  # a row alone makes one feature of several
+                meeting.widths.add(factor.shape[0])
             meeting.transposed.add(None)
             return
-        plain = name == "linear"
-        meeting.widths.add(factor.shape[0] if plain else factor.shape[-1])
+        meeting.widths.add(factor.shape[-2 if by_row else -1])
         whole = factor.numel() == self._shapes[key].numel()
         inner = factor.stride()[-1] == 1
         meeting.transposed.add(
-            inner is not plain if whole and factor.dim() == self._shapes[key].dim() else None
+            inner is not by_row if whole and factor.dim() == self._shapes[key].dim() else None
         )
 
     def _lookup(self, given: list[torch.Tensor]) -> _State:
         table, *keys = given
         state, indexed = self._of(table), any(self._of(key).flow is not None for key in keys)
-        for param in state.params:
-            self.by_param[param].kinds.add("indexed" if indexed else "looked_up")
-            if indexed and table.dim() == 2:
-                self.hidden.add(table.shape[1])
-        if state.params and indexed:
-            return _State(flow=state.flow or frozenset())
-        return state if keys else _State(state.params, state.flow)
+        if state.params and indexed and table.dim() == 2:
+            return self._indexed(state.params, table.shape[1])
+        for param in state.params:  # of a stack: what is left are matrices still
+            self.by_param[param].kinds.add("looked_up")
+        return _State(state.params, state.flow)
+
+    def _indexed(self, tables: frozenset[int], width: int) -> _State:
+        """Note that tables are indexed with what was given; their rows are activations."""
+        for param in tables:
+            self.by_param[param].kinds.add("indexed")
+        self.hidden.add(width)
+        return _State(flow=frozenset())
 
     def _other(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> _State:
         states = [self._of(tensor) for tensor in given]
@@ -172,6 +181,9 @@ class Meetings(TorchDispatchMode):
         if not flows:
             return _State(params=weights)
         flow = frozenset[int]().union(*flows)
+        encodes = name in ("eq", "one_hot") and not given[0].dtype.is_floating_point
+        if not weights and (encodes or (len(given) == 1 and states[0].one_hot)):
+            return _State(flow=flow, one_hot=True)
         gains = [key for key in weights if self._shapes[key].numel() > 1]
         for key in gains:
             self.by_param[key].kinds.add("elementwise")
@@ -192,7 +204,8 @@ class Meetings(TorchDispatchMode):
         old = self._states.get(_memory(tensor))
         if old is not None:
             flows = [flow for flow in (old.flow, state.flow) if flow is not None]
-            state = _State(old.params | state.params, frozenset[int]().union(*flows) if flows else None)
+            flow = frozenset[int]().union(*flows) if flows else None
+            state = _State(old.params | state.params, flow, state.one_hot)
         self._set(tensor, state)
 
 

@@ -47,7 +47,9 @@ def _shown(
     shape: tuple[int, ...], keys: list[int], meeting: Meeting, read: RoleDecision, seen: Meetings
 ) -> RoleDecision | None:
     """Return what the example shows by itself; None where it does not tell."""
-    kinds = meeting.kinds
+    kinds = set(meeting.kinds)
+    if len(shape) > 2 and "contracted" in kinds:
+        kinds.discard("looked_up")  # one matrix of a stack after the other
     if sum(size > 1 for size in shape) < 2:
         return None
     if "indexed" in kinds and len(shape) == 2:

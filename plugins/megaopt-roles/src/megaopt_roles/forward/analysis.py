@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,18 +14,18 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, is_projection
+from megaopt_roles.forward.cutting import may_split
 from megaopt_roles.forward.evaluator import Evaluator
 from megaopt_roles.forward.objects import Bound, Choice
-from megaopt_roles.forward.rows import find_heads, find_split
+from megaopt_roles.forward.rows import find_heads, find_split, is_covered
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Source, Use, deps_of, weights_of
 
 __all__ = ["Analysis", "analyze", "returned_by"]
 
-_CUTTING = frozenset(
-    ["chunk", "split", "split_with_sizes", "tensor_split", "unbind", "glu", "GLU", "rearrange"]
-)
+_HINT_BUDGET = 5_000
+"""Steps that the shape of an input is worth: what takes it stands early in a forward."""
 
 
 @define(eq=False)
@@ -70,14 +69,15 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
     result = Analysis()
     forward = forward_of(module)
     ranks = (3,) if flows_only else (3, 2, 4)
+    takers: dict[int, nn.Module | int | None] = {}
     for rank in ranks:
-        trace = Trace(rank=rank)
+        trace = Trace(rank=rank, takers=takers)
         complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
         _collect(trace, result)
         result.reads += trace.reads
         if rank == ranks[0]:
             result.calls, result.readable = trace.calls, complete
-        if not _may_split(module, forward) or (result.splits and all(result.splits.values())):
+        if not may_split(module, forward) or (result.splits and all(result.splits.values())):
             break
     return result
 
@@ -153,7 +153,7 @@ def _run(
     if parameters:
         names[parameters[0].arg] = module
     if len(parameters) > 1 and shaped:
-        shape = _input_shape(module, evaluator.trace.rank)
+        shape = _input_shape(module, evaluator.trace)
         names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
     if tree.args.vararg is not None:
         names[tree.args.vararg.arg] = [Flow(frozenset({ARGUMENT}))]
@@ -162,13 +162,18 @@ def _run(
     return evaluator.run(function, names)
 
 
-def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
+def _input_shape(module: nn.Module, trace: Trace) -> tuple[int, ...]:
     """Return the shape that the first argument probably has: what takes it first expects."""
+    rank = trace.rank
     children = [module, *(child for child in module._modules.values() if child is not None)]
     own = [param for param in module._parameters.values() if param is not None and param.dim() > 1]
     mixed = len({isinstance(child, _ConvNd) for child in children if is_projection(child)}) > 1
     by_hand = bool(own) and not is_projection(module)
-    first = _first_taker(module) if mixed or by_hand else None
+    first: nn.Module | int | None = None
+    if mixed or by_hand:
+        if id(module) not in trace.takers:
+            trace.takers[id(module)] = _first_taker(module)
+        first = trace.takers[id(module)]
     if isinstance(first, int):
         return (*BATCH[: rank - 1], first)
     for child in children if first is None else [first, *children]:
@@ -183,7 +188,7 @@ def _input_shape(module: nn.Module, rank: int) -> tuple[int, ...]:
 
 def _first_taker(module: nn.Module) -> nn.Module | int | None:
     """Return the projection that takes the input first, or the width that a weight used by hand takes."""
-    forward, trace = forward_of(module), Trace()
+    forward, trace = forward_of(module), Trace(budget=_HINT_BUDGET)
     evaluator = Evaluator(trace)
     if forward is not None:
         with suppress(Exception):  # it is a hint about a shape, no more
@@ -210,36 +215,11 @@ def _collect(trace: Trace, result: Analysis) -> None:
             found = find_split(source)
             if not splits.get(key):
                 splits[key] = found if found or key not in splits or found is None else splits[key]
+    for (key, _), source in trace.cuts.items():
+        if not is_covered(source):  # a size that stands in for another one may have cut it
+            result.uses.setdefault(key, set()).add(Use("sliced"))
     for key, source in trace.sources.items():
         split = find_split(source)
         heads = () if split is None else find_heads(source, split)
         if heads and (key not in result.heads or len(heads) > len(result.heads[key])):
             result.heads[key] = heads
-
-
-def _may_split(module: nn.Module, forward: Callable[..., Any] | None) -> bool:
-    return any(
-        _mentions_cut(function) for function in (forward, *own_methods(module)) if function is not None
-    )
-
-
-_mentions: dict[int, bool] = {}
-
-
-def _mentions_cut(function: Callable[..., Any]) -> bool:
-    tree = function_tree(function)
-    if tree is None:
-        return False
-    if id(tree) not in _mentions:
-        _mentions[id(tree)] = any(_is_cut(node) for node in _walk(tree))
-    return _mentions[id(tree)]
-
-
-def _walk(tree: ast.AST) -> Iterator[ast.AST]:
-    return ast.walk(tree)
-
-
-def _is_cut(node: ast.AST) -> bool:
-    if isinstance(node, ast.Attribute):
-        return node.attr in _CUTTING
-    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in _CUTTING)

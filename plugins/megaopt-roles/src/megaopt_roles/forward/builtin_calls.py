@@ -57,6 +57,12 @@ class BuiltinEvaluator(ExpressionEvaluator):
             return args[2]
         return self.read(args[0], args[1])
 
+    def _builtin_next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return (items_of(self.trace, args[0]) or [Flow()])[0] if args else Flow()
+
+    def _builtin_iter(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return args[0] if args else Flow()
+
     def _builtin_tuple(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._container(tuple, args, kwargs)
 

@@ -21,6 +21,10 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     deps = deps_of(operands)
     if len(found) == 1 and not deps:
         return lookup(trace, found[0])
+    codes = [operand for operand in operands if isinstance(operand, Flow) and operand.one_hot]
+    if codes and len(operands) == 2:
+        trace.use_all(found, "indexed" if deps_of(codes) else "looked_up")
+        return Flow(deps)
     terms, result = _subscripts(equation, len(operands))
     rows: Flow | None = None
     for position, operand in enumerate(operands):
@@ -62,7 +66,7 @@ def _einsum_operand(
         return Flow(trace.weigh(operand, Flow(deps)))
     if not contract(trace, operand, into, out):
         return None
-    deps = trace.weigh(operand, Flow(deps))
+    deps = trace.weigh(operand, Flow(deps), by_row=result[-1:] not in {term[i] for i in out})
     stored = operand.axes[out[0]] if len(out) == 1 and operand.axes is not None else None
     known = dict(zip(term, operand.shape, strict=True))
     letters = result.replace(term[out[0]], "")

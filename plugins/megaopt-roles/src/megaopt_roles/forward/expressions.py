@@ -102,7 +102,13 @@ class ExpressionEvaluator(OperatorEvaluator):
             return shapes.move(self.trace, "transpose", (owner, *swap), {})
         if name in ("data", "weight", "real"):
             return owner
-        unknown = isinstance(owner, Flow) and owner.deps and not owner.fresh and owner.tensor is None
+        unknown = (
+            isinstance(owner, Flow)
+            and owner.deps
+            and not owner.fresh
+            and not owner.one_hot
+            and owner.tensor is None
+        )
         if unknown and not ops.is_known(name):
             return Flow(deps_of(owner))
         return Bound(owner, None, name)
@@ -180,6 +186,8 @@ class ExpressionEvaluator(OperatorEvaluator):
             return Flow()
         if isinstance(value, nn.ModuleDict):
             return value._modules.get(key) or Flow()
+        if isinstance(value, nn.ParameterDict):
+            return abstract(value._parameters[key]) if key in value._parameters else Flow()
         try:
             return abstract((value if isinstance(value, dict) else _indexable(value, held))[key])
         except Exception:  # noqa: BLE001 - any container, any key

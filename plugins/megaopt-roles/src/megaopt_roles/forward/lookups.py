@@ -9,7 +9,7 @@ import torch
 
 from megaopt_roles.forward import weights
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Use, Weight, deps_of, weights_of
 
 __all__ = [
     "argument",
@@ -17,6 +17,7 @@ __all__ = [
     "bilinear",
     "embedding",
     "multi_head_attention",
+    "note_attention",
     "pad",
     "pool",
     "rank",
@@ -77,9 +78,21 @@ def bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return trace.unknown(args, kwargs)
 
 
+def note_attention(trace: Trace, scores: Any) -> None:
+    """Note weights whose rows, multiplied with activations, choose among these: learned queries."""
+    for dep in deps_of(scores):
+        if isinstance(dep, Call) and dep.by_row and _is_matrix(dep.module):
+            trace.uses.setdefault(id(dep.module), set()).add(Use("attending"))
+
+
+def _is_matrix(owner: torch.nn.Module | torch.nn.Parameter) -> bool:
+    return isinstance(owner, torch.nn.Parameter) and owner.dim() == 2
+
+
 def attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.scaled_dot_product_attention(q, k, v)`."""
-    trace.use_all(weights_of((args, kwargs)), "elementwise")
+    for weight in weights_of((args, kwargs)):
+        trace.use(weight, Use("attending" if _is_matrix(weight.base) else "elementwise"))
     return trace.unknown(args, kwargs)
 
 

@@ -22,7 +22,6 @@ KEEPS_SHAPE = frozenset(
         "logsigmoid",
         "tanh",
         "softplus",
-        "softmax",
         "log_softmax",
         "softmin",
         "dropout",

@@ -69,7 +69,9 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if isinstance(left, Flow) and isinstance(right, Flow):
         return _of_two(left, right)
     flow = left if isinstance(left, Flow) else right
-    return Flow(flow.deps, flow.tensor, flow.piece) if isinstance(flow, Flow) else trace.unknown(left, right)
+    if not isinstance(flow, Flow):
+        return trace.unknown(left, right)
+    return Flow(flow.deps, flow.tensor, flow.piece, one_hot=flow.one_hot)
 
 
 def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
@@ -127,6 +129,11 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(value, Flow):
         return evolve(value, deps=value.deps | deps_of(others), fresh=False, mixed=(), call=None)
     return trace.unknown(value, *others)
+
+
+def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    lookups.note_attention(trace, args)
+    return _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
 
 
 def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -225,6 +232,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),
     **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), lookups.select),
     "linear": _linear,
+    "softmax": _softmax,
     "einsum": _einsum,
     "embedding": lookups.embedding,
     "embedding_bag": lookups.embedding,

@@ -92,6 +92,8 @@ def items(value: Any) -> list[Any] | None:
     if isinstance(value, nn.ModuleList | nn.Sequential):
         own = type(value).__iter__ in (nn.ModuleList.__iter__, nn.Sequential.__iter__)
         return list(value._modules.values()) if own else None
+    if isinstance(value, nn.ParameterDict):
+        return list(value._parameters) if type(value).__iter__ is nn.ParameterDict.__iter__ else None
     if isinstance(value, nn.ParameterList):
         return list(value) if type(value).__iter__ is nn.ParameterList.__iter__ else None
     kinds: tuple[type, ...] = (

@@ -9,7 +9,7 @@ import torch
 
 from megaopt_roles.forward.values import Flow, Piece, Source
 
-__all__ = ["find_heads", "find_split", "merge", "note_heads", "numbered", "relabel"]
+__all__ = ["find_heads", "find_split", "is_covered", "merge", "note_heads", "numbered", "relabel"]
 
 
 def numbered(source: Source, leading: Sequence[int], trailing: Sequence[int] = ()) -> torch.Tensor:
@@ -126,6 +126,15 @@ def find_split(source: Source) -> tuple[int, ...] | None:
                 return None
             labels[row] = label
     return None if -1 in labels else _sizes(labels, len(leaves))
+
+
+def is_covered(source: Source) -> bool:
+    """True for a source whose pieces, together, are all of its rows.
+
+    Args:
+        source: the rows, after an evaluation.
+    """
+    return len(set[int]().union(*(piece.rows for piece in source.root.children.values()))) == source.size
 
 
 def _ancestors(piece: Piece) -> list[Piece]:

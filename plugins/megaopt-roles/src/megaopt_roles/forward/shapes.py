@@ -160,9 +160,28 @@ def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], k
             return widened(weight, len(sizes))
         if name in _PIECEWISE:
             return cut_weight(trace, name, weight, args, kwargs)
+        if name in ("narrow", "select"):
+            return _picked(trace, name, weight, *args, **kwargs)
     except Exception:  # noqa: BLE001 - sizes that are not known; the axes are lost
         return lost
     return lost if name == "rearrange" else weight
+
+
+def _picked(
+    trace: Trace,
+    name: str,
+    weight: Weight,
+    dim: int,
+    start: Any = None,
+    length: Any = None,
+    index: Any = None,
+) -> Any:
+    """Return `weight.narrow(dim, start, length)` or `weight.select(dim, index)`."""
+    key = start if index is None else index
+    if name == "narrow":
+        known = isinstance(start, int) and isinstance(length, int)
+        key = slice(start, start + length) if known else slice(Flow(), Flow())
+    return index_weight(trace, weight, [*[slice(None)] * (dim % len(weight.shape or (0,))), key])
 
 
 def index(trace: Trace, value: Any, key: Any) -> Any:

@@ -37,6 +37,8 @@ class Trace:
         reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
         silent: greater than zero while reads do not matter.
         sites: the call expressions that are being evaluated, by identity, the outermost first.
+        takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
+            one forward share it.
     """
 
     rank: int = 3
@@ -48,6 +50,7 @@ class Trace:
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
     silent: int = 0
     sites: list[int] = field(factory=list)
+    takers: dict[int, nn.Module | int | None] = field(factory=dict)
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -75,10 +78,13 @@ class Trace:
         for param in weight.params:
             self.uses.setdefault(id(param), set()).add(use)
 
-    def weigh(self, weight: Weight, *values: Any) -> frozenset[Any]:
+    def weigh(self, weight: Weight, *values: Any, by_row: bool = False) -> frozenset[Any]:
         """Note a product with a weight as the call that it amounts to, and return what its result depends on."""
         deps = deps_of((values, weight))
-        return frozenset(self.call(param, deps) for param in weight.params if param.dim() > 1)
+        calls = [self.call(param, deps) for param in weight.params if param.dim() > 1]
+        for call in calls:
+            call.by_row = by_row
+        return frozenset(calls)
 
     def is_contracted(self, param: nn.Parameter) -> bool:
         """True for a parameter that a product has contracted already."""

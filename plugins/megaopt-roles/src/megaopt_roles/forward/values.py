@@ -42,6 +42,8 @@ class Call:
     deps: frozenset[Any]
     order: int
     site: tuple[int, ...] = ()
+    by_row: bool = False
+    """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
 
 
 @frozen
@@ -200,8 +202,8 @@ class Use:
     Args:
         kind: `contracted`, `factor` (of a product of parameters), `indexed` (by what the caller passed), `looked_up`
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
-            `elementwise`, `returned`, `padded` (the result of its product) or `passed` (to something that cannot be
-            read).
+            `elementwise`, `returned`, `padded` (the result of its product), `attending` (that goes through a
+            softmax over what it met, or it is handed to attention) or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -133,6 +133,9 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
 
 def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: Any) -> Any:
     """Return a product of a weight with something else that sums over some of its axes (None: not known which)."""
+    if isinstance(other, Flow) and other.one_hot:
+        trace.use(weight, Use("indexed" if other.deps else "looked_up"))
+        return Flow(other.deps)
     if is_fixed(other):
         return lookup(trace, weight)
     if inputs is None or weight.shape is None:
@@ -163,7 +166,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
     if not isinstance(weight, Weight):
         return trace.unknown(left, right)
-    if isinstance(other, Flow) and other.one_hot and weight is right:
+    if isinstance(other, Flow) and other.one_hot:
         trace.use(weight, Use("indexed" if other.deps else "looked_up"))
         return Flow(other.deps)
     if is_fixed(other):
@@ -185,7 +188,7 @@ def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_ri
         return trace.unknown(weight, activation)
     if on_the_right:
         return _rows(trace, activation, weight, outputs)
-    return Flow(trace.weigh(weight, activation))
+    return Flow(trace.weigh(weight, activation, by_row=True))
 
 
 def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:

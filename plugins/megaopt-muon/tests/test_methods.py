@@ -12,6 +12,7 @@ from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.methods import MethodBook, choose_method
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.rates import DEFAULT, Rates, probe, processor_kind
+from megaopt_muon.schedule import Spectrum, plan_blocks
 from megaopt_muon.step_cost import step_cost
 
 from megaopt_core.cli import main
@@ -109,13 +110,33 @@ def test_a_plan_that_cannot_run_is_said():
     assert book.text == "768x3072:plain"
 
 
-def test_a_plan_of_another_kind_of_processor_is_said(monkeypatch):
-    """Where the iteration runs in float32, a stored plan has nothing to say."""
+@pytest.mark.parametrize(
+    ("plan", "blocks"), [("", "runs"), ("256x512:plain", "standard"), ("256x512:gram", "runs")]
+)
+def test_float32_has_a_plan(monkeypatch, plan, blocks):
+    """Also where the iteration runs in float32: a group says how, and takes what a checkpoint brought."""
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
-    param = torch.nn.Parameter(torch.zeros(4, 8))
-    param.grad = torch.ones(4, 8)
-    with pytest.warns(UserWarning, match=r"does not use ns_plan='256x512:gram'"):
-        TensorParallelMuon([param], ns_plan="256x512:gram").step()
+    asked = []
+    monkeypatch.setattr(
+        newton_schulz,
+        "plan_blocks",
+        lambda method, *args, **kw: asked.append(method) or plan_blocks(method, *args, **kw),
+    )
+    param = torch.nn.Parameter(torch.zeros(256, 512))
+    param.grad = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+    optimizer = TensorParallelMuon([param], ns_plan=plan)
+    optimizer.step()
+    assert asked == [blocks]
+    assert optimizer.param_groups[0]["ns_plan"] == (plan or "256x512:gram")
+
+
+def test_a_plan_that_float32_cannot_run_is_said():
+    """With the accuracy of float32 asked for, steep coefficients that need not settle go step by step in batches."""
+    book = MethodBook("auto", resolve_coefficients("cans", 5), "8x16:gram", narrow=False)
+    asked = torch.device("cpu"), torch.float32, Spectrum.UNKNOWN
+    with pytest.warns(UserWarning, match="8x16 step by step: its coefficients do not allow"):
+        assert book.wide_method_of(8, 16, *asked, relaxed=False) == "standard"
+    assert book.text == "8x16:plain"
 
 
 @pytest.mark.usefixtures("in_bfloat16", "no_file")

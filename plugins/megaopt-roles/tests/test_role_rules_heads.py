@@ -87,6 +87,32 @@ class HeadByHead(Fused):
         return (part.transpose(1, 2) for part in y.view(b, t, HEADS, 3 * HEAD).chunk(3, -1))
 
 
+class Latent(nn.Module):
+    """Latent attention: keys and values of all heads come from a few features, positions go beside them."""
+
+    def __init__(self, value=6):
+        super().__init__()
+        self.value = value
+        self.q, self.kv_a = nn.Linear(WIDTH, HEADS * (8 + 4)), nn.Linear(WIDTH, 10 + 4)
+        self.kv_b, self.out = nn.Linear(10, HEADS * (8 + value)), nn.Linear(HEADS * value, WIDTH)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        plain, turned = self.q(x).view(b, t, HEADS, 12).transpose(1, 2).split([8, 4], -1)
+        latent, positions = self.kv_a(x).split([10, 4], -1)
+        k, v = self.kv_b(latent).view(b, t, HEADS, 8 + self.value).transpose(1, 2).split([8, self.value], -1)
+        k = torch.cat((k, positions.unsqueeze(1).expand(-1, HEADS, -1, -1)), -1)
+        scores = torch.cat((plain, turned), -1) @ k.transpose(-2, -1)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, -1))
+
+
+@pytest.mark.parametrize("value", [6, 8])
+def test_output_projections_of_latent_attention_take_heads(value):
+    """Their columns are the values of a head, however large its queries are."""
+    found = infer_roles(nn.Sequential(Latent(value), nn.LayerNorm(WIDTH), Latent(value)))
+    assert {found[f"{layer}.out.weight"].view.head_columns for layer in (0, 2)} == {value}
+
+
 def heads(model):
     """Return the head sizes of every matrix that has any."""
     decisions = infer_roles(model)

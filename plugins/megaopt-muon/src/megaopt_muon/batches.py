@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from megaopt_muon.methods import is_narrow
+from megaopt_muon.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.norms import SMALLEST_ALONE, normalized
 from megaopt_muon.plans import MatrixPlan
@@ -83,6 +83,7 @@ def padded(
     plans: Sequence[MatrixPlan],
     updates: Sequence[torch.Tensor],
     members: Sequence[tuple[int, int]],
+    book: MethodBook | None = None,
 ) -> Iterator[Orthogonalized]:
     """Orthogonalize matrices of 16 bits on a processor, whose padded shapes are equal; zeros change nothing.
 
@@ -91,7 +92,9 @@ def padded(
         plans: what each parameter consists of.
         updates: one per plan.
         members: which matrices: index of the plan, index of the piece.
+        book: not read: they go step by step.
     """
+    del book
     shape = plans[members[0][0]].pieces[members[0][1]].shape
     filled = _padded_shape(shape)
     inner = math.prod(shape[:-2])  # matrices in one member: experts
@@ -126,6 +129,7 @@ def batched(
     plans: Sequence[MatrixPlan],
     updates: Sequence[torch.Tensor],
     members: Sequence[tuple[int, int]],
+    book: MethodBook | None = None,
 ) -> Iterator[Orthogonalized]:
     """Orthogonalize whole matrices of one shape.
 
@@ -134,6 +138,7 @@ def batched(
         plans: what each parameter consists of.
         updates: one per plan.
         members: which matrices: index of the plan, index of the piece.
+        book: the methods to take; None: what is cheapest here.
     """
     first = updates[members[0][0]]
     shape = plans[members[0][0]].pieces[members[0][1]].shape
@@ -151,12 +156,12 @@ def batched(
         flat = batch.view(-1, rows, columns)
         if limit > 1:
             # Also a single one goes as a batch: what it becomes must not depend on how many there are.
-            result = ns.iterate(flat, tall=is_tall(flat))
+            result = ns.iterate(flat, tall=is_tall(flat), book=book)
         elif len(flat) == 1:
-            result = ns.iterate(flat[0], tall=is_tall(flat))
+            result = ns.iterate(flat[0], tall=is_tall(flat), book=book)
         else:
             for matrix in flat:
-                matrix.copy_(ns.iterate(matrix, tall=is_tall(flat)))
+                matrix.copy_(ns.iterate(matrix, tall=is_tall(flat), book=book))
             result = flat
         for (index, number), o, source in zip(chunk, result.view(batch.shape), sources, strict=True):
             yield index, number, ns.finite(Scaled(o), source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from attrs import asdict
 
 from megaopt_core.parallel import communicates
 from megaopt_muon.calibration import current_rates, nearest, rates_of_first_rank
-from megaopt_muon.methods import MethodBook, is_narrow
+from megaopt_muon.methods import MethodBook, is_narrow, parsed_plan
 from megaopt_muon.precision import compute_dtype
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class GroupBooks:
         self._ns = ns
         self._books: dict[int, MethodBook] = {}
         self._rates: Callable[[int], Rates] = current_rates
-        MethodBook(ns.method, ns.coefficients, text)
+        parsed_plan(text)  # an error in it is the constructor's
 
     def of(self, group: dict[str, Any]) -> MethodBook:
         """Return the methods of a group: those that it says, which a checkpoint may have brought.
@@ -51,13 +50,9 @@ class GroupBooks:
         known = self._books.get(id(group))
         if known is None or known.text != text:
             ns, params = self._ns, group["params"]
-            if text and params and not _is_narrow(ns, params[0]):
-                warnings.warn(
-                    f"Muon does not use ns_plan={text!r}: it is for bfloat16 on a processor, and this run computes in "
-                    "something else",
-                    stacklevel=2,
-                )
-            known = self._books[id(group)] = MethodBook(ns.method, ns.coefficients, text, self._rates)
+            narrow = bool(params) and _is_narrow(ns, params[0])
+            known = MethodBook(ns.method, ns.coefficients, text, self._rates, narrow=narrow)
+            self._books[id(group)] = known
         return known
 
     def agree(self, pg_collection: ProcessGroupCollection) -> None:

@@ -65,7 +65,7 @@ def orthogonalize_pieces(
                     yield index, number, scaled
             else:
                 run = padded if kind == "padded" else batched
-                yield from run(ns, plans, updates, members)
+                yield from run(ns, plans, updates, members, book)
     for index, number in cut:
         plan, piece = plans[index], plans[index].pieces[number]
         assert plan.cut is not None  # noqa: S101 - selected above

@@ -10,7 +10,7 @@ import torch
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.calibration import current_rates
-from megaopt_muon.schedule import whole_runs
+from megaopt_muon.schedule import Spectrum, plan_blocks, whole_runs
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
@@ -54,11 +54,14 @@ def choose_method(
 class MethodBook:
     """The methods of all shapes of one group.
 
+    Matrices of 16 bits on a processor are decided by rates, all others by counting operations.
+
     Args:
         method: what the user asks for.
         coefficients: `(a, b, c)` of each step.
         text: methods that are already chosen, as :attr:`text` writes them.
         rates: of operations on matrices of so many rows.
+        narrow: the group's matrices are of 16 bits, on a processor.
 
     Example:
         >>> book = MethodBook("auto", ((3.4445, -4.775, 2.0315),) * 5, "512x4096:gram")
@@ -72,19 +75,26 @@ class MethodBook:
         coefficients: Coefficients,
         text: str = "",
         rates: Callable[[int], Rates] = current_rates,
+        *,
+        narrow: bool = True,
     ) -> None:
         self._method = method
         self._rates = rates
         self._coefficients = coefficients
         self._chosen = parsed_plan(text)
-        for (small, large), name in list(self._chosen.items()):
-            if name == "gram" and whole_runs(coefficients) == (1,) * len(coefficients):
-                warnings.warn(
-                    f"Muon computes {small}x{large} step by step: its coefficients do not allow the runs of the stored "
-                    f"ns_plan {name!r}",
-                    stacklevel=2,
-                )
-                self._chosen[small, large] = "plain"
+        self._tried: set[tuple[int, int]] = set()
+        for shape, name in list(self._chosen.items()):
+            if narrow and name == "gram" and whole_runs(coefficients) == (1,) * len(coefficients):
+                self._give_up(shape)
+
+    def _give_up(self, shape: tuple[int, int]) -> None:
+        """Say that a stored plan cannot run, and go step by step."""
+        warnings.warn(
+            f"Muon computes {shape[0]}x{shape[1]} step by step: its coefficients do not allow the runs of the stored "
+            "ns_plan 'gram'",
+            stacklevel=3,
+        )
+        self._chosen[shape] = "plain"
 
     def method_of(self, small: int, large: int) -> str:
         """Return the method of a shape, chosen when it is first asked for.
@@ -98,6 +108,40 @@ class MethodBook:
             known = choose_method(self._method, self._coefficients, small, large, self._rates)
             self._chosen[small, large] = known
         return known
+
+    def wide_method_of(
+        self,
+        small: int,
+        large: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        best: Spectrum,
+        *,
+        relaxed: bool,
+    ) -> str:
+        """Return what :func:`~megaopt_muon.schedule.plan_blocks` is to do with a shape, chosen when first asked for.
+
+        Args:
+            small: the smaller dimension of the matrix.
+            large: the larger one.
+            device: where it is.
+            dtype: that the iteration computes in.
+            best: the most that can be known of its singular values.
+            relaxed: float32 stands in for bfloat16.
+        """
+        shape = small, large
+        if shape not in self._tried:
+            self._tried.add(shape)
+            stored = self._chosen.get(shape)
+            method = {"plain": "standard", "gram": "runs"}.get(stored or "", self._method)
+            blocks = plan_blocks(method, self._coefficients, *shape, device, dtype, best, relaxed=relaxed)
+            single = set(blocks) == {1}
+            if stored == "gram" and single and self._method != "gram":
+                self._give_up(shape)
+            self._chosen.setdefault(shape, "plain" if single else "gram")
+        if self._method != "auto":
+            return self._method
+        return "standard" if self._chosen[shape] == "plain" else "runs"
 
     @property
     def text(self) -> str:

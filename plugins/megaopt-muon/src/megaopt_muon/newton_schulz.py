@@ -123,7 +123,7 @@ class NewtonSchulz:
             return self.finite(turned, update)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x, self.eps)
-        return self.finite(Scaled(self.iterate(x, tall=is_tall(x))), update)
+        return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update)
 
     def batch(self, x: torch.Tensor) -> Scaled:
         """Run all steps on normalized matrices of 16 bits on a processor, of which none is tall.
@@ -183,13 +183,16 @@ class NewtonSchulz:
             wide = torch.where(settled, again, wide)
         return Scaled(torch.where(good, result.values.to(wide.dtype) * result.scale, wide))
 
-    def iterate(self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None) -> torch.Tensor:
+    def iterate(
+        self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None, book: MethodBook | None = None
+    ) -> torch.Tensor:
         """Run all steps on normalized matrices.
 
         Args:
             x: `[rows, columns]` or `[matrices, rows, columns]`, of norm at most 1, in the compute dtype; used up.
             tall: iterate on `A = X^T X` instead of `A = X X^T`.
             reduce: sums a Gram matrix over the ranks that hold parts of `x`, in place.
+            book: the methods to take; None: what is cheapest here. Matrices of 16 bits on a processor go step by step.
 
         Returns:
             The result, in memory that the next call uses again.
@@ -209,9 +212,13 @@ class NewtonSchulz:
         stands_in = self.precision == "medium" and x.dtype.itemsize > 2 and reduce is None
         relaxed = stands_in and are_measured(self.coefficients)
         spectrum = Spectrum.UNKNOWN if relaxed or reduce is not None else spectrum_of(gram.values)
-        done = 0
+        method, done = self.method, 0
+        if book is not None:
+            known = x.dim() == 2 and x.device.type == "cpu" and reduce is None
+            best = Spectrum.BOUNDED if known else Spectrum.UNKNOWN
+            method = book.wide_method_of(small, large, x.device, x.dtype, best, relaxed=relaxed)
         for length in plan_blocks(
-            self.method, self.coefficients, small, large, x.device, x.dtype, spectrum, relaxed=relaxed
+            method, self.coefficients, small, large, x.device, x.dtype, spectrum, relaxed=relaxed
         ):
             if done:
                 gram_matrix(x, gram, tall=tall)

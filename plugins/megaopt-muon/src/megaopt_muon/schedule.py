@@ -78,8 +78,8 @@ def plan_blocks(
     """Return the lengths of the blocks that the steps are cut into, in order.
 
     Args:
-        method: `"standard"` (every step is a block of its own), `"gram"` or `"auto"`, which takes the cheapest that
-            keeps the accuracy.
+        method: `"standard"` (every step is a block of its own), `"gram"` (blocks as bfloat16 allows them), `"runs"` (as
+            the dtype does), or `"auto"`: the cheaper of the first and the last.
         coefficients: `(a, b, c)` of each step.
         small: the smaller dimension of the matrix, on which the Gram matrix is taken.
         large: the larger one.
@@ -93,6 +93,8 @@ def plan_blocks(
         return standard
     if method == "gram":
         return longest_blocks(coefficients, dtype if relaxed else torch.bfloat16, spectrum, relaxed=relaxed)
+    if method == "runs":
+        return longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)
     if device.type == "cpu" and dtype.itemsize == 2 and small < _SMALLEST_BLOCKS:
         return standard  # products of so small matrices take no longer than what goes on around them
     blocks = longest_blocks(coefficients, dtype, spectrum, relaxed=relaxed)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -50,9 +51,30 @@ def _head_size(
     heads = [reading.heads.get(source, ()) for source in sources]
     parts = [size for sizes in heads for size in sizes]
     if len(parts) != 3 or not all(heads) or len(set(parts)) != 1 or width % parts[0]:
-        return 0
+        return _latent_head_size(
+            reading, modules, [source for source in sources if source in reading.heads], width
+        )
     rows = {size for source in sources for size in _part_rows(reading, modules, source)}
     return parts[0] if width in rows else 0
+
+
+def _latent_head_size(
+    reading: ModelReading, modules: Mapping[int, nn.Module], sources: Sequence[int], width: int
+) -> int:
+    """Return the size of a head's values in latent attention; else 0.
+
+    There queries of a head are two parts, without and with positions, put together again or not, and another projection
+    makes as many keys without positions, and the values.
+    """
+    for query, latent in permutations(sources, 2) if len(sources) == 2 else ():
+        queries, values = reading.heads[query], reading.heads[latent]
+        if len(values) != 2 or (len(queries) == 2 and queries[0] != values[0]) or sum(queries) <= values[0]:
+            continue
+        rows = [sum(_part_rows(reading, modules, source)) for source in (query, latent)]
+        count = rows[0] // sum(queries)
+        if rows == [count * sum(queries), count * sum(values)] and width == count * values[1]:
+            return values[1]
+    return 0
 
 
 def _part_rows(reading: ModelReading, modules: Mapping[int, nn.Module], source: int) -> list[int]:

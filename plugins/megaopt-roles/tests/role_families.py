@@ -235,7 +235,7 @@ class Model(nn.Module):
 """
 
 
-def source_of(table, head, product, place, block):
+def source_of(table: str, head: str, product: str, place: str, block: str) -> tuple[str, dict[str, str]]:
     """Return the source of a model, and what its parameters are by name: `matrix`, `output` or `table`."""
     made, embed, table_weight, table_name = TABLES[table]
     head_made, weight, head_name = HEADS[head]

@@ -28,6 +28,12 @@ PATHS = {
 }
 """Page to the folder of its example, and what that needs beside the core, Muon and checkpoints."""
 
+ABORTED_AT_THE_END = "terminate called without an active exception"
+"""What the C++ runtime says where Python has ended before a thread of torch's gloo has (pytorch issue 190489).
+
+The script has run to its end by then, and its ranks have waited for each other; what it printed is still compared.
+"""
+
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -96,7 +102,8 @@ def run_script(command: str, folder: Path) -> str:
     done = subprocess.run(
         [*start, *arguments], cwd=folder, env=told, capture_output=True, text=True, timeout=800, check=False
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    has_ended = done.returncode == 0 or (program == "torchrun" and ABORTED_AT_THE_END in done.stderr)
+    assert has_ended, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 

@@ -172,7 +172,12 @@ class PieceRestore:
                 self._mismatch(
                     key, holders[0], f"is a number there and has shape {tuple(present.shape)} here"
                 )
-            made = torch.as_tensor(value).reshape(present.shape)  # what is too large says so now
+            try:
+                made = torch.as_tensor(value).reshape(present.shape)
+            except (ArithmeticError, RuntimeError, TypeError, ValueError):
+                self._mismatch(
+                    key, holders[0], f"is {value!r}, which cannot become what it is here, a number"
+                )
             self.finals.append(lambda: _copy(present, made))
             return
         if isinstance(value, torch.Tensor):

@@ -127,8 +127,8 @@ def test_a_folder_that_is_held(tmp_path):
         assert folder.names() == {"x"}
         (tmp_path / "a").rename(tmp_path / "b")
         assert not folder.is_current
-        assert folder.read("x") == b"first"
-        assert folder.read("y") is None
+        assert folder.read("x", 100) == b"first"
+        assert folder.read("y", 100) is None
         with pytest.raises(
             CheckpointCorruptError, match="y is gone: the checkpoint was replaced while it was"
         ):
@@ -143,13 +143,13 @@ def test_more_files_than_may_be_open(tmp_path, monkeypatch):
     for name in "abc":
         (tmp_path / name).write_text(name)
     with HeldFolder(tmp_path) as folder:
-        assert [folder.read(name) for name in "abcab"] == [b"a", b"b", b"c", b"a", b"b"]
+        assert [folder.read(name, 100) for name in "abcab"] == [b"a", b"b", b"c", b"a", b"b"]
         (tmp_path / "new").write_text("d")
         (tmp_path / "new").rename(tmp_path / "c")
         with pytest.raises(CheckpointCorruptError, match="c was changed while it was read"):
-            folder.read("c")
+            folder.read("c", 100)
         (tmp_path / "b").unlink()
-        assert folder.read("b") == b"b"
+        assert folder.read("b", 100) == b"b"
 
 
 def test_pipes_and_links_are_not_opened(tmp_path):

@@ -9,7 +9,7 @@ from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
 from torch import nn
-from training import rewrite_manifest, same, train, values
+from training import rewrite_as_older, same, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 
@@ -165,8 +165,7 @@ def as_format_1(folder):
                 unequal = len({json.dumps(value) for *_, value in found}) > 1
                 kept = {"ranges": found} if unequal else {"value": found[0][-1]}
                 described["state"][f"{key}_scale"] = kept
-    manifest.version = 1
-    rewrite_manifest(folder, manifest)
+    rewrite_as_older(folder, manifest, 1)
 
 
 @pytest.mark.parametrize("settings", [FEWER, {}], ids=["fp16", "fp32"])

@@ -7,7 +7,7 @@ import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
-from training import rewrite_manifest
+from training import rewrite_as_older, rewrite_manifest
 
 from megaopt_core import MatrixView, OptimizerEntry, Role, build_optimizer, hookimpl, route
 from megaopt_core.errors import (
@@ -126,8 +126,7 @@ def test_files_of_format_2_have_optimizers_and_no_roles(folder) -> None:
     for described in manifest.parameters.values():
         described.pop("role")
         described.pop("view", None)
-    manifest.version = 2
-    rewrite_manifest(folder, manifest)
+    rewrite_as_older(folder, manifest, 2)
     with temporary_plugin(Reader(), name="reader"):
         model, optimizer = build(routing=folder)
         assert optimizer.routing.params["0.weight"].spec.optimizer == "matrices"

@@ -58,7 +58,7 @@ def test_what_is_no_model_is_named(given) -> None:
 NAMES = {
     "a class": (
         torch.optim.AdamW,
-        "optimizer: got AdamW; give a registered name: `megaopt",
+        "optimizer: got AdamW; give a registered name: torch's class goes by 'torch:AdamW'",
     ),
     "none": (None, "optimizer: got NoneType; give a registered name"),
     "a dictionary": ({"lr": 0.1}, "its settings here as keywords: lr=..."),

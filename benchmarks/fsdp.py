@@ -5,12 +5,14 @@
     python benchmarks/fsdp.py --figures
 
 Two ranks step the matrices of GPT-2 with 124 million elements, cut by rows, all in bfloat16 products. Every candidate
-steps in turns on both ranks at once; bytes and collectives are counted where they reach the process group. `--figures`
+steps in turns on both ranks at once; bytes and collectives are counted where they reach the process group. What was
+measured is written after every round; a later call adds its rounds to those of earlier ones. `--figures`
 plans models on many ranks instead, without a tensor: what each rank sends in a step, and how even the work is.
 """
 
 import argparse
 import importlib
+import json
 import statistics
 import tempfile
 import time
@@ -21,7 +23,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from balance_models import MODELS
-from harness import interleave, parameters_of, ratio, write_result
+from harness import RESULTS, interleave, parameters_of, ratio, write_result
 from megaopt_fsdp.layout import FsdpLayout, traffic
 from megaopt_layerwise.planner import plan_owners, work_of
 from torch import multiprocessing, nn
@@ -104,6 +106,7 @@ def torchs(layers: int, mesh: DeviceMesh) -> Callable[[], Any]:
     return torch.optim.Muon(cut_params(layers, mesh), lr=LR, weight_decay=DECAY, momentum=MOMENTUM).step
 
 
+OURS = "megaopt, fsdp"
 PEERS = {"muon-fsdp2": muon_fsdp2, "muonium": muonium, "torch.optim.Muon": torchs}
 
 
@@ -157,7 +160,7 @@ def run(rank: int, store: str, layers: int, rounds: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     mine = ours(layers, mesh)
-    candidates = {"megaopt, fsdp": mine.step, "full_tensor, all work on each rank": gathered(layers, mesh)}
+    candidates = {OURS: mine.step, "full_tensor, all work on each rank": gathered(layers, mesh)}
     failed, sent = {}, {}
     for name, make in PEERS.items():
         try:
@@ -168,28 +171,44 @@ def run(rank: int, store: str, layers: int, rounds: int) -> None:
         else:
             candidates[name] = step
     for name, step in candidates.items():
-        step()
         with Counted() as counted:
             step()
         sent[name] = {"bytes": int(counted.bytes), "collectives": counted.collectives}
-    times = interleave({name: InStep(step) for name, step in candidates.items()}, rounds=rounds, warmup=0)
-    if rank == 0:
-        report(times, sent, failed, mine, layers)
+    turns = [(name, InStep(step)) for name, step in candidates.items()]
+    for _ in range(rounds):
+        turns = [*turns[1:], turns[0]]
+        times = interleave(dict(turns), rounds=1, warmup=0)
+        if rank == 0:
+            report(times, sent, failed, mine, layers)
+    dist.barrier()
     dist.destroy_process_group()
+
+
+def with_earlier(times: dict[str, list[float]], layers: int) -> dict[str, list[float]]:
+    """Return the times of all rounds, with those that earlier calls have written of the same model and candidates."""
+    file = RESULTS / "fsdp.json"
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    known = earlier.get("every_round", {})
+    if earlier.get("layers") != layers or set(known) != set(times):
+        known = {}
+    return {name: [*known.get(name, ()), *times[name]] for name in sorted(times)}
 
 
 def report(
     times: dict[str, list[float]], sent: dict[str, Any], failed: dict[str, str], mine: Any, layers: int
 ) -> None:
     """Print and keep times, ratios, bytes and balance."""
-    base, *rest = times
+    times = with_earlier({name: [round(each, 4) for each in some] for name, some in times.items()}, layers)
+    base = OURS
+    rest = [name for name in times if name != base]
     (part,) = mine.report(after_step=True).parts
     layout = FsdpLayout(
         [_spec(f"m{at}", shape) for at, shape in enumerate(BLOCK * layers)], World({"dp": RANKS})
     )
     result = {
         "seconds": {name: round(statistics.median(of_one), 4) for name, of_one in times.items()},
-        "over_megaopt": {name: ratio(times, name, base) for name in rest},
+        "over_megaopt": {name: ratio(times, name, base) for name in rest if len(times[name]) > 1},
+        "every_round": times,
         "sent_by_the_first_rank": sent,
         "told_by_our_report": {"bytes": part.sent, "collectives": part.collectives},
         "bound_bytes": int(2 * (1 - 1 / RANKS) * 4 * sum(spec.numel for spec in layout.specs) / RANKS),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,11 +27,11 @@ from fsdp_runs import (
 
 pytest.importorskip("megaopt_fsdp")
 pytest.importorskip("megaopt_muon")
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_testing import temporary_plugin
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from megaopt_core import build_optimizer
-from megaopt_core.errors import CommunicationError
+from megaopt_core.errors import CommunicationError, RankMismatchError
 
 pytestmark = pytest.mark.distributed
 KINDS = ("muon", "newcomer")
@@ -151,6 +152,57 @@ def mixed_precision(kind: str, mesh, rank: int) -> None:
     assert losses[-1] < losses[0]
 
 
+def not_finite(kind: str, mesh, rank: int) -> None:
+    """With main parameters of bfloat16 ones: an infinite gradient on one rank is found by all."""
+    model = cut_model(mesh, dtype=torch.bfloat16)
+    optimizer = build(model, kind, mesh, bf16=True, loss_scale=1.0)
+    model(batch(0, rank)).backward()
+    assert optimizer.step().update_successful is True
+    optimizer.zero_grad()
+    model(batch(1, rank)).backward()
+    if rank == 1:
+        model.blocks[0].down.weight.grad.to_local().view(-1)[0] = float("inf")
+    before = {name: whole(param) for name, param in model.named_parameters()}
+    assert optimizer.step().update_successful is False
+    for name, param in model.named_parameters():
+        assert torch.equal(whole(param), before[name])
+
+
+def bytes_of_a_step(kind: str, mesh, rank: int) -> None:
+    """Counted at the process group: what the report plans, and what owners have not got themselves, there and back."""
+    model = cut_model(mesh)
+    optimizer = build(model, kind, mesh)
+    train(model, optimizer, range(2), mesh)
+    report = optimizer.report(after_step=True)
+    rows = [row for row in report.params if row.travels]
+    (part,) = (part for part in report.parts if part.sent is not None)
+    assert part.sent == sum(row.bytes for row in rows)
+    assert f"{part.sent:,} B in 2 collectives" in report.summary()
+    total = torch.tensor(float(part.sent))
+    dist.all_reduce(total)
+    expected, bound = 0, 0.0
+    for row in rows:
+        param = model.get_parameter(row.name)
+        first = -(-param.shape[0] // 2)
+        own = first if row.owner == "dp 0" else param.shape[0] - first
+        expected += 2 * 4 * (param.shape[0] - own) * (param.numel() // param.shape[0])
+        bound += 2 * (1 - 1 / 2) * 4 * param.numel()
+    assert total.item() == expected
+    assert expected <= 1.05 * bound  # shards are uneven; of even ones it is the bound
+
+
+def compiled(kind: str, mesh, rank: int) -> None:
+    """Blocks that are compiled before they are cut."""
+    reference, model = whole_model(), whole_model()
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    expected = train(reference, build(reference, kind, alone()), range(3), replicas=2)
+    assert train(model, build(model, kind, mesh), range(3), mesh) == pytest.approx(expected, rel=1e-6)
+    require_close(model, reference)
+
+
 SCENARIOS = {
     name.__name__: name
     for name in (
@@ -159,6 +211,9 @@ SCENARIOS = {
         frozen_and_unused,
         tied,
         mixed_precision,
+        not_finite,
+        compiled,
+        bytes_of_a_step,
     )
 }
 
@@ -182,13 +237,14 @@ def test_offloaded_parameters_are_stepped_where_they_lie(launch) -> None:
     launch(offloaded, 2)
 
 
-def one_is_killed(rank: int, size: int, kind: str) -> tuple[str, float]:
-    """Kill rank 1 when it is about to answer an exchange; return what the other hears, and after how long."""
+def one_is_killed(rank: int, size: int, kind: str, path: str) -> tuple[str, float]:
+    """Save, and kill rank 1 when it is about to answer an exchange; return what the other hears, and how soon."""
     mesh = mesh_of(dp=size)
     model = cut_model(mesh)
     with temporary_plugin(ThirdParty(), name="third-party"):
-        optimizer = build_optimizer(model, kind, lr=0.01, pg_collection=mesh)
+        optimizer = build(model, kind, mesh)
     train(model, optimizer, range(1), mesh)
+    save_checkpoint(path, model, optimizer)
     model(batch(1, rank)).backward()
     if rank == 1:
         import os
@@ -204,10 +260,42 @@ def one_is_killed(rank: int, size: int, kind: str) -> tuple[str, float]:
     return "no error", 0.0
 
 
+def resumed(rank: int, size: int, kind: str, path: str) -> None:
+    """Go on from what was saved, as one process does that nobody has disturbed."""
+    mesh = mesh_of(dp=size)
+    reference, model = whole_model(), cut_model(mesh, seed=1)
+    with temporary_plugin(ThirdParty(), name="third-party"):
+        theirs, ours = build(reference, kind, alone()), build(model, kind, mesh)
+    load_checkpoint(path, model, ours)
+    expected = train(reference, theirs, range(3), replicas=size)
+    assert train(model, ours, range(1, 3), mesh) == pytest.approx(expected[1:], rel=1e-6)
+    require_close(model, reference)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rank_that_is_killed_inside_an_exchange_is_an_error_on_the_others(launch, kind) -> None:
-    """In time, in words that say what to do."""
-    (words, seconds), _ = launch(one_is_killed, 2, kind, group_timeout=30.0, may_die=True)
+def test_a_rank_that_is_killed_inside_an_exchange_is_an_error_on_the_others(launch, kind, tmp_path) -> None:
+    """In time, in words that say what to do; and that works."""
+    path = str(tmp_path / "saved")
+    (words, seconds), _ = launch(one_is_killed, 2, kind, path, group_timeout=30.0, may_die=True)
     assert words.startswith("the exchange of ")
     assert "Restart all ranks from the last checkpoint" in words
     assert seconds < 150.0
+    launch(resumed, 2, kind, path)
+
+
+def plans_differ(rank: int, size: int) -> None:
+    """Let rank 1 plan for another world."""
+    from megaopt_fsdp.layout import FsdpLayout
+
+    mesh = mesh_of(dp=size)
+    model = cut_model(mesh)
+    if rank == 1:
+        told = FsdpLayout.digest
+        FsdpLayout.digest = lambda self, *, is_expert: told(self, is_expert=is_expert)[::-1]
+    with pytest.raises(RankMismatchError, match="ranks have planned other owners than rank 0: rank 1"):
+        build(model, "muon", mesh)
+
+
+def test_plans_are_compared_once(launch) -> None:
+    """Ranks that plan other owners hear of it when they build."""
+    launch(plans_differ, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 
@@ -152,6 +153,18 @@ class FsdpLayout:
         """
         owned = self.owned(is_expert=is_expert)
         return in_buckets(each for each in owned if each.block.spec.group in groups)
+
+    def digest(self, *, is_expert: bool) -> str:
+        """Return what ranks compare of their plans: equal where owners, blocks and their order are.
+
+        Args:
+            is_expert: of expert parameters.
+        """
+        plan = [
+            (each.block.spec.name, each.block.box, each.block.holders, each.owner, each.block.spec.splits)
+            for each in self.owned(is_expert=is_expert)
+        ]
+        return hashlib.sha256(repr((sorted(self.world.axes.items()), plan)).encode()).hexdigest()
 
     def steps_whole(self, groups: Collection[int]) -> bool:
         """Return whether owners make the step of an optimizer alone.

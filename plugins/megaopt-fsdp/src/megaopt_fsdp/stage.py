@@ -10,7 +10,7 @@ import torch.distributed as dist
 from attrs import astuple, frozen
 
 from megaopt_core import ProcessGroupCollection
-from megaopt_core.errors import ParallelGroupError
+from megaopt_core.errors import ParallelGroupError, RankMismatchError
 from megaopt_core.parallel import communicates, gather_objects, new_group
 from megaopt_core.params import RankCoordinates
 from megaopt_fsdp.grid import Grid
@@ -80,6 +80,24 @@ class Stage:
         """
         kinds: list[torch.device] = self.group._device_types
         return any(kind.type == device.type for kind in kinds)
+
+    def require_same_plan(self, digest: str) -> None:
+        """Raise on all ranks unless all have planned the same owners: a collective.
+
+        Args:
+            digest: of this rank's plan.
+
+        Raises:
+            RankMismatchError: ranks differ; the message names them.
+        """
+        told = gather_objects(digest, self.group, "comparing the plans of owners")
+        others = [f"rank {rank} ({self.words(rank)})" for rank, one in enumerate(told) if one != told[0]]
+        if others:
+            raise RankMismatchError(
+                f"ranks have planned other owners than rank 0: {', '.join(others)}. Plans follow from the model, the "
+                "settings and the versions of megaopt: all ranks need the same ones",
+                differences=others,
+            )
 
     def words(self, rank: int) -> str:
         """Return where a rank stands, in words.

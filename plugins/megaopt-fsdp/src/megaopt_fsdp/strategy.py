@@ -94,6 +94,7 @@ class Fsdp(ShardingStrategy):
 
         Raises:
             ShardingError: parameters lie where the process group sends nothing.
+            RankMismatchError: ranks have planned other owners.
         """
         if not isinstance(layout, FsdpLayout):
             raise ShardingError(f"{self.name!r} cannot attach a {type(layout).__name__}")
@@ -104,7 +105,8 @@ class Fsdp(ShardingStrategy):
         buckets = layout.buckets(wanted, is_expert=is_expert)
         if not buckets or grid.size == 1:
             return LocalParams(model, [local_piece(spec, model) for spec in specs], stats)
-        stage = model.shared(grid, lambda: Stage.of(grid, model.rank, pgs))
+        digest = layout.digest(is_expert=is_expert)
+        stage = model.shared(grid, lambda: _agreed(Stage.of(grid, model.rank, pgs), digest))
         device, mail = _device_of(model, stage), Mail(stage.group)
         travelling = routes_of(buckets, stage, model.rank)
         if layout.steps_whole(wanted):
@@ -124,6 +126,12 @@ class Fsdp(ShardingStrategy):
             return pgs.sharded_stats_group(is_expert=is_expert)
         grid = layout.model_grid(is_expert=is_expert)
         return model.shared(grid, lambda: Stage.of(grid, model.rank, pgs)).group
+
+
+def _agreed(stage: Stage, digest: str) -> Stage:
+    """Return a stage, once its ranks have found that they plan alike."""
+    stage.require_same_plan(digest)
+    return stage
 
 
 def _device_of(model: LiveModel, stage: Stage) -> torch.device:

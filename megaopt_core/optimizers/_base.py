@@ -499,10 +499,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict = export_state_dict(self)
-        cut = self.state.cut_names()
-        if cut:
-            state_dict = with_slices(self, state_dict, cut)
+        state_dict = with_slices(self, export_state_dict(self), self.state.cut_names())
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

@@ -64,6 +64,9 @@ class ShardedParams(Protocol):
     takes_values_together: bool = False
     """`take_model_values` is a collective: all ranks call it, or none."""
 
+    steps_local_tensors: bool = False
+    """On every rank each piece is the local tensor of a DTensor: its states can be DTensors that are cut alike."""
+
     pieces: Sequence[Piece]
     """The pieces, grouped as the layout ordered them."""
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import StateDictError
+from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.state._collected import collect_state, joined, sliced, state_key
 from megaopt_core.state._document import settings_of
+from megaopt_core.state._dtensors import as_dtensor, dtensors_of, local_like
 from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
@@ -28,23 +30,56 @@ __all__ = ["names_in", "torch_source", "with_slices"]
 def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
     """Return a state dict in which state of cut parameters tells which part of the whole parameter it is.
 
-    `torch.distributed.checkpoint` saves every part once and reads what a rank needs on any number of ranks; nothing
-    else can be done with the result, so that no part can be taken for the whole.
+    Where every rank steps its local tensor of a DTensor the states are DTensors too. `torch.distributed.checkpoint`
+    saves every part of the others once and reads what a rank needs on any number of ranks; nothing else can be done
+    with them, so that no part can be taken for the whole.
 
     Args:
         optimizer: a built optimizer.
         state_dict: what it exports; changed in place.
         cut: names of the parameters of which this rank does not step everything.
     """
-    tensors = collect_state(optimizer, with_placeholders=True).tensors
+    dtensors = [dtensors_of(part) for part in optimizer.parts]
+    names = {optimizer.names[param] for some in dtensors for param in some}.union(cut)
+    tensors = collect_state(optimizer, with_placeholders=True).tensors if names else {}
+    exported: dict[str, dict[str, Any]] = {}
     for group in state_dict["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
-            values = state_dict["state"].get(index, {}) if name in cut else {}
-            for key in values:
+            values = exported[name] = state_dict["state"].get(index, {})
+            for key in values if name in names else ():
                 part = tensors.get(state_key(name, key))
                 if isinstance(part, SlicedTensor):
                     values[key] = part.read_once()
+    for some in dtensors:
+        _tell(some, [exported[optimizer.names[param]] for param in some])
     return state_dict
+
+
+def _tell(params: Sequence[torch.nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
+    """Make states DTensors; where a rank has nothing of a parameter, it has as many of no elements."""
+    for param, values in zip(params, states, strict=True):
+        for key in values:
+            values[key] = _told(param, values[key])
+    like = max(states, key=lambda values: sum(map(_is_dtensor_state, values.values())), default={})
+    for param, values in zip(params, states, strict=True):
+        here = local_tensor(param)
+        for key, value in like.items() if here.numel() == 0 else ():
+            if _is_dtensor_state(value) and key not in values:
+                values[key] = as_dtensor(param, here.new_empty(here.shape, dtype=value.dtype))
+
+
+def _is_dtensor_state(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_dtensor(value)
+
+
+def _told(param: torch.nn.Parameter, value: Any) -> Any:
+    """Return a state that has an element for each of a DTensor's local tensor as a DTensor, anything else as it is."""
+    here = local_tensor(param)
+    if isinstance(value, SlicedTensor):
+        is_one_box = [chunk.sizes for chunk in value.chunks] == [tuple(here.shape)]
+        return as_dtensor(param, value.local(0)) if is_one_box else value
+    is_empty = isinstance(value, torch.Tensor) and value.ndim > 0 and here.numel() == value.numel() == 0
+    return as_dtensor(param, value) if is_empty else value
 
 
 def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:
@@ -102,7 +137,8 @@ def torch_source(
             if value is not None or not here.keeps(renamed(name), key)
         }
         shape = here.shape(renamed(name), kept)
-        records = {key: here.record(name, renamed(name), key, kept[key], shape, tensors) for key in kept}
+        held = [key for key in kept if not here.is_nothing(renamed(name), kept[key])]
+        records = {key: here.record(name, renamed(name), key, kept[key], shape, tensors) for key in held}
         parameters[name] = {"optimizer": None, "group": position, "shape": list(shape), "state": records}
         if is_fresh:
             parameters[name]["fresh"] = True
@@ -127,6 +163,7 @@ class _Here:
         for piece in piece_states(optimizer):
             for _, shard in piece.members:
                 self._pieces.setdefault(shard.name, []).append((piece, shard))
+        self._params = {name: param for param, name in optimizer.names.items()}
         self._every = frozenset[str]().union(*(part.scalar_states for part in optimizer.parts))
 
     def keeps(self, name: str, key: str) -> bool:
@@ -163,6 +200,10 @@ class _Here:
         is_cut = len(shards) > 1 or stepped < math.prod(shards[0].shape if shards else ())
         return is_cut and stepped == value.numel()
 
+    def is_nothing(self, name: str, value: Any) -> bool:
+        """Return whether a state is the part of a DTensor that a rank has which steps nothing of it."""
+        return _is_dtensor_state(value) and name not in self._pieces and local_tensor(value).numel() == 0
+
     def record(
         self,
         name: str,
@@ -175,7 +216,10 @@ class _Here:
         """Return a state's record, and put it into `tensors` if it has one element for each of its parameter."""
         stored = state_key(name, key)
         is_tensor = isinstance(value, torch.Tensor) and not self._is_number(here, key)
-        if is_tensor and tuple(value.shape) == shape:
+        local = local_like(self._params.get(here), value) if is_tensor else None
+        if local is not None and sum(shard.numel for shard in self._stepped(here, key)) == local.numel():
+            tensors[stored] = self._slices(here, key, local)
+        elif is_tensor and tuple(value.shape) == shape:
             tensors[stored] = value.detach()
         elif is_tensor and self._is_part(here, key, value):
             tensors[stored] = self._slices(here, key, value.detach())

@@ -16,6 +16,7 @@ pytest.importorskip("megaopt_muon")
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_testing import temporary_plugin
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -86,7 +87,7 @@ def in_one_process(path: str, kind: str) -> dict[str, torch.Tensor]:
 
 def different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of what is not the same bit for bit."""
-    assert list(first) == list(second)
+    assert first.keys() == second.keys(), sorted(first.keys() ^ second.keys())
     return [name for name, value in first.items() if not torch.equal(value, second[name])]
 
 
@@ -108,3 +109,67 @@ def test_state_moves_between_meshes_bit_for_bit(launch, tmp_path) -> None:
                 assert different(expected, in_one_process(f"{path}-torch-moved", kind)) == []
             if kind != "adam":
                 assert different(expected, in_one_process(f"{path}-owned", kind)) == []
+
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE_EVERYWHERE = StateDictOptions(full_state_dict=True)
+FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def local_state(optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of what this rank keeps; a part of no elements is nothing."""
+    return {
+        f"{name}/{key}": torch.as_tensor(value).clone()
+        for param, name in optimizer.names.items()
+        for key, value in optimizer.state[param].items()
+        if torch.as_tensor(value).numel()
+    }
+
+
+def told_whole(rank: int, size: int, dims: dict[str, int], kind: str, dtype: torch.dtype) -> dict:
+    """Get all of the state, and set it into others in both ways; return what the first rank got."""
+    mesh = mesh_of(**dims)
+    model = cut_model(mesh, dtype=dtype)
+    optimizer = build(model, kind, mesh, bf16=dtype is torch.bfloat16)
+    train(model, optimizer, range(2), mesh)
+    expected = local_state(optimizer)
+    on_first = get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    everywhere = get_optimizer_state_dict(model, optimizer, options=WHOLE_EVERYWHERE)
+    assert bool(on_first) == (rank == 0)
+    for given, options in ((everywhere, WHOLE_EVERYWHERE), (on_first, FROM_FIRST)):
+        other = cut_model(mesh, seed=1, dtype=dtype)
+        another = build(other, kind, mesh, bf16=dtype is torch.bfloat16)
+        set_optimizer_state_dict(other, another, given, options=options)
+        assert different(expected, local_state(another)) == []
+    return on_first
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind", "dtype"),
+    [
+        ({"dp": 4}, "adam", torch.float32),
+        ({"dp": 4}, "muon", torch.bfloat16),
+        ({"dp": 2, "tp": 2}, "muon", torch.float32),
+    ],
+    ids=str,
+)
+def test_torch_gets_and_sets_whole_states(launch, dims, kind, dtype) -> None:
+    """On the first rank and on all; sent by the first rank or read by each; and one process goes on with them."""
+    count = 1
+    for size in dims.values():
+        count *= size
+    first, *_ = launch(told_whole, count, dims, kind, dtype)
+    model = whole_model(seed=1, dtype=dtype)
+    optimizer = build(model, kind, alone(), bf16=dtype is torch.bfloat16)
+    set_optimizer_state_dict(model, optimizer, first, options=WHOLE_EVERYWHERE)
+    for param, name in optimizer.names.items():
+        for key, value in optimizer.state[param].items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(first["state"][name][key])), (
+                name,
+                key,
+            )
+    assert any(
+        value.any()
+        for key, value in local_state(optimizer).items()
+        if key.endswith(("momentum_buffer", "exp_avg"))
+    )

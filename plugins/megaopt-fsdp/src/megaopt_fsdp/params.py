@@ -41,6 +41,8 @@ class LocalParams(ShardedParams):
         told: how the update of each travels, for reports.
     """
 
+    steps_local_tensors = True
+
     model: LiveModel
     pieces: Sequence[Piece]
     stats_group: ProcessGroup | None

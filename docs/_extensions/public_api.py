@@ -26,6 +26,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         "megaopt_core.parallel",
         "megaopt_distributed",
         "megaopt_layerwise",
+        "megaopt_fsdp",
         "megaopt_core.sharding",
     ),
     "State and checkpoints": ("megaopt_checkpoint", "megaopt_core.state"),

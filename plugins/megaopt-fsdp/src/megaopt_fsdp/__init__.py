@@ -1,3 +1,17 @@
 """Any optimizer on FSDP2: whole tensors are transformed by their owners, as a megaopt plugin."""
 
-__all__: list[str] = []
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megaopt_fsdp.from_params import build_from_params
+
+__all__ = ["build_from_params"]
+
+
+if not TYPE_CHECKING:  # listing plugins imports this package, and needs none of what it holds
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f"{__name__}.from_params").build_from_params

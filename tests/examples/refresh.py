@@ -12,12 +12,15 @@ from pathlib import Path
 
 from pages import FRONT, PATHS, ROOT, Page, diff_of, printed_by, require_alike, run
 
+_SECONDS = re.compile(r"^\{'train_runtime'.*$", re.MULTILINE)
+"""What the Trainer says of its time."""
+
 
 def _newest(shown: str, printed: str) -> str:
     try:
         require_alike(shown, printed)
     except AssertionError:
-        return printed
+        return _SECONDS.sub("...", printed)
     return shown or printed
 
 

@@ -40,6 +40,7 @@ html_title = f"megaopt {version}"
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["megaopt.css"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "search_scorer.js")
 html_math_renderer = "mathml"
 html_copy_source = False
 

@@ -66,11 +66,7 @@ def route_added(
     ]
     added = {
         name: param_route(
-            item,
-            mine.assignments[name],
-            index[mine.assignments[name].key],
-            config,
-            strategies[mine.assignments[name].key.optimizer],
+            mine, item, index[mine.assignments[name].key], strategies[mine.assignments[name].key.optimizer]
         )
         for name, item in items.items()
     }

@@ -13,6 +13,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
+from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._agreement import Holding
@@ -48,6 +49,7 @@ class RankRouting:
 
     inventory: Inventory
     assignments: dict[str, Assignment]
+    specs: dict[str, ParamSpec]
     held: Holding
     followed: str = ""
     claims: frozenset[str] = frozenset()
@@ -117,8 +119,10 @@ def route_this_rank(
         overrides.match(item.named, item.decision.role)
     failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
     held = Holding.of(inventory.trainable, assignments)
+    # Entries are asked here: what fails on one rank has to be told before the ranks agree.
+    specs = {item.name: _spec_of(item, assignments[item.name], config) for item in inventory.trainable}
     return RankRouting(
-        inventory, assignments, held, _digest(stored), strategies_that_claim(inventory.trainable)
+        inventory, assignments, specs, held, _digest(stored), strategies_that_claim(inventory.trainable)
     )
 
 
@@ -126,22 +130,24 @@ def _digest(stored: StoredRouting | None) -> str:
     return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
 
 
-def param_route(
-    item: InventoryItem, given: Assignment, group: int, config: OptimizerConfig, strategy: str
-) -> ParamRoute:
-    """Return where one parameter goes, with all that is known of it.
-
-    Args:
-        item: the parameter.
-        given: what it was assigned.
-        group: index of its group.
-        config: the run's configuration.
-        strategy: name of the strategy that shards its optimizer.
-    """
+def _spec_of(item: InventoryItem, given: Assignment, config: OptimizerConfig) -> ParamSpec:
+    """Return a parameter as pure data, of the first group until groups have their order."""
     optimizer = given.key.optimizer
     entry = get_registry().optimizer(optimizer).configured(config)
     with get_registry().blaming("optimizer", optimizer):
-        spec = evolve(item.spec(optimizer, group, entry), peers=config.peers_per_matrix)
+        return evolve(item.spec(optimizer, 0, entry), peers=config.peers_per_matrix)
+
+
+def param_route(mine: RankRouting, item: InventoryItem, group: int, strategy: str) -> ParamRoute:
+    """Return where one parameter goes, with all that is known of it.
+
+    Args:
+        mine: what this rank decided.
+        item: the parameter.
+        group: index of its group.
+        strategy: name of the strategy that shards its optimizer.
+    """
+    given, spec = mine.assignments[item.name], evolve(mine.specs[item.name], group=group)
     return ParamRoute(
         spec=spec,
         chunk=item.chunk,

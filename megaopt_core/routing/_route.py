@@ -140,9 +140,7 @@ def _assemble(
         given = mine.assignments[item.name]
         axes.update((placement.axis, placement.size) for placement in item.part.placements)
         rank.update(item.part.coordinates)
-        params[item.name] = param_route(
-            item, given, index[given.key], config, strategies[given.key.optimizer]
-        )
+        params[item.name] = param_route(mine, item, index[given.key], strategies[given.key.optimizer])
     frozen_names = tuple(item.name for item in mine.inventory.frozen)
     return Routing(
         params,

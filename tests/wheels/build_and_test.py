@@ -162,7 +162,9 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     # What recipes of the bridge are held to stands beside the benchmarks.
     results = Path("benchmarks/results/bridge.json")
     settings = (Path("pyproject.toml"), Path("conftest.py"), Path("tests/leftovers.py"))
-    for name in (*settings, Path("README.md"), results, *readmes):
+    # The front page's lines with tox are held to its environments, and so are those of combinations.
+    front = (Path("README.md"), Path("CONTRIBUTING.md"), Path("tox.ini"))
+    for name in (*settings, *front, results, *readmes):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)
     return [str(together), *(str(folder) for folder, differs in folders.items() if differs)]

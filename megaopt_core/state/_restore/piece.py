@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -176,7 +177,9 @@ class PieceRestore:
                 made = torch.as_tensor(value).reshape(present.shape)
             except (ArithmeticError, RuntimeError, TypeError, ValueError):
                 self._mismatch(
-                    key, holders[0], f"is {value!r}, which cannot become what it is here, a number"
+                    key,
+                    holders[0],
+                    f"is {reprlib.repr(value)}, which cannot become what it is here, a number",
                 )
             self.finals.append(lambda: _copy(present, made))
             return

@@ -9,7 +9,7 @@ from megaopt_core.parallel._groups import (
     size_of,
 )
 from megaopt_core.parallel._meeting import DATA_PARALLEL
-from megaopt_core.parallel._reduction import all_reduce, gather_objects, new_group, stopped
+from megaopt_core.parallel._reduction import all_reduce, gather_objects, needs_all_ranks, new_group
 from megaopt_core.parallel._timeouts import timeout_of
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "fingerprint",
     "gather_objects",
     "is_distributed",
+    "needs_all_ranks",
     "new_group",
     "rank_in",
     "size_of",
-    "stopped",
     "timeout_of",
 ]

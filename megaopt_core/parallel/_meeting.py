@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megaopt_core.errors import MissingRanksError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, is_distributed
-from megaopt_core.parallel._reduction import stopped
+from megaopt_core.parallel._reduction import needs_all_ranks, stopped
 from megaopt_core.parallel._timeouts import timeout_of
 
 if TYPE_CHECKING:
@@ -86,10 +86,8 @@ def gather_over_ranks[T](
     for group in _groups_of(pgs, names):
         _meet(group, what)
         told: list[Any] = [None] * group.size()
-        try:
+        with needs_all_ranks(what):
             dist.all_gather_object(told, known, group=group)
-        except RuntimeError as error:
-            raise stopped(what, error) from error
         for some in told:
             known.update(some)
     return dict(sorted(known.items()))

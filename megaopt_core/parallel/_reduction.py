@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from megaopt_core.errors import CommunicationError
 from megaopt_core.parallel._timeouts import timeout_of
 
-__all__ = ["all_reduce", "gather_objects", "new_group", "stopped"]
+__all__ = ["all_reduce", "gather_objects", "needs_all_ranks", "new_group", "stopped"]
 
 
 def stopped(what: str, error: RuntimeError) -> CommunicationError:
@@ -26,6 +27,22 @@ def stopped(what: str, error: RuntimeError) -> CommunicationError:
         f"{what} failed: another rank has stopped, or the process group's timeout is over ({reason}). "
         "Restart all ranks from the last checkpoint"
     )
+
+
+@contextmanager
+def needs_all_ranks(what: str) -> Iterator[None]:
+    """Say what failed where torch finds that a rank is gone; it may do so when a message is begun, too.
+
+    Args:
+        what: what is done, for the error.
+
+    Raises:
+        CommunicationError: another rank has stopped, or the process group's timeout is over.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise stopped(what, error) from error
 
 
 def all_reduce(
@@ -45,10 +62,8 @@ def all_reduce(
     Raises:
         CommunicationError: another rank has stopped, or the process group's timeout is over.
     """
-    try:
+    with needs_all_ranks(what):
         dist.all_reduce(tensor, op=op, group=group)
-    except RuntimeError as error:
-        raise stopped(what, error) from error
 
 
 def gather_objects[T](value: T, group: dist.ProcessGroup, what: str) -> list[T]:
@@ -63,10 +78,8 @@ def gather_objects[T](value: T, group: dist.ProcessGroup, what: str) -> list[T]:
         CommunicationError: another rank has stopped, or the process group's timeout is over.
     """
     told: list[Any] = [None] * group.size()
-    try:
+    with needs_all_ranks(what):
         dist.all_gather_object(told, value, group=group)
-    except RuntimeError as error:
-        raise stopped(what, error) from error
     return told
 
 
@@ -81,8 +94,6 @@ def new_group(ranks: Sequence[int], like: dist.ProcessGroup, what: str) -> dist.
     Raises:
         CommunicationError: another rank has stopped, or has not come before the timeout was over.
     """
-    try:
+    with needs_all_ranks(what):
         made = dist.new_group(list(ranks), timeout=timeout_of(like), use_local_synchronization=True)
-    except RuntimeError as error:
-        raise stopped(what, error) from error
     return cast("dist.ProcessGroup", made)

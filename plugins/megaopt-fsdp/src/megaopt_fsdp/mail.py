@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
 
-from megaopt_core.parallel import stopped
+from megaopt_core.parallel import needs_all_ranks
 from megaopt_core.sharding import Sent
 from megaopt_fsdp.routes import Route
 
@@ -43,10 +43,8 @@ class Message:
             CommunicationError: another rank has stopped, or the process group's timeout is over.
         """
         if self.work is not None:
-            try:
+            with needs_all_ranks(self.what):
                 self.work.wait()
-            except RuntimeError as error:
-                raise stopped(self.what, error) from error
         return self.received
 
 
@@ -176,12 +174,10 @@ class Mail:
             position += tensor.numel()
         received = like.new_empty(sum(arriving))
         self.sent += Sent((sum(sizes) - sizes[self.rank]) * sent.element_size(), 1)
-        try:
+        with needs_all_ranks(what):
             work = dist.all_to_all_single(
                 received, sent, list(arriving), sizes, group=self.group, async_op=True
             )
-        except RuntimeError as error:
-            raise stopped(what, error) from error
         return Message(work, received, sent, what)
 
 

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import ParallelGroupError
-from megaopt_core.parallel import rank_in, size_of, stopped
+from megaopt_core.parallel import needs_all_ranks, rank_in, size_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -109,10 +109,8 @@ class FusedExchange:
             position += _padded(tensor.nbytes)
         received = torch.empty(sum(due), dtype=torch.uint8, device=device)
         told = f"exchange of {what} over {self.size} ranks of {self.axis!r}"
-        try:
+        with needs_all_ranks(told):
             work = dist.all_to_all_single(received, message, due, sent, group=self.group, async_op=True)
-        except RuntimeError as error:
-            raise stopped(told, error) from error
         return Travelling(work, message, received, expected, told)
 
 
@@ -141,10 +139,8 @@ class Travelling:
             CommunicationError: another rank has stopped, or the process group's timeout is over.
         """
         if self.work is not None:
-            try:
+            with needs_all_ranks(self.told):
                 self.work.wait()
-            except RuntimeError as error:
-                raise stopped(self.told, error) from error
         return _cut(self.received, self.expected)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
-from megaopt_core.parallel import communicates, rank_in, size_of, stopped
+from megaopt_core.parallel import communicates, needs_all_ranks, rank_in, size_of
 from megaopt_core.sharding import Piece, ShardedParams, finish_grad_sync, gradient_of
 
 if TYPE_CHECKING:
@@ -89,11 +89,9 @@ class OwnedParams(ShardedParams):
         """
         works, self._works = self._works, []
         arrived, self._under_way = self._under_way, []
-        try:
+        with needs_all_ranks(f"exchange of parameters over {size_of(self.group)} ranks"):
             for work in works:
                 work.wait()
-        except RuntimeError as error:
-            raise stopped(f"exchange of parameters over {size_of(self.group)} ranks", error) from error
         with torch.no_grad():
             for params, segment in arrived:
                 for param, values in zip(

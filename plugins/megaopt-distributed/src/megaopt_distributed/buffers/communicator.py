@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from attrs import define
 
-from megaopt_core.parallel import stopped
+from megaopt_core.parallel import needs_all_ranks
 
 __all__ = ["DONE", "Communicator", "Pending", "needs_all_ranks", "shard_of"]
 
@@ -27,22 +26,6 @@ def shard_of(bucket: torch.Tensor, rank: int, size: int, ends: Sequence[int] = (
         return bucket[ends[rank - 1] if rank else 0 : ends[rank]]
     numel = bucket.numel() // size
     return bucket[rank * numel : (rank + 1) * numel]
-
-
-@contextmanager
-def needs_all_ranks(what: str) -> Iterator[None]:
-    """Say what failed where torch finds that a rank is gone; it may do so when a message is begun, too.
-
-    Args:
-        what: what is done, for the error.
-
-    Raises:
-        CommunicationError: another rank has stopped, or the process group's timeout is over.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        raise stopped(what, error) from error
 
 
 @define(eq=False)

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from megaopt_checkpoint import save_checkpoint
+from megaopt_checkpoint import convert_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
 from torch import nn
 from training import logical_state, make, train, values
 
 from megaopt_core import DynamicGradScaler
+from megaopt_core.errors import CheckpointError
 
 
 class Scheduler:
@@ -52,6 +54,14 @@ def save_good(path: Path) -> None:
     """Save a checkpoint that has something in every field."""
     extra = {"step": 2, 1: (b"x", float("inf"), {3}), "rng": torch.arange(6), "nested": [None, {"a": [0.5]}]}
     save_checkpoint(path, *build(), extra=extra)
+
+
+def copied(good: Path, path: Path) -> Path:
+    """Return a copy of a checkpoint, to be changed."""
+    path.mkdir()
+    for file in good.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
 
 
 def snapshot(
@@ -157,3 +167,17 @@ def opened_files() -> Iterator[list[str]]:
         yield found
     finally:
         _WATCHED.pop()
+
+
+def refused(path: Path, match: str, error: type[CheckpointError]) -> None:
+    """Require that verification, a load and a conversion refuse a checkpoint, and that nothing is changed."""
+    live = build(seed=1)
+    before = snapshot(*live)
+    with pytest.raises(error, match=match):
+        verify_checkpoint(path)
+    with pytest.raises(error, match=match):
+        load_checkpoint(path, *live)
+    assert unchanged(before, snapshot(*live))
+    with pytest.raises(error, match=match):
+        convert_checkpoint(path, path.with_name("one.pt"))
+    assert not path.with_name("one.pt").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import asdict
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_testing import temporary_plugin
@@ -98,12 +99,25 @@ def logical_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return found
 
 
+def gathered(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the whole logical state, on every rank."""
+    if not dist.is_initialized():
+        return logical_state(optimizer)
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, logical_state(optimizer))
+    whole: dict[str, torch.Tensor] = {}
+    for part in parts:
+        for key, value in part.items():
+            whole[key] = torch.where(whole[key].isnan(), value, whole[key]) if key in whole else value
+    return whole
+
+
 def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
     """Return whether two mappings hold the same tensors, bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-__all__ = ["logical_state", "make", "same", "stand_in", "train", "values"]
+__all__ = ["gathered", "logical_state", "make", "same", "stand_in", "train", "values"]
 
 
 def rewrite_manifest(folder: Path, manifest: Any) -> None:

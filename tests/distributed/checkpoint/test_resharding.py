@@ -14,22 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/t
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
 from random_cuts import random_cuts
-from training import logical_state, make, same, train, values
+from training import gathered, make, same, train, values
 
 from megaopt_core.errors import CheckpointBusyError, CheckpointCorruptError, CheckpointError
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
-
-
-def gathered(optimizer):
-    """Return the whole logical state, on every rank."""
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, logical_state(optimizer))
-    whole = {}
-    for part in parts:
-        for key, value in part.items():
-            whole[key] = torch.where(whole[key].isnan(), value, whole[key]) if key in whole else value
-    return whole
 
 
 def hop(rank, size, source, target, sharding, steps, settings):

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megaopt_distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -149,18 +148,3 @@ def owned(optimizer: torch.optim.Optimizer) -> list[str]:
         if piece.spec.buffer is None or piece.spec.buffer[0].is_managed_by_layer_wise
         for _, shard in piece.spec.members
     ]
-
-
-def gathered(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the whole logical state, on every rank."""
-    from training import logical_state  # beside the tests of megaopt-checkpoint
-
-    if not dist.is_initialized():
-        return logical_state(optimizer)
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, logical_state(optimizer))
-    whole = {}
-    for part in parts:
-        for key, value in part.items():
-            whole[key] = torch.where(whole[key].isnan(), value, whole[key]) if key in whole else value
-    return whole

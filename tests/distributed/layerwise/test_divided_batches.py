@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/t
 
 pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
-from layerwise_runs import PLAIN, differing, gathered
+from layerwise_runs import PLAIN, differing
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
-from training import same
+from training import gathered, same
 
 from megaopt_core import MatrixView, build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 SHAPES = {"experts": (7, 12, 16), "down": (7, 16, 12), "dense": (24, 16), "bias": (24,)}
 

@@ -15,11 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/t
 
 pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
-from layerwise_runs import gathered
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_layerwise import LayerWiseDistributedOptimizer
 from tensor_parallel import build, cut, step_with
-from training import same
+from training import gathered, same
 
 from megaopt_core.errors import CommunicationError
 

@@ -193,6 +193,15 @@ def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
         current_rates(256)
 
 
+def test_a_named_file_that_is_missing_is_said_with_the_command_that_writes_it(file):
+    """And not as a file that is broken."""
+    with pytest.raises(
+        ConfigurationError, match="there is no such file; `megaopt calibrate --output "
+    ) as caught:
+        current_rates(256)
+    assert "Errno" not in str(caught.value)
+
+
 def test_a_named_calibration_tells_what_steps_cost(file):
     """By the rates of the nearest size, in operations at the rate of the largest; without one, operations count."""
 

@@ -88,7 +88,13 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
     Raises:
         ConfigurationError: the user named the file, and it cannot be read.
     """
-    if not named and not path.exists():
+    if not path.exists():
+        if named:
+            raise ConfigurationError(
+                f"{VARIABLE}={str(path)!r}: there is no such file; `megaopt calibrate --output {path}` writes it",
+                setting=VARIABLE,
+                value=str(path),
+            )
         return ()
     try:
         return tuple(Rates(**rates) for rates in _read(path).get(key, ()))

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from megaopt_testing import CHECKS, Check, Kind, suite
+from megaopt_testing import CHECKS, Check, Kind, run_checks, suite
 
 from megaopt_core.cli import main
-from megaopt_core.errors import ConformanceError
+from megaopt_core.errors import ConformanceError, UnknownSettingError
 
 PLUGIN = """
 @hookimpl
@@ -185,6 +185,38 @@ def test_all_that_a_plugin_offers_is_found(plugins, monkeypatch, capsys) -> None
     for name, kind in (("my_rows", "strategy"), ("falls", "schedule")):
         main(["check-plugin", name, "--json"])
         assert [each["kind"] for each in json.loads(capsys.readouterr().out)["subjects"]] == [kind]
+
+
+def test_settings_go_to_optimizers_alone(plugins, monkeypatch, capsys) -> None:
+    """What else a plugin offers is checked without them; alone it takes none."""
+    plugins.install("all", OFFERS)
+    plugins.registry("testing")
+    quick = {kind: [checks[-1]] for kind, checks in suite.CHECKS_OF.items()}
+    monkeypatch.setattr(suite, "CHECKS_OF", quick)
+    main(["check-plugin", "all", "--set", "lr=0.1", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert "TypeError" not in str(told)
+    assert main(["check-plugin", "falls", "--set", "lr=0.1"]) == 2
+    said = capsys.readouterr()
+    assert said.err == "megaopt: error: --set lr: only the checks of optimizers take settings\n"
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("wrong", ["lr=-1", "lrr=1"])
+def test_a_wrong_setting_is_one_error_before_any_check(wrong: str, capsys) -> None:
+    """Not a failure of every check, with a traceback each."""
+    assert main(["check-plugin", "adagrad", "--set", wrong]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("megaopt: error: ")
+    assert wrong.partition("=")[0] in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_checks_of_a_schedule_take_no_settings() -> None:
+    """From Python too; the error names the setting."""
+    with pytest.raises(UnknownSettingError, match="lr: 'cosine' is a schedule, whose checks take no such"):
+        run_checks("cosine", kind="schedule", lr=1.0)
 
 
 def test_the_whole_kit_runs(capsys) -> None:

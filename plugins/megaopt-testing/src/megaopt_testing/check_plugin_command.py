@@ -74,6 +74,7 @@ def run(args: Namespace) -> int:
     from megaopt_testing.tally import Tally
 
     subjects, info = _subjects(args.name)
+    _require_settings(subjects, args.assignments)
     found = list(_checked(subjects, args))
     tally = Tally.of(result for _, results in found for result in results)
     told = document(found, info)
@@ -89,6 +90,24 @@ def run(args: Namespace) -> int:
     return 1 if tally.failed or too_few else 0
 
 
+def _is_configured(kind: Kind) -> bool:
+    return kind.value == "optimizer"
+
+
+def _require_settings(subjects: Iterable[Subject], assignments: Iterable[str]) -> None:
+    """Raise for what `--set` gives in vain, before a check is made."""
+    from megaopt_testing import suite
+
+    settings = parse_assignments(assignments)
+    configured = [(kind, name) for kind, name in subjects if _is_configured(kind)]
+    for kind, name in configured:
+        suite.require_settings(kind, name, settings)
+    for setting, value in settings.items() if not configured else ():
+        raise ConfigurationError(
+            f"--set {setting}: only the checks of optimizers take settings", setting=setting, value=value
+        )
+
+
 def _checked(subjects: Iterable[Subject], args: Namespace) -> Iterator[tuple[Subject, list[CheckResult]]]:
     from megaopt_testing import suite
 
@@ -101,7 +120,8 @@ def _checked(subjects: Iterable[Subject], args: Namespace) -> Iterator[tuple[Sub
         if not args.json:
             print(f"{name} ({_source(kind, name)})")
         results = []
-        for check in suite.bound_checks(name, settings, xfail=mine, kind=kind):
+        mine_to_set = settings if _is_configured(kind) else {}
+        for check in suite.bound_checks(name, mine_to_set, xfail=mine, kind=kind):
             results.append(check.run())
             if not args.json:
                 _print_result(results[-1])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from megaopt_core.errors import UnknownNameError
+from megaopt_core import OptimizerConfig
+from megaopt_core.errors import UnknownNameError, UnknownSettingError
 from megaopt_testing.check import BoundCheck, Check, CheckResult, Kind, subject
 from megaopt_testing.checks.full_precision import check_full_precision
 from megaopt_testing.checks.gradients import check_gradient_accumulation, check_non_finite_gradients
@@ -48,7 +50,7 @@ from megaopt_testing.role_checks import ROLE_CHECKS
 from megaopt_testing.schedule_checks import SCHEDULE_CHECKS
 from megaopt_testing.strategy_checks import STRATEGY_CHECKS
 
-__all__ = ["CHECKS", "CHECKS_OF", "bound_checks", "run_checks"]
+__all__ = ["CHECKS", "CHECKS_OF", "bound_checks", "require_settings", "run_checks"]
 
 CHECKS: tuple[Check, ...] = (
     Check(
@@ -300,6 +302,7 @@ def bound_checks(
 
     Raises:
         UnknownNameError: `xfail` names no such check.
+        UnknownSettingError: a setting is given to what is checked without any: a strategy, say.
 
     Example:
         >>> [str(check) for check in bound_checks("mine")][:2]
@@ -311,7 +314,35 @@ def bound_checks(
         raise UnknownNameError(
             f"xfail={unknown!r}: no such check; there are {', '.join(sorted(known))}", name=unknown
         )
+    _require_taken(name, kind, settings or {}, listed)
     return [BoundCheck(check, name, settings or {}, expected.get(check.id)) for check in listed]
+
+
+def require_settings(kind: Kind, name: str, settings: Mapping[str, Any]) -> None:
+    """Raise at once for settings that no configuration takes, rather than in every check.
+
+    Args:
+        kind: what the name stands for; only optimizers are configured.
+        name: registered name.
+        settings: what was given for all checks.
+
+    Raises:
+        ConfigurationError: a setting that nobody has, or a value that it does not take.
+    """
+    if kind is Kind.OPTIMIZER and settings:
+        OptimizerConfig(optimizer=name, **settings)
+
+
+def _require_taken(name: str, kind: Kind, settings: Mapping[str, Any], checks: Iterable[Check]) -> None:
+    for check in checks if settings else ():
+        taken = inspect.signature(check.function).parameters
+        if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in taken.values()):
+            for setting in settings:
+                if setting not in taken:
+                    raise UnknownSettingError(
+                        f"{setting}: {name!r} is a {kind.value}, whose checks take no such setting",
+                        setting=setting,
+                    )
 
 
 def run_checks(
@@ -337,6 +368,7 @@ def run_checks(
     Raises:
         PluginError: nobody offers this name.
         UnknownNameError: `xfail` names no such check.
+        ConfigurationError: a setting that nobody has, or a value that it does not take.
 
     Example:
         >>> from megaopt_core import get_registry
@@ -344,4 +376,5 @@ def run_checks(
         ...     assert all(result.ok for result in run_checks(name, checks=CHECKS[:1]))
     """
     subject(Kind(kind), name)
+    require_settings(Kind(kind), name, settings)
     return [check.run() for check in bound_checks(name, settings, checks, xfail=xfail, kind=Kind(kind))]

@@ -29,7 +29,7 @@ from models import batch, loss_of
 from megaopt_core import OptimizerConfig, get_megatron_optimizer
 from megaopt_core.errors import UnsupportedOperationError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 OFFLOAD = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
 AWARE = {"bf16": True, "use_precision_aware_optimizer": True}

@@ -2,6 +2,7 @@
 
 import struct
 
+import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, verify_checkpoint
 from megaopt_checkpoint.checksums import sum_of
@@ -9,6 +10,7 @@ from megaopt_checkpoint.manifest import write_manifest
 
 from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor
 
+pytestmark = pytest.mark.any_python
 PARAMETERS, RANKS = 70_000, 1_024
 
 

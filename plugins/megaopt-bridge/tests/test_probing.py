@@ -9,6 +9,7 @@ from megaopt_core import OptimizerConfig, build_optimizer, get_registry, route
 from megaopt_core.errors import PluginError
 
 pytest.importorskip("megaopt_adam")
+pytestmark = pytest.mark.any_python
 
 
 @pytest.mark.parametrize(

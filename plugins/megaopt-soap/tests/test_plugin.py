@@ -27,18 +27,14 @@ def spec(shape, dtype=torch.float32):
     return ParamSpec("w", shape, dtype, dtype, "soap", 0, Granularity.TENSOR, 1.0)
 
 
-@parametrize_with_checks("soap")
-def test_conformance(check: BoundCheck) -> None:
-    """The conformance kit, with the settings that a configuration has by default."""
-    check()
-
-
+@pytest.mark.any_python
 @parametrize_with_checks("soap", soap_precondition_frequency=3, soap_use_kl_shampoo=False)
 def test_conformance_between_refreshes(check: BoundCheck) -> None:
-    """The same with bases that stay for some steps."""
+    """The conformance kit with bases that stay for some steps; with the default settings it runs in tests/combos."""
     check()
 
 
+@pytest.mark.any_python
 @parametrize_with_checks(
     "soap", soap_orthogonalize=True, soap_max_precond_dim=20, soap_first_step="initialize"
 )

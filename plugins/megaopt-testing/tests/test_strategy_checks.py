@@ -12,6 +12,8 @@ from megaopt_testing.strategy_checks import STRATEGY_CHECKS
 
 from megaopt_core import ShardingStrategy, get_registry, hookimpl
 
+pytestmark = pytest.mark.any_python
+
 
 @frozen
 class TwiceOwnedLayout(RowLayout):

@@ -203,6 +203,7 @@ def megaopt_commands(commands):
 """
 
 
+@pytest.mark.any_python
 @pytest.mark.parametrize("command", ["many", "--help", "plugins", "describe", "optimizers"])
 @pytest.mark.parametrize("where", ["pipe", "full", "closed"])
 def test_output_that_nobody_takes_is_no_traceback(plugins, command, where) -> None:

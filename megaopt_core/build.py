@@ -15,6 +15,7 @@ from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._building.asked import (
+    dtypes_refused,
     refusal,
     require_name,
     require_ownership,
@@ -212,8 +213,9 @@ def optimizer_from_routing(
         ]
     _agree(routing, children, pgs)
     require_ownership(children, model.params)
-    by_runners = unused_by_runners([part for child in children for part in child.parts])
-    unused_settings = unused(config, routing, model, pgs, builder.scaler, by_runners)
+    parts = [part for child in children for part in child.parts]
+    told = {**unused_by_runners(parts), **dtypes_refused(routing, children)}
+    unused_settings = unused(config, routing, model, pgs, builder.scaler, told)
     optimizer = _chained(children, routing.sharding)
     optimizer.watched_model = WatchedModel(chunks, fqn, frozenset(routing.excluded))
     optimizer.unused_settings = unused_settings

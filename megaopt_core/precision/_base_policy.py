@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Generator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -193,6 +193,10 @@ class BasePrecisionPolicy:
             key: the state's key.
         """
         return False
+
+    def kept_as_they_are(self) -> Collection[tuple[int, str]]:
+        """Return nothing: no narrower dtype is asked for."""
+        return ()
 
     def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
         """Return None: nothing is stored in a code.

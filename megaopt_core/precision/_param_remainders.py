@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -198,6 +198,8 @@ class ParamRemainders(BasePrecisionPolicy):
         tensor = self._stepped[index]
         tensor.data = self._storages[index].load()
         grad = self._grads[index]
+        if grad is not None and not grad.is_sparse and grad.stride() != tensor.stride():
+            grad = torch.empty_like(tensor).copy_(grad)  # fused kernels look at memory alone
         tensor.grad = None if grad is None else grad.to(tensor.dtype)
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
@@ -334,6 +336,11 @@ class ParamRemainders(BasePrecisionPolicy):
         if (index, key) in self._other_shapes:
             return False
         return key in self._codes_of(self._stepped[index]) and needs_scale(self.state_dtypes[key])
+
+    def kept_as_they_are(self) -> Collection[tuple[int, str]]:
+        """Return states that have no element for each of the piece's, such as those of several matrices in one."""
+        narrower = {key for key, dtype in self.state_dtypes.items() if dtype != torch.float32}
+        return sorted(found for found in self._other_shapes if found[1] in narrower)
 
     def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
         """Return the stored elements and their scale, of a state that has one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Generator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -156,6 +156,9 @@ class PrecisionPolicy(Protocol):
             index: position of the piece.
             key: the state's key.
         """
+
+    def kept_as_they_are(self) -> Collection[tuple[int, str]]:
+        """Return position and key of states that a narrower dtype was asked for, and that do not take it."""
 
     def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
         """Return how a checkpoint saves a state that is stored in a code, slice by slice; None: as it is.

@@ -206,7 +206,20 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
     readers = () if optimizer.routing is None else optimizer.routing.readers
     # A report is often made on one rank alone: nothing that needs the others is asked.
     problems = optimizer.watched_model.problems(optimizer.names)
-    return OptimizerReport(ordered, parts, optimizer.unused_settings, problems, readers, full)
+    unused = (*optimizer.unused_settings, *_unused_in_parts(optimizer))
+    return OptimizerReport(ordered, parts, unused, problems, readers, full)
+
+
+def _unused_in_parts(optimizer: MegatronOptimizer) -> list[str]:
+    """Return the settings that the runners of some parts do not act on, or have given up to, and those of others do."""
+    told = {sentence.partition("=")[0] for sentence in optimizer.unused_settings}
+    found = {
+        f"{name}={getattr(part.config, name)!r}: {why}": name
+        for part in optimizer.parts
+        if part.pieces
+        for name, why in part.runner.unused_settings(part).items()
+    }
+    return sorted(sentence for sentence, name in found.items() if name not in told)
 
 
 def _same_as(registered: str | None) -> str:

@@ -132,15 +132,20 @@ def _kept(name, optimizer, param):
 
 
 @pytest.mark.skipif("soap" not in INSTALLED, reason="of soap")
-@pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning")
 def test_moments_of_several_matrices_stay_as_they_are(tmp_path) -> None:
-    """A fused weight has moments a matrix, which are no elements of it; they resume too."""
+    """A fused weight has moments a matrix, which are no elements of it: it is named, and they resume too."""
     files = pytest.importorskip("megaopt_checkpoint")
 
     def built(seed):
         torch.manual_seed(seed)
         model = nn.MultiheadAttention(32, 2)
-        return model, build_optimizer(model, "soap", lr=0.01, **AWARE, **SETTINGS["soap"])
+        with pytest.warns(
+            UnusedSettingWarning, match="exp_avg_dtype='uint8': does not reach exp_avg of in_proj"
+        ):
+            optimizer = build_optimizer(model, "soap", lr=0.01, **AWARE, **SETTINGS["soap"])
+        assert "exp_avg_sq of in_proj_weight" in str(optimizer.report().unused_settings)
+        assert "out_proj" not in str(optimizer.report().unused_settings)
+        return model, optimizer
 
     model, optimizer = built(0)
     train(model, optimizer, range(3))

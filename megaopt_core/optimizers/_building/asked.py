@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from megaopt_core.sharding._live_model import LiveModel
 
 __all__ = [
+    "dtypes_refused",
     "refusal",
     "require_name",
     "require_ownership",
@@ -157,6 +158,31 @@ def unused(
     )
     warn_of_unused(unused, stacklevel=4)
     return unused
+
+
+def dtypes_refused(routing: Routing, children: Sequence[MegatronOptimizer]) -> dict[str, str]:
+    """Return the settings of state dtypes that single states do not take, with the names of these.
+
+    Args:
+        routing: which optimizers are in use.
+        children: what was built, in its order.
+    """
+    found: dict[str, list[str]] = {}
+    for asked, child in zip(routing.children, children, strict=True):
+        settings = get_registry().optimizer(asked.optimizer).state_dtype_settings
+        for part in child.parts:
+            for index, key in part.precision.kept_as_they_are():
+                name = part.pieces[index].spec.members[0][1].name
+                found.setdefault(settings[key], []).append(f"{key} of {name}")
+    return {
+        setting: f"does not reach {_some(names)}: a state of several matrices in one parameter stays in float32"
+        for setting, names in found.items()
+    }
+
+
+def _some(names: Sequence[str], limit: int = 4) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def refusal(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> ShardingError | None:

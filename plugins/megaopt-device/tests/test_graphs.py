@@ -294,6 +294,32 @@ def test_optimizers_of_ours_are_captured_or_say_why_not(name) -> None:
         assert any(reasons)
 
 
+def test_a_class_that_knows_better_is_told_of_at_the_build(monkeypatch) -> None:
+    """SOAP is named, with its reason, where others of the same model are captured; the report has it too."""
+    from megaopt_device import plugin
+
+    captures = []
+
+    def captured(name):
+        captures.append(RecordingCapture())
+        return CapturedStep(name, captures[-1])
+
+    monkeypatch.setattr(plugin, "CapturedStep", captured)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16))
+    model[0].weight.use_muon = True
+    with pytest.warns(
+        UnusedSettingWarning, match="'soap' is stepped without a graph.*counts its steps on the host"
+    ):
+        optimizer = build_optimizer(model, "soap", lr=0.125, adam_beta2=0.95, optimizer_cuda_graph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said a second time
+        train(model, optimizer, range(6))
+    assert [bool(part.runner.why_not) for part in optimizer.parts] == [True, False]
+    assert [capture.captures for capture in captures] == [0, 1]
+    assert "'soap' is not captured: it counts its steps" in str(optimizer.report().unused_settings)
+
+
 def test_muon_is_captured_where_it_reads_no_norm(monkeypatch) -> None:
     """As on a GPU, where norms of single matrices are computed as those of batches are: the rate is a tensor too."""
     from megaopt_muon import batches, newton_schulz, norms

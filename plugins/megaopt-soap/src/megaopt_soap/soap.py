@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, override
+from typing import TYPE_CHECKING, Any, ClassVar, override
 
 import torch
 
@@ -82,6 +82,11 @@ class SOAP(torch.optim.Optimizer):
         >>> [[round(value, 4) for value in row] for row in weight.tolist()]
         [[-0.1, 0.0, 0.0], [0.0, -0.1, 0.0]]
     """
+
+    why_not_captured: ClassVar[str] = (
+        "it counts its steps on the host, and does other work in those that refresh its bases, which a graph would not"
+    )
+    """What `optimizer_cuda_graph=True` is answered."""
 
     def __init__(
         self,

@@ -99,14 +99,17 @@ def step_matrix(target: torch.Tensor, grad: torch.Tensor, state: MatrixState, se
     if settings.adam_step == 0:
         return
     weight = 1.0 - settings.betas[0]
-    if settings.rotates_momentum:
-        momentum = exp_avg.lerp_(rotated, weight)
-    else:
-        momentum = rotation.apply(exp_avg.lerp_(grad, weight))
+    momentum, share = exp_avg, None
     if settings.adam_step == 1:
+        exp_avg.lerp_(rotated if settings.rotates_momentum else grad, weight)
         # Where the gradient has no part, its quotient with itself must not become one of two roundings.
         momentum = rotated * weight
-    _apply(target, _direction(momentum, state.exp_avg_sq, rotated, settings), rotation, settings)
+    elif settings.rotates_momentum:
+        share = weight
+    else:
+        momentum = rotation.apply(exp_avg.lerp_(grad, weight))
+    rotated = rotated.clone() if rotated is grad else rotated  # without any basis; it is written over
+    _apply(target, _direction(momentum, state.exp_avg_sq, rotated, settings, share), rotation, settings)
 
 
 def _rotated_gradient(grad: torch.Tensor, state: MatrixState, settings: StepSettings) -> torch.Tensor:
@@ -153,20 +156,32 @@ def _decay(target: torch.Tensor, update: torch.Tensor, keep: float, *, cautious:
 
 
 def _direction(
-    momentum: torch.Tensor, exp_avg_sq: torch.Tensor, grad: torch.Tensor, settings: StepSettings
+    momentum: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    grad: torch.Tensor,
+    settings: StepSettings,
+    share: float | None,
 ) -> torch.Tensor:
-    """Update the second moment and return what Adam makes of the momentum, but for a factor.
+    """Update the moments and return, in the memory of the gradient, what Adam makes of them, but for a factor.
 
     On a CPU block by block, so that blocks stay in the cache between operations.
+
+    Args:
+        momentum: the first moment.
+        exp_avg_sq: the second one.
+        grad: the gradient in the bases, which nobody reads afterwards.
+        settings: the numbers of this step.
+        share: of the gradient in the momentum; None: it is there already.
     """
     beta2 = settings.betas[1]
     eps = settings.eps * (1.0 - beta2**settings.adam_step) ** 0.5
-    direction = torch.empty_like(exp_avg_sq)
-    tensors = [tensor.contiguous().view(-1) for tensor in (momentum, grad)]
-    tensors += [exp_avg_sq.view(-1), direction.view(-1)]
+    grad = grad.contiguous()
     size = _BLOCK if exp_avg_sq.device.type == "cpu" else max(1, exp_avg_sq.numel())
-    for m, g, v, out in zip(*(tensor.split(size) for tensor in tensors), strict=True):
+    flat = (tensor.view(-1).split(size) for tensor in (momentum.contiguous(), exp_avg_sq, grad))
+    for m, v, g in zip(*flat, strict=True):
+        if share is not None:
+            m.lerp_(g, share)
         v.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
-        torch.sqrt(v, out=out)
-        torch.div(m, out.add_(eps), out=out)
-    return direction
+        torch.sqrt(v, out=g)
+        torch.div(m, g.add_(eps), out=g)
+    return grad

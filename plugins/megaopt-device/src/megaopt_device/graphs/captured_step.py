@@ -103,6 +103,8 @@ class CapturedStep(StepRunner):
     ) -> None:
         """Let torch's optimizers count their steps on the device, and make the state.
 
+        A class says by an attribute `why_not_captured`, in words, that a graph cannot repeat its step.
+
         Args:
             inner: the inner optimizer.
             precision: gives the tensors their memory.
@@ -115,6 +117,9 @@ class CapturedStep(StepRunner):
             and any(tensor.param_info.partition_dim >= 0 for tensor in stepped)  # type: ignore[attr-defined]
         ):
             self.why_not = self.why_not or "its ranks communicate inside the step"
+        own = getattr(type(inner), "why_not_captured", None)
+        if own is not None:
+            self._give_up(own)
         if self.why_not is None and isinstance(self.capture, CudaCapture):
             for group in inner.param_groups:
                 if "capturable" in group:

@@ -11,14 +11,20 @@ from megaopt_testing.suite import bound_checks
 from megaopt_core import get_registry
 
 STRATEGIES = ("distributed", "layer_wise")
-"""`replicated` is the default, which the kit is run with elsewhere; `fsdp` takes models of DTensors only."""
+"""`replicated` is the default, which the kit is run with elsewhere."""
+
+CUT = ("fsdp",)
+"""They step what FSDP2 has cut, which takes a process group: the checks that start ranks cut their model so."""
+
+OVER_RANKS = ("world_sizes", "sharded", "resume_over_ranks")
 
 CASES = [
     check
     for optimizer, entry in sorted(get_registry().optimizers().items())
     for strategy, accepted in sorted(get_registry().strategies().items())
-    if strategy in STRATEGIES and entry.granularity in accepted.granularities
+    if strategy in (*STRATEGIES, *CUT) and entry.granularity in accepted.granularities
     for check in bound_checks(optimizer, {"sharding": strategy})
+    if strategy in STRATEGIES or check.check.id in OVER_RANKS
 ]
 """Other pairs of optimizer and strategy fall back to one of these."""
 

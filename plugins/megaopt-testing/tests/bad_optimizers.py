@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
-from megaopt_core import OptimizerEntry, ParamKey, ParamPredicate, hookimpl
+from megaopt_core import OptimizerEntry, ParamKey, ParamPredicate
 from megaopt_core.config import between, boolean
 
 _TICKS = itertools.count(1)
@@ -801,31 +801,10 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
 }
 """Optimizer name to the check that it fails, and its entry."""
 
-ALSO = {
-    "decays_without_gradient": {"no_gradients"},
-    "schedules_itself": {"no_gradients", "tensor_lr"},
-    "moves_parameters_at_build": {"precision"},
-    "does_nothing": {"group_settings", "learns", "settings_act"},
-    "ignored_settings": {"settings_act"},
-    "routes_by_device": {"settings_act"},
-    "jitters_on_plateaus": {"shapes"},
-    "keeps_state_backwards": {"strides"},
-    "drops_gradients": {"precision"},
-    "goes_by_what_is_beside": {"non_finite_gradients", "shapes"},
-    "averages_in_group": {"non_finite_gradients"},
-    "divides_by_deviations": {"learns"},
+GOOD: dict[str, Any] = {
+    "optimizer_cls": Good,
+    "settings": Settings,
+    "setting_prefixes": ("signum",),
+    "split_step": GoodSplit,
 }
-"""Optimizer name to the other checks in which its fault shows too."""
-
-
-class Plugin:
-    """The good optimizer and all bad ones."""
-
-    megaopt_api = "1"
-
-    @hookimpl
-    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
-        return {
-            "signum": _entry(Good, split_step=GoodSplit),
-            **{name: entry for name, (_, entry) in ENTRIES.items()},
-        }
+"""What an entry of the good optimizer is made with."""

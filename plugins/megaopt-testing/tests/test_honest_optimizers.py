@@ -20,7 +20,11 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-HONEST = {**_module("honest_optimizers").ENTRIES, **_module("honest_variants").ENTRIES}
+HONEST = {
+    name: make
+    for file in ("honest_optimizers", "honest_variants", "honest_strangers")
+    for name, make in _module(file).ENTRIES.items()
+}
 RANDOM = {"langevin"}
 """What a rank draws depends on what else it steps: values over ranks cannot be compared."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
     ),
+    "torch.autograd.set_detect_anomaly": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "gc.enable": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
 }
 
 

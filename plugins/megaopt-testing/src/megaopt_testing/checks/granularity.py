@@ -34,8 +34,9 @@ def requires_elements(entry: OptimizerEntry) -> str | None:
 def check_granularity(optimizer: str, **settings: Any) -> None:
     """Slices of a tensor at multiples of the entry's alignment step as the whole tensor does, bit for bit.
 
-    Gradients differ in size by a factor of a million from slice to slice, so that whatever looks at the whole tensor
-    (a norm, a mean, a maximum) shows.
+    The whole is a matrix, and slices are ranges of its elements in one dimension, as strategies cut them. Gradients
+    differ in size by a factor of a million from slice to slice, so that whatever looks at the whole tensor (a norm, a
+    mean, a maximum) shows.
 
     Args:
         optimizer: registered name.
@@ -60,6 +61,7 @@ def check_granularity(optimizer: str, **settings: Any) -> None:
     whole, *slices = (
         torch.nn.Parameter(start[first:last].clone()) for first, last in ((0, ends[-1]), *pairwise(ends))
     )
+    whole = torch.nn.Parameter(whole.detach().view(5, -1))  # the number of elements is a multiple of 5
     for piece in (whole, *slices):
         piece.param_info = tensor.param_info  # type: ignore[attr-defined] # as build does
     optimizers = [entry.load_class()([{"params": params}], **kwargs) for params in ([whole], slices)]
@@ -68,14 +70,14 @@ def check_granularity(optimizer: str, **settings: Any) -> None:
         for index, (first, last) in enumerate(pairwise(ends)):
             grad[first:last] *= 1e-3 * 1e3 ** (index % 3)
             slices[index].grad = grad[first:last].clone()
-        whole.grad = grad
+        whole.grad = grad.view_as(whole)
         for inner in optimizers:
             if callable(train := getattr(inner, "train", None)):
                 train()
             inner.step()
-        if not same_bits(whole.detach(), torch.cat([piece.detach() for piece in slices])):
+        if not same_bits(whole.detach().view(-1), torch.cat([piece.detach() for piece in slices])):
             trial.fail(
                 f"it is declared to work element by element at an alignment of {entry.alignment}, and step {step + 1} "
-                "of slices differs from that of the whole tensor. If it looks at whole tensors, declare "
-                'granularity="tensor"; if at blocks, their length as `alignment`'
+                "of slices differs from that of the whole tensor. If it looks at whole tensors, or at their shape, "
+                'declare granularity="tensor"; if at blocks, their length as `alignment`'
             )

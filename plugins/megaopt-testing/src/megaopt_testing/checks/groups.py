@@ -28,7 +28,8 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
     """What a group says acts on its parameters and on no others: learning rate, weight decay, decay rates.
 
     Half of the parameters get another value by an override. They have to move otherwise than without it, and the rest
-    as without it. With another learning rate or weight decay they have to move as they do where all have that value.
+    as without it. With another learning rate or weight decay they have to move as they do where all have that value;
+    so they do without weight decay. Weight decay takes them nearer to zero.
 
     Args:
         optimizer: registered name.
@@ -36,7 +37,7 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
 
     Raises:
         ConformanceError: an override has no effect, reaches parameters of other groups, or has another effect than the
-            same value for all.
+            same value for all; or weight decay makes weights larger.
     """
     trial = Trial(optimizer, settings)
     lr = float(settings.get("lr", DEFAULT_SETTINGS["lr"]))
@@ -50,7 +51,7 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
     rest = [] if is_group else [name for name in own if name not in target]
     before = dict(trial.model().named_parameters())
     for what, override, everywhere in _variations(_part_of(built, own), lr):
-        moved = _decaying(built, target) if what == "weight_decay" else target
+        moved = _decaying(built, target) if "weight_decay" in what else target
         try:
             changed, _ = _run(trial, lr=lr, overrides={key: override})
         except OverrideConflictError:
@@ -75,6 +76,19 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
                 trial.fail(
                     f"{what} set for a group moves {some(other)} otherwise than the same {what} set for all"
                 )
+        if what == "weight_decay":
+            _require_shrinking(trial, moved, plain, changed, before)
+
+
+def _require_shrinking(
+    trial: Trial, names: list[str], less: _Params, more: _Params, before: Mapping[str, torch.Tensor]
+) -> None:
+    """Compare two runs of which the second one decays more: all in all it ends nearer to zero."""
+    away = sum(float(((more[name] - less[name]) * before[name].detach()).sum()) for name in names)
+    if away > 0:
+        trial.fail(
+            f"more weight decay takes {some(names)} further from zero: `param.mul_(1 - lr * weight_decay)`"
+        )
 
 
 def _deaf_for_long(
@@ -101,6 +115,7 @@ def _variations(
     yield "lr", ParamGroupOverride(max_lr=2 * lr), {"lr": 2 * lr}
     if "weight_decay" in part.inner.defaults:
         yield "weight_decay", ParamGroupOverride(wd_mult=2.0), {"lr": lr, "weight_decay": 2 * _DECAY}
+        yield "weight_decay of 0", ParamGroupOverride(wd_mult=0.0), {"lr": lr, "weight_decay": 0.0}
     for key, value in part.inner.defaults.items():
         if any(word in key for word in _RATES) and (other := _another_rate(value)) is not None:
             yield key, {key: other}, None  # type: ignore[misc] # a key of this optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_testing.long_run import LONG, built_few, step_few
 from megaopt_testing.snapshot import params_of, same_bits
 from megaopt_testing.trial import Trial, some
 
@@ -28,14 +30,15 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
 
     Parameters that it refuses (`accepts`) go to its `fallback` and are not looked at. An entry whose `optimizer_cls` is
     one of torch.optim's own classes says by that what it is: it has to equal that class bit for bit. One whose
-    `same_as` names a stand-in shares its steps openly, and is held to the others alone.
+    `same_as` names a stand-in shares its steps openly, and is held to the others alone; some parameter has to move so.
 
     Args:
         optimizer: registered name.
         **settings: fields of the configuration; weight decay is switched off.
 
     Raises:
-        ConformanceError: a parameter moves as a stand-in would move it, or torch's class otherwise than by itself.
+        ConformanceError: a parameter moves as a stand-in would move it, torch's class otherwise than by itself, or none
+            as the class that `same_as` names.
     """
     trial = Trial(optimizer, settings)
     torch.manual_seed(0)
@@ -50,9 +53,11 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
     if entry.load_class().__module__.partition(".")[0] == "torch":
         _require_equal(trial, entry, built, after)
         return
-    shared = (entry.same_as or "").replace(":", ".")
+    named = [stand_in for stand_in in _STAND_INS if entry.same_as == f"torch.optim:{stand_in[1].__name__}"]
+    if named:
+        _require_shared(trial, entry, built, before, after, named[0][1])
     for what, optimizer_cls, arguments in _STAND_INS:
-        if shared == f"torch.optim.{optimizer_cls.__name__}":
+        if named and optimizer_cls is named[0][1]:
             continue
         other = _stepped_by(trial, optimizer_cls, {"lr": _lr(built), **arguments})
         same = [name for name in names if _same_step(before[name], after[name], other[name])]
@@ -63,6 +68,33 @@ def check_no_silent_fallback(optimizer: str, **settings: Any) -> None:
                 "refuse them and name a `fallback`, so that reports say who steps them; if it shares its first steps "
                 "with that optimizer, say so by `same_as`"
             )
+
+
+def _require_shared(
+    trial: Trial,
+    entry: OptimizerEntry,
+    built: MegatronOptimizer,
+    before: dict[str, torch.Tensor],
+    after: dict[str, torch.Tensor],
+    shared: type[torch.optim.Optimizer],
+) -> None:
+    """Look for a parameter that moves as the class that `same_as` names, with its own settings or the usual ones."""
+    own = constructor_kwargs(entry, built.config, [trial.model()])
+    known = inspect.signature(shared).parameters.keys() - {"lr", "weight_decay"}
+    with_own = {key: value for key, value in own.items() if key in known}
+    usual = [arguments for _, cls, arguments in _STAND_INS if cls is shared]
+    for arguments in (with_own, {}, *usual):
+        given = {"lr": _lr(built), "weight_decay": 0.0, **arguments}
+        try:
+            other = _stepped_by(trial, shared, given)
+        except (TypeError, ValueError):
+            continue  # arguments of the same name that mean something else
+        if any(_same_step(before[name], after[name], other[name]) for name in trial.own_names(built)):
+            return
+    trial.fail(
+        f"it says same_as={entry.same_as!r}, and moves no parameter as {shared.__name__} does in its first {_STEPS} "
+        "steps. Say `same_as` of what shares its steps only"
+    )
 
 
 def _lr(built: MegatronOptimizer) -> float:
@@ -123,6 +155,8 @@ def _require_equal(
 def check_report(optimizer: str, **settings: Any) -> None:
     """`report()` names every parameter once, and `report(after_step=True)` proves that a step changed all of them.
 
+    So does the step after it, and the hundred and twentieth.
+
     Args:
         optimizer: registered name.
         **settings: fields of the configuration.
@@ -143,14 +177,35 @@ def check_report(optimizer: str, **settings: Any) -> None:
         part.changes.exact = True
     for step in range(_STEPS - 1):
         trial.step_given(model, built, step)
-    before = params_of(built)
-    trial.step_given(model, built, _STEPS)
-    unmoved = [name for name, value in params_of(built).items() if same_bits(value, before[name])]
-    if unmoved:
-        trial.fail(f"a step with non-zero gradients leaves {some(unmoved)} as they were")
+    for step in range(_STEPS, _STEPS + 2):
+        before = params_of(built)
+        trial.step_given(model, built, step)
+        unmoved = [name for name, value in params_of(built).items() if same_bits(value, before[name])]
+        if unmoved:
+            trial.fail(f"a step with non-zero gradients leaves {some(unmoved)} as they were")
     for row in built.report(after_step=True).parts:
         if row.changed != row.stepped:
             trial.fail(
                 f"report(after_step=True) counts {row.changed} of {row.stepped} tensors of {row.optimizer!r} "
                 "as changed"
+            )
+    _require_lasting(trial)
+
+
+def _require_lasting(trial: Trial) -> None:
+    """Take many steps of a small model, whose last two move all that the first one moves."""
+    model, built = built_few(trial)
+    before = params_of(built)
+    step_few(model, built, range(1))
+    moving = [name for name, value in params_of(built).items() if not same_bits(value, before[name])]
+    step_few(model, built, range(1, LONG - 2))
+    for step in (LONG - 2, LONG - 1):
+        before = params_of(built)
+        step_few(model, built, [step])
+        after = params_of(built)
+        unmoved = [name for name in moving if same_bits(after[name], before[name])]
+        if unmoved:
+            trial.fail(
+                f"step {step + 1} leaves {some(unmoved)} as they were, which the first step moves: does it stop, or "
+                "step every other time?"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from megaopt_testing.trial import Trial, some
 
 __all__ = ["check_own_memory", "check_process_untouched"]
 
+_APART = 4
+"""Steps between two counts of what is kept beside the state."""
+
 type _Region = tuple[int, int, str]
 
 
@@ -21,14 +25,14 @@ def check_own_memory(optimizer: str, **settings: Any) -> None:
     """State lies in memory of its own: not in that of a gradient, a parameter, or other state.
 
     Gradients are overwritten by the next backward pass, and what shares memory in a run is apart in one that is
-    resumed.
+    resumed. What an optimizer keeps beside its state does not grow from step to step.
 
     Args:
         optimizer: registered name.
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: two of them share memory.
+        ConformanceError: two of them share memory, or every step keeps another tensor.
     """
     trial = Trial(optimizer, settings)
     torch.manual_seed(0)
@@ -52,6 +56,30 @@ def check_own_memory(optimizer: str, **settings: Any) -> None:
             f"they share memory: {some(shared)}. Keep copies (`grad.clone()`, `torch.zeros_like(param)`), one for each "
             "parameter"
         )
+    _require_bounded(trial, model, built)
+
+
+def _require_bounded(trial: Trial, model: torch.nn.Module, built: MegatronOptimizer) -> None:
+    """Count tensors in attributes of the inner optimizers, some steps apart."""
+    counts = []
+    for last in range(2, 2 + 3 * _APART, _APART):
+        for step in range(last, last + _APART):
+            trial.step_given(model, built, step)
+        counts.append([sum(1 for _ in _tensors(_beside_state(part.inner))) for part in built.parts])
+    growing = [
+        type(part.inner).__name__
+        for part, *found in zip(built.parts, *counts, strict=True)
+        if found == sorted(set(found)) and found[-1] - found[0] >= 2 * _APART
+    ]
+    if growing:
+        trial.fail(
+            f"{some(growing)} keeps another tensor in its attributes with every step. Memory is to end somewhere: keep "
+            "averages, or the last few"
+        )
+
+
+def _beside_state(inner: torch.optim.Optimizer) -> list[Any]:
+    return [value for name, value in vars(inner).items() if name not in ("state", "param_groups")]
 
 
 def _params(inner: torch.optim.Optimizer, names: set[str]) -> Iterator[torch.Tensor]:
@@ -78,7 +106,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for inside in value.values():
             yield from _tensors(inside)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         for inside in value:
             yield from _tensors(inside)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.schedules import OptimizerParamScheduler
+from megaopt_testing.long_run import LONG, built_few, step_few
 from megaopt_testing.snapshot import differences, snapshot
 from megaopt_testing.trial import Trial, some
 
@@ -52,7 +53,8 @@ def check_bit_exact_resume(optimizer: str, **settings: Any) -> None:
     """Five steps, saved, loaded into a new optimizer, and five more give the bits of ten steps; in fp32 and in bf16.
 
     Model, optimizer, learning-rate schedule and random state go through `torch.save` and
-    `torch.load(weights_only=True)`.
+    `torch.load(weights_only=True)`. So do sixty steps and sixty more of a small model, for what is done only now and
+    then.
 
     Args:
         optimizer: registered name.
@@ -64,6 +66,7 @@ def check_bit_exact_resume(optimizer: str, **settings: Any) -> None:
     trial = Trial(optimizer, settings)
     _resume(trial, torch.float32, {})
     _resume(trial, torch.bfloat16, {"bf16": True})
+    _resume_late(trial)
 
 
 def _resume(trial: Trial, dtype: torch.dtype, needed: dict[str, Any]) -> None:
@@ -104,6 +107,27 @@ def _resume(trial: Trial, dtype: torch.dtype, needed: dict[str, Any]) -> None:
             f"{_HALF} + {_HALF} steps over a checkpoint are not {2 * _HALF} steps ({dtype}): "
             f"{some(different)} differ. What a "
             "step remembers belongs in `optimizer.state` or in the group, not in attributes"
+        )
+
+
+def _resume_late(trial: Trial) -> None:
+    model, through = built_few(trial)
+    step_few(model, through, range(LONG // 2))
+    saved = io.BytesIO()
+    torch.save([model.state_dict(), through.state_dict(), torch.get_rng_state()], saved)
+    step_few(model, through, range(LONG // 2, LONG))
+    saved.seek(0)
+    of_model, of_optimizer, chance = torch.load(saved, weights_only=True)
+    fresh, resumed = built_few(trial, seed=1)
+    fresh.load_state_dict(of_model)
+    resumed.load_state_dict(of_optimizer)
+    torch.set_rng_state(chance)
+    step_few(fresh, resumed, range(LONG // 2, LONG))
+    different = differences(snapshot(through), snapshot(resumed))
+    if different:
+        trial.fail(
+            f"{LONG // 2} + {LONG // 2} steps over a checkpoint are not {LONG} steps: {some(different)} differ. What "
+            "counts steps belongs in `optimizer.state` or in the group, not in attributes"
         )
 
 

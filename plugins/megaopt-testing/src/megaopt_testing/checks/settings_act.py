@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from attrs import Factory, frozen
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.registry import SettingInfo
 from megaopt_testing.checks.settings import own_settings
+from megaopt_testing.long_run import Few
 from megaopt_testing.snapshot import params_of, same_bits
-from megaopt_testing.trial import Trial
+from megaopt_testing.trial import Trial, some
 
 __all__ = ["check_settings_act", "other_values"]
 
 _SCALES = (1.0, 1.0, 30.0, 1e-3, 1.0, 1e-2, 1e-2, 3.0, 1e-3, 1e-3, 1.0, 1.0)
 """Gradients jump up and down, so that clipping, maxima and averages show."""
+
+type _End = dict[str, torch.Tensor] | str
+"""Parameters by name, or what a step raises."""
 
 _HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Torch's own names for ways to compute one and the same step."""
@@ -25,22 +30,26 @@ _HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
 def check_settings_act(optimizer: str, **settings: Any) -> None:
     """With another value of a setting some parameter goes elsewhere in twelve steps, if need be beside another switch.
 
+    A step that raises with it goes elsewhere, too. A model of two parameters is tried first, then a small GPT.
+
     Tried are the other choices, the other truth value, and numbers below and above the default; a setting whose default
     is of another kind, or of which no other value is accepted, is left out. So is one that says why it does nothing
-    here: `metadata={"elsewhere": "over tensor-parallel ranks"}`, and torch's own names for ways to compute (`foreach`,
-    `fused`, `capturable`, `differentiable`).
+    here: `metadata={"elsewhere": "over tensor-parallel ranks"}`. Torch's own names for ways to compute (`foreach`,
+    `fused`, `capturable`, `differentiable`) have to lead to the same place but for rounding, or be refused.
 
     Args:
         optimizer: registered name.
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: every value of a setting leads to the same bits.
+        ConformanceError: every value of a setting leads to the same bits, or a way to compute leads elsewhere.
     """
-    trial = Trial(optimizer, settings)
+    trial = _Runs(Trial(optimizer, settings))
     own = own_settings(optimizer)
     usual = {name: settings.get(name, info.default) for name, info in own.items()}
     for name, info in own.items():
+        if info.field.name in _HOW:
+            _require_same_place(trial, name)
         if info.field.name in _HOW or info.field.metadata.get("elsewhere"):
             continue
         tried = _silent(trial, info, usual[name], {})
@@ -51,27 +60,89 @@ def check_settings_act(optimizer: str, **settings: Any) -> None:
                 for value in _switched(beside, usual[other]):
                     tried = tried and _silent(trial, info, usual[name], {other: value})
         if tried:
-            trial.fail(
+            trial.of.fail(
                 f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} lead to the same "
                 'bits. Read it in every step; if it acts elsewhere only, say so by metadata={"elsewhere": "where"}'
             )
 
 
-def _silent(trial: Trial, info: SettingInfo, usual: Any, beside: dict[str, Any]) -> list[Any]:
+@frozen
+class _Runs:
+    """Where runs with some settings lead, each made once.
+
+    Args:
+        of: the optimizer under test.
+    """
+
+    of: Trial
+    _ends: dict[tuple[bool, frozenset[tuple[str, str]]], _End] = Factory(dict)
+
+    def end(self, *, small: bool, **needed: Any) -> _End:
+        """Return the parameters after twelve steps, or what they raise.
+
+        Args:
+            small: step a model of two parameters, not a small GPT.
+            **needed: settings.
+
+        Raises:
+            MegaoptError: a setting cannot have that value, or not beside the others.
+        """
+        key = small, frozenset((name, repr(value)) for name, value in needed.items())
+        if key not in self._ends:
+            try:
+                self._ends[key] = _stepped(self.of, small=small, **needed)
+            except (MegaoptError, Warning):
+                raise
+            except Exception as error:  # noqa: BLE001 - a class may refuse a value in any way
+                self._ends[key] = f"{type(error).__name__}: {error}"
+        return self._ends[key]
+
+    def act(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Return whether two runs lead to different places.
+
+        Args:
+            one: settings of one.
+            other: settings of the other.
+        """
+        for small in (True, False):
+            here, there = self.end(small=small, **one), self.end(small=small, **other)
+            if isinstance(here, str) or isinstance(there, str):
+                return here != there
+            if any(not same_bits(there[key], here[key]) for key in here):
+                return True
+        return False
+
+
+def _require_same_place(trial: _Runs, name: str) -> None:
+    """Switch a way to compute on and off, as far as it can be here, and compare where steps lead."""
+    try:
+        off, on = (trial.end(small=False, **{name: value}) for value in (False, True))
+    except MegaoptError:
+        return
+    if isinstance(off, str) or isinstance(on, str):
+        return  # there is no such way on this device, which a class may say in any way
+    other = [key for key in off if not torch.allclose(on[key], off[key], rtol=1e-3, atol=1e-5)]
+    if other:
+        trial.of.fail(
+            f"{name}=True leads {some(other)} elsewhere than False: it is a way to compute one and the same step"
+        )
+
+
+def _silent(trial: _Runs, info: SettingInfo, usual: Any, beside: dict[str, Any]) -> list[Any]:
     """Return the values of a setting that were tried; none when one of them led elsewhere."""
     tried = []
     try:
-        expected = _stepped(trial, **beside)
+        trial.end(small=True, **beside)
     except MegaoptError:
         return [usual]
     for value in other_values(usual, info.choices):
         try:
-            found = _stepped(trial, **beside, **{info.name: value})
+            acts = trial.act(beside, {**beside, info.name: value})
         except MegaoptError:
             continue  # out of range, or not beside the other settings
-        tried.append(value)
-        if any(not same_bits(found[key], expected[key]) for key in expected):
+        if acts:
             return []
+        tried.append(value)
     return tried
 
 
@@ -83,9 +154,9 @@ def _switched(info: SettingInfo, value: Any) -> Iterator[Any]:
         yield from (0.5, 1)  # it may switch others off, as no momentum does dampening
 
 
-def _stepped(trial: Trial, **needed: Any) -> dict[str, torch.Tensor]:
+def _stepped(trial: Trial, *, small: bool, **needed: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    model = trial.model()
+    model = Few() if small else trial.model()
     built = trial.build(model, **needed)
     for step, scale in enumerate(_SCALES):
         built.zero_grad()

@@ -10,7 +10,7 @@ from torch import nn
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.params import Granularity
+from megaopt_core.params import DEFAULT_ALIGNMENT, Granularity
 from megaopt_core.registry import get_registry
 from megaopt_testing.trial import Trial
 
@@ -39,7 +39,8 @@ class _One(nn.Module):
 def check_shapes(optimizer: str, **settings: Any) -> None:
     """Numbers, single elements, single rows and single columns are stepped to finite values, or refused in words.
 
-    A number moves as a vector does. Where the optimizer works element by element, it moves as that element of a vector.
+    A number moves as a vector does. Where the optimizer works element by element, not by blocks of them, it moves as
+    that element of a vector.
 
     Args:
         optimizer: registered name.
@@ -65,7 +66,8 @@ def check_shapes(optimizer: str, **settings: Any) -> None:
         single = found.numel() == 1 and len(shape) < 2
         if single and moves and torch.equal(found, _values(shape)):
             trial.fail(f"a parameter of shape {shape} stays where it was, and one of shape {_USUAL} moves")
-        if single and usual is not None and entry.granularity is Granularity.ELEMENT:
+        alone = entry.granularity is Granularity.ELEMENT and entry.alignment <= DEFAULT_ALIGNMENT
+        if single and usual is not None and alone:
             _require_element(trial, shape, found, usual)
 
 
@@ -129,7 +131,10 @@ _ORDERS: tuple[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor
 
 
 def check_strides(optimizer: str, **settings: Any) -> None:
-    """The order of a parameter's elements in memory does not matter: a transposed matrix steps as a plain one.
+    """The order of elements in memory does not matter: a transposed matrix steps as a plain one.
+
+    So does a plain parameter whose gradient lies in another order, as the backward pass of a product leaves it, or
+    has one element for all, as that of a sum does.
 
     Args:
         optimizer: registered name.
@@ -160,4 +165,33 @@ def check_strides(optimizer: str, **settings: Any) -> None:
             trial.fail(
                 f"{what} goes elsewhere than the same values in plain order. Use `reshape`, not `view` or memory "
                 "itself, and make state with `zeros_like(param)`"
+            )
+    _require_any_gradient(trial)
+
+
+_GRADIENTS: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    ("lies in transposed order", lambda values: values.t().contiguous().t()),
+    ("has one element for all", lambda values: values.reshape(-1)[0].expand(values.shape)),
+)
+
+
+def _require_any_gradient(trial: Trial) -> None:
+    """Step a plain matrix with gradients of other strides, and with contiguous ones of the same values."""
+    shape = (12, 8)
+    start = _values(shape)
+    for what, order in _GRADIENTS:
+        ends = []
+        for change in (lambda values, order=order: order(values).contiguous(), order):
+            torch.manual_seed(0)
+            model = _One(start.clone())
+            built = trial.build(model)
+            for step in range(3):
+                model.weight.grad = change(_values(shape, seed=10 + step))
+                model.beside.grad = _values((6, 4), seed=30 + step)
+                _step(trial, built, f"a matrix whose gradient {what}")
+            ends.append(model.weight.detach().clone())
+        if not (ends[1] - ends[0]).norm() <= _SAME_WAY * (ends[0] - start).norm():
+            trial.fail(
+                f"a matrix whose gradient {what} goes elsewhere than with the same values in plain order. Use "
+                "`reshape` and plain arithmetic on `param.grad`, not `view` or memory itself"
             )

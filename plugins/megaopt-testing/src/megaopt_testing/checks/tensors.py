@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,14 +33,15 @@ def _built(trial: Trial, **needed: Any) -> tuple[nn.Module, MegatronOptimizer]:
 def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
     """A step reads gradients: they are the same tensors with the same bits afterwards.
 
-    Whoever logs gradients after the step, or accumulates on top of them, sees what the backward pass left.
+    Whoever logs gradients after the step, or accumulates on top of them, sees what the backward pass left; and that is
+    what it leaves without an optimizer.
 
     Args:
         optimizer: registered name.
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: a gradient is changed, replaced or removed.
+        ConformanceError: a gradient is changed, replaced or removed, or the backward pass makes another one.
     """
     trial = Trial(optimizer, settings)
     model, built = _built(trial, clip_grad=0.0)
@@ -47,6 +49,7 @@ def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
         built.zero_grad()
         trial.backward(model, step)
         grads = {name: (param.grad, param.grad.clone()) for name, param in model.named_parameters()}  # type: ignore[union-attr] # backward gave one
+        _require_plain(trial, step, {name: grad for name, (_, grad) in grads.items()})
         built.step()
         changed = [
             name
@@ -60,6 +63,18 @@ def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
             )
 
 
+def _require_plain(trial: Trial, step: int, grads: Mapping[str, torch.Tensor]) -> None:
+    """Compare gradients with those of a model that has no optimizer."""
+    model = trial.model()
+    trial.backward(model, step)
+    other = [name for name, param in model.named_parameters() if not same_bits(param.grad, grads[name])]
+    if other:
+        trial.fail(
+            f"the backward pass leaves other gradients of {some(other)} than without it. Change copies of them in "
+            "`step`; register no hooks"
+        )
+
+
 def check_written_in_place(optimizer: str, **settings: Any) -> None:
     """A step writes into the memory of the parameters that it was given.
 
@@ -70,7 +85,7 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: a parameter has other memory after a step.
+        ConformanceError: a parameter has other memory after a step, or needs no gradient any more.
     """
     trial = Trial(optimizer, settings)
     model, built = _built(trial)
@@ -82,6 +97,11 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
         trial.fail(
             f"a step gives {some(moved)} other memory. Write with `param.add_(...)` or `param.copy_(...)`, never "
             "`param.data = ...`"
+        )
+    frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
+    if frozen:
+        trial.fail(
+            f"a step sets requires_grad of {some(frozen)} to False. What trains is the caller's to say"
         )
 
 
@@ -149,7 +169,7 @@ def check_no_gradients(optimizer: str, **settings: Any) -> None:
 def check_state_dtypes(optimizer: str, **settings: Any) -> None:
     """State of the parameters' size is float32 for float32 parameters, unless the entry declares other dtypes for it.
 
-    Codes of whole numbers are the optimizer's own business.
+    It stays so for eight steps. Codes of whole numbers are the optimizer's own business.
 
     Args:
         optimizer: registered name.
@@ -160,7 +180,8 @@ def check_state_dtypes(optimizer: str, **settings: Any) -> None:
     """
     trial = Trial(optimizer, settings)
     model, built = _built(trial)
-    trial.step_given(model, built, 0)
+    for step in range(8):
+        trial.step_given(model, built, step)
     own, declared = set(trial.own_names(built)), get_registry().optimizer(optimizer).state_dtypes
     wrong = {
         f"{key!r} ({str(value.dtype).removeprefix('torch.')})"

@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from megaopt_core import build_optimizer
+from megaopt_core import ShardingStrategy, build_optimizer, get_registry
 from megaopt_core.optimizers import MegatronOptimizer
 
-__all__ = ["Uneven", "built", "train", "values_of"]
+__all__ = ["Uneven", "built", "takes_cut", "train", "values_of"]
 
 _WITHOUT_GRADIENT = "never"
 _SOMETIMES = "few"
@@ -35,8 +39,18 @@ class Uneven(nn.Module):
         self.square, self.never = weight(16, 16), weight(5, 8)
         self.bias, self.scale = weight(11), weight()
         self.frozen = nn.Parameter(torch.randn(4, 4, generator=chance), requires_grad=False)
+        self.say_what_is_what()
+
+    def say_what_is_what(self) -> None:
+        """Mark the matrices as hidden ones, since nothing calls them; cutting makes other parameters of them."""
         for matrix in (self.tall, self.wide, self.few, self.square, self.never):
-            matrix.use_muon = True  # type: ignore[attr-defined] # what parameters are is said, for nothing calls them
+            matrix.use_muon = True  # type: ignore[attr-defined] # torch's tensors take any attribute
+
+    def cut(self) -> None:
+        """Cut it by FSDP2 over all ranks, but for the parameter without a dimension, which every rank has."""
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(self, mesh=mesh, ignored_params={self.scale})
+        self.say_what_is_what()
 
 
 def train(model: Uneven, optimizer: MegatronOptimizer, steps: Iterable[int]) -> list[Any]:
@@ -56,9 +70,15 @@ def train(model: Uneven, optimizer: MegatronOptimizer, steps: Iterable[int]) -> 
         for name, param in model.named_parameters():
             grad = torch.randn(param.shape, generator=chance).to(param.dtype)
             left_out = name == _WITHOUT_GRADIENT or (name == _SOMETIMES and step % 2)
-            param.grad = None if left_out or not param.requires_grad else grad
+            param.grad = None if left_out or not param.requires_grad else _cut_as(param, grad)
         norms.append(optimizer.step().grad_norm)
     return norms
+
+
+def _cut_as(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    if not isinstance(param, DTensor):
+        return grad
+    return distribute_tensor(grad, param.device_mesh, param.placements)
 
 
 def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -67,11 +87,14 @@ def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
     Args:
         model: the model.
     """
-    return {name: param.detach().clone() for name, param in model.named_parameters()}
+    return {
+        name: param.full_tensor().detach() if isinstance(param, DTensor) else param.detach().clone()
+        for name, param in model.named_parameters()
+    }
 
 
 def built(name: str, settings: Mapping[str, Any], seed: int = 0) -> tuple[Uneven, MegatronOptimizer]:
-    """Return a model and its optimizer, with one random state whatever the rank.
+    """Return a model and its optimizer, with one random state whatever the rank; cut by FSDP2 where that is stepped.
 
     Args:
         name: the optimizer's registered name.
@@ -80,4 +103,16 @@ def built(name: str, settings: Mapping[str, Any], seed: int = 0) -> tuple[Uneven
     """
     torch.manual_seed(0)
     model = Uneven(seed).to(torch.bfloat16 if settings.get("bf16") else torch.float32)
+    if takes_cut(settings["sharding"]) and dist.is_initialized():
+        model.cut()
     return model, build_optimizer(model, name, **settings)
+
+
+def takes_cut(sharding: str) -> bool:
+    """Return whether a strategy steps what FSDP2 has cut, and nothing else.
+
+    Args:
+        sharding: its registered name.
+    """
+    strategy = get_registry().strategy(sharding)
+    return type(strategy).claims is not ShardingStrategy.claims

@@ -1,6 +1,6 @@
 """The page of what came of classes of other packages, from the results of `bridge_table.py`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megaopt_bridge.recipes import recipe_of
@@ -9,31 +9,43 @@ from megaopt_testing import CHECKS
 _HEAD = """# Classes of other packages
 
 Made by `python benchmarks/bridge_table.py` from `benchmarks/results/bridge.json`, with {versions}, Python {python}.
-{passing} classes pass every check of the conformance kit that can be made of them, {failing} fail some, {refused} are
-refused.
+The kit has {checks} checks. {passing} classes pass every one that can be made of them, {failing} fail some,
+{refused} are refused in words:
+
+| source | pass | fail some | refused |
+|---|--:|--:|--:|
+{sources}
+
+Why is said below for each. heavyball compiles its arithmetic when it is first used; that was switched off here.
 
 "Cut" is how finely their work may be cut over ranks, by trial ({{doc}}`bridge`). The checks, of which
 {{doc}}`writing-a-plugin` tells more, are numbered:
 
 {legend}
 
-A check that cannot be made of a class is shown as `-`.
+`-`: the check cannot be made of this class. `?`: it was not run.
 """
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """Return the page."""
+    """Return the page.
+
+    Args:
+        results: what `bridge_table.py` wrote.
+    """
     classes: Mapping[str, Mapping[str, Any]] = results["classes"]
     stepped = {name: found for name, found in classes.items() if "checks" in found}
     failing = [name for name, found in stepped.items() if found["messages"]]
     refused = {name: found for name, found in classes.items() if name not in stepped}
-    ids = [check.id for check in CHECKS if any(check.id in found["checks"] for found in stepped.values())]
+    ids = [check.id for check in CHECKS]
     head = _HEAD.format(
-        versions=", ".join(f"{name} {number}" for name, number in sorted(results["versions"].items())),
+        versions=", ".join(_versions(classes)),
         python=results["python"],
+        checks=len(ids),
         passing=len(stepped) - len(failing),
         failing=len(failing),
         refused=len(refused),
+        sources="\n".join(_sources(stepped, failing, refused)),
         legend=", ".join(f"{number} `{id_}`" for number, id_ in enumerate(ids, 1)),
     )
     lines = [head, "## What they pass", ""]
@@ -45,12 +57,26 @@ def page(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(stepped: Mapping[str, Mapping[str, Any]], ids: list[str]) -> Iterator[str]:
+def _versions(classes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    found = {pair for about in classes.values() for pair in about.get("versions", {}).items()}
+    return [f"{name} {number}" for name, number in sorted(found)]
+
+
+def _sources(stepped: Mapping[str, Any], failing: Sequence[str], refused: Mapping[str, Any]) -> Iterator[str]:
+    failed = set(failing)
+    for source in dict.fromkeys(name.partition(":")[0] for name in (*stepped, *refused)):
+        of = [name for name in stepped if name.startswith(f"{source}:")]
+        bad = sum(name in failed for name in of)
+        told = sum(name.startswith(f"{source}:") for name in refused)
+        yield f"| `{source}` | {len(of) - bad} | {bad} | {told} |"
+
+
+def _table(stepped: Mapping[str, Mapping[str, Any]], ids: Sequence[str]) -> Iterator[str]:
     yield "| class | cut | " + " | ".join(str(number) for number, _ in enumerate(ids, 1)) + " |"
     yield "|---|---|" + ":-:|" * len(ids)
     shown = {"passed": "✓", "failed": "**✗**", "skipped": "-"}
     for name, found in stepped.items():
-        cells = [shown.get(found["checks"].get(id_, ""), "") for id_ in ids]
+        cells = [shown.get(found["checks"].get(id_, ""), "?") for id_ in ids]
         yield f"| `{name}` | {found['granularity']} | {' | '.join(cells)} |"
 
 

@@ -1,10 +1,15 @@
 """The conformance kit on classes of other packages: what passes, what fails, what is refused and why.
 
-    python benchmarks/bridge_table.py po torch --out benchmarks/results/bridge.json
+    python benchmarks/bridge_table.py                     # every class of every source that is installed
+    python benchmarks/bridge_table.py po torch:NAdam      # one source, and one class
     python benchmarks/bridge_table.py --page docs/bridge-classes.md
 
-Every class runs in a process of its own, for at most four minutes.
+Every class runs in a process of its own, for at most four minutes, two classes at a time (`--jobs`). A class that was
+checked with the same versions and the same checks is left as it is in the results, unless `--again` is given: what was
+interrupted, or ended by `--minutes`, goes on where it was.
 """
+
+from __future__ import annotations
 
 import argparse
 import inspect
@@ -15,45 +20,89 @@ import platform
 import sys
 import time
 import warnings
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from megaopt_bridge import SOURCES
+from megaopt_bridge.names import optimizers_of
+from megaopt_testing import CHECKS, run_checks
+
+from megaopt_core.errors import MegaoptError
+from megaopt_core.registry import get_registry
 
 RESULTS = Path(__file__).parent / "results" / "bridge.json"
-LIMIT = 240
+LIMIT = 240.0
+"""Seconds that a class may take."""
 LR = 0.01
+
+type Found = dict[str, Any]
 
 
 def class_names(source: str) -> list[str]:
-    """Return the names of a source's optimizer classes, as users would write them."""
-    import torch
-    from megaopt_bridge import SOURCES
-    from megaopt_bridge.names import optimizers_of
+    """Return the names of a source's optimizer classes, as users would write them.
 
+    Args:
+        source: a key of `SOURCES`; what is not installed has none.
+    """
+    if not installed(source):
+        return []
     found = {
-        cls.__name__: cls
+        cls.__name__
         for cls in optimizers_of(SOURCES[source]).values()
         if cls.__module__.partition(".")[0] == SOURCES[source].package and not cls.__name__.startswith("_")
     }
-    assert torch.optim.Optimizer not in found.values()
     return [f"{source}:{name}" for name in sorted(found, key=str.lower)]
 
 
-def checked(name: str) -> dict[str, object]:
-    """Return what came of one class."""
-    import torch
-    from megaopt_testing import run_checks
+def installed(source: str) -> str | None:
+    """Return the version of a source's distribution, None where it is not installed.
 
-    from megaopt_core.errors import MegaoptError
-    from megaopt_core.registry import get_registry
+    Args:
+        source: a key of `SOURCES`.
+    """
+    try:
+        return version(SOURCES[source].distribution)
+    except PackageNotFoundError:
+        return None
 
+
+def versions_for(name: str) -> dict[str, str]:
+    """Return the versions that what comes of a class depends on.
+
+    Args:
+        name: `source:Class`.
+    """
+    sources = {"torch", name.partition(":")[0]}
+    return {SOURCES[source].distribution: version(SOURCES[source].distribution) for source in sorted(sources)}
+
+
+def compile_nothing() -> None:
+    """Turn heavyball's compiler off: it takes minutes a class here, for every shape anew, and steps the same."""
+    heavyball = sys.modules.get("heavyball")
+    if heavyball is not None:
+        heavyball.utils.compile_mode = None
+
+
+def checked(name: str) -> Found:
+    """Return what came of one class.
+
+    Args:
+        name: `source:Class`.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    begin = time.perf_counter()
+    compile_nothing()
+    begin = time.process_time()
     try:
         entry = get_registry().optimizer(name)
     except MegaoptError as error:
         return {"refused": str(error).partition("cannot be used: ")[2] or str(error)}
-    probed = time.perf_counter() - begin
+    probed = time.process_time() - begin
     own = inspect.signature(entry.load_class()).parameters.get("lr")
     lr = max(LR, own.default) if own is not None and isinstance(own.default, float) else LR
     results = run_checks(name, lr=lr)
@@ -62,68 +111,126 @@ def checked(name: str) -> dict[str, object]:
         "alignment": entry.alignment,
         "matrices": entry.accepts is not None,
         "probe_seconds": round(probed, 2),
-        "seconds": round(time.perf_counter() - begin, 1),
+        "seconds": round(time.process_time() - begin, 1),
         "checks": {result.id: result.status.value for result in results},
         "messages": {result.id: result.message for result in results if not result.ok},
     }
 
 
-def _in_child(name: str, channel: "multiprocessing.connection.Connection") -> None:
+def is_known(name: str, found: Found | None) -> bool:
+    """Return whether a class was checked as it would be now.
+
+    Args:
+        name: `source:Class`.
+        found: what came of it; None: nothing.
+    """
+    if found is None or found.get("versions") != versions_for(name):
+        return False
+    made = found.get("checks", {}).keys()
+    return "refused" in found or "error" in found or made == {check.id for check in CHECKS}
+
+
+@frozen(eq=False)
+class Child:
+    """A process that checks one class.
+
+    Args:
+        name: `source:Class`.
+        process: the process.
+        answer: where its answer comes from.
+        deadline: when it is given up.
+    """
+
+    name: str
+    process: Any
+    answer: Connection
+    deadline: float
+
+    @classmethod
+    def start(cls, name: str) -> Child:
+        """Start one.
+
+        Args:
+            name: `source:Class`.
+        """
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_in_child, args=(name, theirs))
+        with warnings.catch_warnings():
+            # Threads of torch's pools are waiting; the child computes with one thread, its own.
+            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork.*", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return cls(name, process, ours, time.monotonic() + LIMIT)
+
+    def result(self) -> Found:
+        """Return what it found, or why it found nothing, and end it."""
+        try:
+            return self.answer.recv() if self.answer.poll() else {"error": f"not done after {LIMIT:g} s"}
+        except EOFError:
+            return {"error": "its process ended without a word"}
+        finally:
+            self.process.kill()
+            self.process.join()
+
+
+def _in_child(name: str, answer: Connection) -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the process ends with it
     try:
-        channel.send(checked(name))
+        answer.send(checked(name))
     except BaseException as error:  # noqa: BLE001 - a class may do anything
-        channel.send({"error": f"{type(error).__name__}: {error}"})
+        answer.send({"error": f"{type(error).__name__}: {error}"})
 
 
-def run_one(name: str) -> dict[str, object]:
-    """Check a class in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_in_child, args=(name, theirs))
-    child.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(LIMIT) else {"error": f"not done after {LIMIT} s"}
-    except EOFError:
-        return {"error": "its process ended without a word"}
-    finally:
-        child.kill()
-        child.join()
+def in_turn(names: Sequence[str], jobs: int, end: float) -> Iterator[tuple[str, Found]]:
+    """Check classes, some at a time, and yield what came of each when it is there.
 
-
-def _known() -> dict[str, dict[str, object]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"versions": {}, "classes": {}}
+    Args:
+        names: the classes.
+        jobs: how many at a time.
+        end: by `time.monotonic()`; none is begun after it.
+    """
+    left, running = list(names), list[Child]()
+    while running or (left and time.monotonic() < end):
+        while left and len(running) < jobs and time.monotonic() < end:
+            running.append(Child.start(left.pop(0)))
+        first = min(child.deadline for child in running)
+        ready = wait([child.answer for child in running], timeout=max(first - time.monotonic(), 0.0))
+        done = [child for child in running if child.answer in ready or time.monotonic() >= child.deadline]
+        for child in done:
+            running.remove(child)
+            yield child.name, child.result()
 
 
 def main() -> None:
     """Check classes, or write the page of what came of them."""
+    assert __doc__
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="sources (po) or classes (po:ADOPT)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("names", nargs="*", default=list(SOURCES), help="sources (po) or classes (po:ADOPT)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file that is read and written")
+    parser.add_argument("--jobs", type=int, default=2, help="classes at a time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after these")
+    parser.add_argument("--again", action="store_true", help="check what was checked already, too")
     parser.add_argument("--page", type=Path, help="write the page of the results instead")
     args = parser.parse_args()
+    known = json.loads(args.results.read_text()) if args.results.exists() else {"classes": {}}
     if args.page is not None:
         from bridge_page import page
 
-        args.page.write_text(page(json.loads(args.out.read_text())))
+        args.page.write_text(page(known))
         return
-    from megaopt_bridge import SOURCES
-
-    names = [name for given in args.names for name in ([given] if ":" in given else class_names(given))]
-    results = _known()
-    results["python"] = platform.python_version()
-    for name in names:
-        source = SOURCES[name.partition(":")[0]]
-        results["versions"][source.distribution] = version(source.distribution)
-        found = run_one(name)
-        results["classes"][name] = found
+    classes = known["classes"]
+    asked = [name for given in args.names for name in ([given] if ":" in given else class_names(given))]
+    names = [name for name in asked if args.again or not is_known(name, classes.get(name))]
+    print(f"{len(asked)} classes, {len(names)} to be checked", flush=True)
+    for name, found in in_turn(names, args.jobs, time.monotonic() + 60 * args.minutes):
+        classes[name] = {"versions": versions_for(name), **found}
         failed = list(found.get("messages", {}))
-        print(
-            name, found.get("granularity", ""), found.get("refused", found.get("error", failed)), flush=True
-        )
-        results["classes"] = dict(sorted(results["classes"].items(), key=lambda item: item[0].lower()))
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        told = found.get("refused", found.get("error", failed))
+        print(name, found.get("granularity", ""), found.get("seconds", ""), told, flush=True)
+        ordered = dict(sorted(classes.items(), key=lambda item: item[0].lower()))
+        text = json.dumps({"python": platform.python_version(), "classes": ordered}, indent=1)
+        args.results.write_text(text + "\n")
 
 
 if __name__ == "__main__":

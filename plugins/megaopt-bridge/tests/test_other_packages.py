@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conformance import RESULTS, TABLED, make
+from conformance import RESULTS, make
 from megaopt_bridge.recipes import RECIPES
 from megaopt_testing import CHECKS, TinyGPT, parametrize_with_checks
 
@@ -24,14 +24,14 @@ CLASSES = {
 NAMES = [name for package, names in CLASSES.items() if importlib.util.find_spec(package) for name in names]
 
 
-@parametrize_with_checks(NAMES, checks=TABLED, lr=0.01)
+@parametrize_with_checks(NAMES, lr=0.01)
 def test_conformance(check) -> None:
-    """Every check of the table, but for those of which a recipe says why they fail."""
+    """Every check, but for those of which a recipe says why they fail."""
     make(check)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("prodigyopt") is None, reason="prodigyopt is not installed")
-@parametrize_with_checks("prodigyopt:Prodigy", checks=TABLED, lr=1.0)
+@parametrize_with_checks("prodigyopt:Prodigy", lr=1.0)
 def test_conformance_at_a_rate_of_one(check) -> None:
     """Prodigy finds its learning rate by itself; `lr` is a factor on it, 1 by default."""
     make(check)

@@ -102,3 +102,17 @@ def test_a_trial_leaves_no_trace() -> None:
     torch.manual_seed(3)
     probe(torch.optim.RMSprop, {"lr": 1e-2})
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_step_without_gradients_is_not_counted() -> None:
+    """A class that counts its calls is not called where no parameter has a gradient; others are."""
+    assert probe(made_up.CountsInGroups, {"lr": 0.1}).counts_empty
+    assert not probe(made_up.Plain, {"lr": 0.1}).counts_empty
+    assert not probe(torch.optim.Adam, {"lr": 0.1}).counts_empty
+    model = torch.nn.Linear(4, 3)
+    built = build_optimizer(model, "made_up:CountsInGroups", lr=0.1)
+    built.step()
+    assert [group["step"] for group in built.param_groups] == [0, 0]
+    model(torch.ones(1, 4)).sum().backward()
+    built.step()
+    assert [group["step"] for group in built.param_groups] == [1, 1]

@@ -147,7 +147,7 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
             name, f"it steps no dense tensor: {found.refused.get(2, next(iter(found.refused.values())))}"
         )
     return OptimizerEntry(
-        prepared(cls, found.presets, recipe.groups),
+        prepared(cls, found.presets, recipe.groups, waits=found.counts_empty),
         config_to_kwargs=bridged.kwargs,
         settings=settings,
         setting_prefixes=(name.setting_prefix,),

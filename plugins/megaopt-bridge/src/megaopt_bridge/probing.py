@@ -10,7 +10,7 @@ import torch
 from attrs import Factory, frozen
 
 from megaopt_bridge.cutting import Shape, alike, granularity_of, run_tensors, same
-from megaopt_bridge.trials import Trial, quiet, start
+from megaopt_bridge.trials import Trial, gradient, quiet, start
 from megaopt_core.params import Granularity
 
 __all__ = ["SHAPES", "Probe", "probe"]
@@ -33,6 +33,7 @@ class Probe:
         presets: what a group is given before the first step, because the class puts it there in its first one.
         unready: keys that the first step adds to a group and that cannot be given beforehand.
         scalars: state keys with one number for a parameter.
+        counts_empty: a step in which no parameter has a gradient changes the steps after it.
     """
 
     granularity: Granularity
@@ -41,6 +42,7 @@ class Probe:
     presets: Mapping[str, Any] = Factory(dict)
     unready: frozenset[str] = frozenset()
     scalars: frozenset[str] = frozenset()
+    counts_empty: bool = False
 
     @property
     def takes_nothing(self) -> bool:
@@ -71,8 +73,22 @@ def probe(cls: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> Probe:
     presets, unready = _presets(bare, shapes)
     trial = Trial(cls, kwargs, presets)
     scalars = _scalars(trial, shapes)
+    counts = _counts_empty(trial, shapes[-1])
     granularity, alignment = granularity_of(trial, shapes, scalars)
-    return Probe(granularity, alignment, refused, presets, unready, scalars)
+    return Probe(granularity, alignment, refused, presets, unready, scalars, counts)
+
+
+def _counts_empty(trial: Trial, shape: Shape) -> bool:
+    """Return whether a step without gradients leaves anything behind, at first or later, or raises."""
+    values = [[start(shape, 0)]]
+    given = [gradient(shape, 0, step) for step in range(_FIRST_STEPS)]
+    beside = [None, given[0], None, *given[1:]]
+    plain = trial.run(values, lambda step: [[given[step]]], len(given), rates=(1.0,))
+    try:
+        found = trial.run(values, lambda step: [[beside[step]]], len(beside), rates=(1.0,))
+    except Exception:  # noqa: BLE001 - a class may need a gradient in any way
+        return True
+    return not (same(found, plain) and alike(found.group_keys, plain.group_keys))
 
 
 def _refused(trial: Trial) -> dict[int, str]:

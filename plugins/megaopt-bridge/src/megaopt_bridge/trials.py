@@ -83,7 +83,7 @@ class Trial:
     def run(
         self,
         groups: Sequence[Sequence[torch.Tensor]],
-        grads: Callable[[int], Sequence[Sequence[torch.Tensor]]],
+        grads: Callable[[int], Sequence[Sequence[torch.Tensor | None]]],
         steps: int,
         rates: Sequence[float] = LRS,
     ) -> Outcome:
@@ -91,7 +91,7 @@ class Trial:
 
         Args:
             groups: first values of the parameters of each group.
-            grads: the step to the gradients, in the same order.
+            grads: the step to the gradients, in the same order; None: it has none.
             steps: how many.
             rates: what the learning rate is multiplied by, step after step.
         """
@@ -106,7 +106,7 @@ class Trial:
                         group["lr"] = lr * rates[step % len(rates)]
                 for members, given in zip(params, grads(step), strict=True):
                     for param, grad in zip(members, given, strict=True):
-                        param.grad = grad.clone()
+                        param.grad = None if grad is None else grad.clone()
                 optimizer.step()
             flat = [param for group in params for param in group]
             keys = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}

@@ -62,27 +62,6 @@ class DriftsToHalf(Good):
         param.sub_(momentum.sign(), alpha=group["lr"])
 
 
-class NeedsPlainGradients(Good):
-    """Views gradients as vectors, where the parameter can be viewed so."""
-
-    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        if param.is_contiguous():
-            param.grad.view(-1)
-        super().update(param, group)
-
-
-class ReadsGradientsInMemorysOrder(Good):
-    """Reads gradients as they lie in memory, for speed."""
-
-    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        grad, plain = param.grad, param.grad
-        if plain.untyped_storage().nbytes() == 4 * plain.numel():
-            plain = plain.as_strided(param.shape, param.stride())
-        param.mul_(1 - group["lr"] * group["weight_decay"])
-        param.sub_(self.momentum(param).lerp_(plain, 1 - group["beta"]).sign(), alpha=group["lr"])
-        assert param.grad is grad
-
-
 class RestsInAttributes(Good):
     """Begins its momentum anew in every fiftieth step, which an attribute counts."""
 
@@ -309,8 +288,6 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "says_adamw": ("no_silent_fallback", _entry(Good, same_as="torch.optim:AdamW")),
     "corrects_late": ("no_silent_fallback", OptimizerEntry(CorrectsLate, same_as="torch.optim:AdamW")),
     "drifts_to_half": ("state_dtypes", _entry(DriftsToHalf)),
-    "needs_plain_gradients": ("strides", _entry(NeedsPlainGradients)),
-    "reads_gradients_in_memorys_order": ("strides", _entry(ReadsGradientsInMemorysOrder)),
     "rests_in_attributes": ("bit_exact_resume", _entry(RestsInAttributes)),
     "stops_after_hundred": ("report", _entry(StopsAfterHundred)),
     "steps_every_other_time": ("report", _entry(StepsEveryOtherTime)),
@@ -341,8 +318,6 @@ HELP = {
     "says_adamw": "moves no parameter as AdamW does",
     "corrects_late": "moves no parameter as AdamW does",
     "drifts_to_half": "'momentum' (bfloat16)",
-    "needs_plain_gradients": "a matrix whose gradient",
-    "reads_gradients_in_memorys_order": "a matrix whose gradient lies in transposed order goes elsewhere",
     "rests_in_attributes": "60 + 60 steps over a checkpoint are not 120",
     "stops_after_hundred": "does it stop",
     "steps_every_other_time": "leaves",

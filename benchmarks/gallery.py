@@ -5,7 +5,7 @@ record of `megaopt compare`, what the conformance kit says from `results/kit.jso
 `gallery.toml`:
 
     python benchmarks/gallery.py --kit                       # makes the checks, and writes results/kit.json
-    python benchmarks/gallery.py --curves demo/compare.json  # takes curves from a comparison
+    python benchmarks/gallery.py --curves demo/compare.json  # takes curves from a comparison; others' stay
     python benchmarks/gallery.py                             # writes both pages
 """
 
@@ -222,7 +222,9 @@ def main() -> None:
     if args.curves is not None:
         runs = json.loads(args.curves.read_text())["runs"]
         keys = ("optimizer", "lr", "val_bits_per_byte", "losses")
-        kept.write_text(json.dumps([{key: run[key] for key in keys} for run in runs]) + "\n")
+        found = {run["optimizer"]: run for run in (json.loads(kept.read_text()) if kept.exists() else [])}
+        found.update({run["optimizer"]: {key: run[key] for key in keys} for run in runs})
+        kept.write_text(json.dumps(list(found.values())) + "\n")
     curves = {run["optimizer"]: run for run in json.loads(kept.read_text())} if kept.exists() else {}
     (ROOT / "docs" / "gallery.md").write_text(gallery(names, curves))
     (ROOT / "docs" / "plugins.md").write_text(directory())

@@ -1,6 +1,8 @@
 """States in 8 bits, under the optimizers that keep them so: what they round, what they take, how they resume."""
 
 import importlib.util
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import UnusedSettingWarning
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._block_codes import BlockCode
 
 AWARE = {"use_precision_aware_optimizer": True}
@@ -24,7 +27,9 @@ INSTALLED = [name for name in SETTINGS if importlib.util.find_spec(f"megaopt_{PL
 KEYS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
-def make(name, *, dtype=torch.float32, seed=0, width=48, **settings):
+def make(
+    name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, width: int = 48, **settings: Any
+) -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return a model with matrices and vectors, and its optimizer."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(width, 40), nn.LayerNorm(40), nn.Linear(40, width)).to(dtype)
@@ -32,7 +37,7 @@ def make(name, *, dtype=torch.float32, seed=0, width=48, **settings):
     return model, build_optimizer(model, name, **settings)
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> None:
     """Give gradients that depend on the step alone."""
     for step in steps:
         chance = torch.Generator().manual_seed(step)
@@ -41,7 +46,7 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
-def everything(model, optimizer):
+def everything(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, Any]:
     """Return all values by name, states as the code holds them."""
     found = dict(model.state_dict())
     for part in optimizer.parts:
@@ -53,7 +58,7 @@ def everything(model, optimizer):
     }
 
 
-def same(one, other):
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether all is equal, bit for bit."""
     return one.keys() == other.keys() and all(
         torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
@@ -122,7 +127,7 @@ def test_a_run_goes_on_from_other_states(name, tmp_path) -> None:
                     assert torch.equal(loaded.state[other][key].reshape(-1), expected.reshape(-1)), key
 
 
-def _kept(name, optimizer, param):
+def _kept(name: str, optimizer: MegatronOptimizer, param: torch.Tensor) -> list[str]:
     for part in optimizer.parts:
         for piece, tensor in zip(part.pieces, part.stepped, strict=True):
             if piece.model_params[0] is param:

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 STEPS = 6
 
 
-def train(rank, size, optimizer, sharding):
+def train(
+    rank: int, size: int, optimizer: str, sharding: str
+) -> tuple[dict[str, torch.Tensor], dict[str, str], int]:
     """Train under torch's DDP; return values, the strategies in use, and the elements that this rank steps."""
     model = awkward()
     wrapped = TorchDDP(model)

@@ -11,12 +11,12 @@ from megaopt_distributed.buffers.point_to_point import PointToPoint
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
-def values(rank, numel, dtype):
+def values(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """Return what a rank contributes: whole numbers, so that every order of additions has one result."""
     return (torch.arange(numel) % 7 + rank).to(dtype)
 
 
-def everything(rank, size, dtype):
+def everything(rank: int, size: int, dtype: torch.dtype) -> list[tuple[str, str, bool]]:
     """Run all collectives of both kinds, with several under way at a time; return what is wrong."""
     point_to_point.CHUNK = 64
     numel = 300 * size
@@ -49,7 +49,7 @@ def everything(rank, size, dtype):
     return wrong
 
 
-def unequal(rank, size):
+def unequal(rank: int, size: int) -> list[str]:
     """Shards of unequal sizes, one of them empty; return what is wrong."""
     point_to_point.CHUNK = 64
     ends = (130, 130, 400)

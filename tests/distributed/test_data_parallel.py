@@ -1,5 +1,8 @@
 """DistributedDataParallel reduces the right gradients, however the backward pass goes."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import pytest
 import torch
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.distributed
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 400}
 
 
-def main_grads(model):
+def main_grads(model: DistributedDataParallel) -> dict[str, torch.Tensor]:
     """Return copies of the gradients by name."""
     return {
         name: param.main_grad.clone()
@@ -25,7 +28,9 @@ def main_grads(model):
     }
 
 
-def torch_grads(rank, build, steps=1, micro_batches=1):
+def torch_grads(
+    rank: int, build: Callable[[], nn.Module], steps: int = 1, micro_batches: int = 1
+) -> dict[str, torch.Tensor]:
     """Return the gradients of torch's own DDP."""
     model = build()
     wrapped = TorchDDP(model, find_unused_parameters=True)
@@ -44,7 +49,15 @@ def torch_grads(rank, build, steps=1, micro_batches=1):
     }
 
 
-def our_grads(rank, build, steps=1, micro_batches=1, no_sync=True, zero_with_buffer=True, **ddp):
+def our_grads(
+    rank: int,
+    build: Callable[[], nn.Module],
+    steps: int = 1,
+    micro_batches: int = 1,
+    no_sync: bool = True,
+    zero_with_buffer: bool = True,
+    **ddp: Any,
+) -> dict[str, torch.Tensor]:
     """Return the gradients of our wrapper."""
     model = DistributedDataParallel(build(), DistributedDataParallelConfig(**ddp))
     for step in range(steps):
@@ -58,7 +71,7 @@ def our_grads(rank, build, steps=1, micro_batches=1, no_sync=True, zero_with_buf
     return main_grads(model)
 
 
-def compare_accumulation(rank, size):
+def compare_accumulation(rank: int, size: int) -> list[tuple[str, str]]:
     """Compare several backward passes a step with torch's DDP; return what is different."""
     expected = torch_grads(rank, awkward, steps=3, micro_batches=3)
     runs = {
@@ -72,7 +85,9 @@ def compare_accumulation(rank, size):
     return differing(expected, runs)
 
 
-def differing(expected, runs):
+def differing(
+    expected: Mapping[str, torch.Tensor], runs: Mapping[str, Mapping[str, torch.Tensor]]
+) -> list[tuple[str, str]]:
     """Return which gradients differ in which run."""
     return [
         (run, name)
@@ -90,7 +105,7 @@ def test_accumulation_gives_the_gradients_of_torchs_ddp(launch):
 class Checkpointed(nn.Module):
     """A block that is used twice, inside of activation checkpoints, a tied head and an unused layer."""
 
-    def __init__(self, *, reentrant):
+    def __init__(self, *, reentrant: bool | None) -> None:
         super().__init__()
         self.embedding = nn.Embedding(31, 16)
         self.block = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
@@ -99,7 +114,7 @@ class Checkpointed(nn.Module):
         self.head.weight = self.embedding.weight
         self.reentrant = reentrant
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.embedding(tokens)
         for _ in range(2):
             if self.reentrant is None:
@@ -109,13 +124,13 @@ class Checkpointed(nn.Module):
         return self.head(hidden)
 
 
-def checkpointed(reentrant=None):
+def checkpointed(reentrant: bool | None = None) -> Checkpointed:
     """Return the same model on every rank."""
     torch.manual_seed(0)
     return Checkpointed(reentrant=reentrant)
 
 
-def compare_checkpointing(rank, size):
+def compare_checkpointing(rank: int, size: int) -> list[tuple[str, str]]:
     """Compare both kinds of checkpointing with none; return what is different."""
     expected = torch_grads(rank, checkpointed, steps=3)
     runs = {
@@ -131,7 +146,7 @@ def test_activation_checkpointing_changes_no_gradient(launch):
     assert launch(compare_checkpointing, 2) == [[], []]
 
 
-def overlapped_buckets(rank, size):
+def overlapped_buckets(rank: int, size: int) -> tuple[list[int], int]:
     """Return how many buckets are being reduced when the backward pass ends, for two steps."""
     model = DistributedDataParallel(awkward(), DistributedDataParallelConfig(**OVERLAP))
     counts = []
@@ -150,7 +165,7 @@ def test_reductions_start_during_the_backward_pass(launch):
     assert counts == [0, buckets]
 
 
-def non_finite(rank, size, overlap):
+def non_finite(rank: int, size: int, overlap: bool) -> tuple[str, tuple[str, ...]] | None:
     """Put a NaN into one gradient on rank 1 and return the error of this rank."""
     settings = OVERLAP if overlap else {}
     model = DistributedDataParallel(
@@ -179,18 +194,18 @@ def test_a_gradient_that_is_not_finite_is_named_on_every_rank(launch, overlap):
 class WithExpert(nn.Module):
     """A dense layer, and one whose parameters belong to experts."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.dense = nn.Linear(8, 8)
         self.expert = nn.Linear(8, 8)
         for param in self.expert.parameters():
             param.allreduce = False
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.expert(torch.relu(self.dense(x)))
 
 
-def expert_gradients(rank, size):
+def expert_gradients(rank: int, size: int) -> list[tuple[bool, float]]:
     """Reduce dense gradients over four ranks, those of experts over two."""
     pairs = [torch.distributed.new_group([first, first + 2]) for first in range(2)]
     world = torch.distributed.group.WORLD
@@ -219,7 +234,7 @@ def test_expert_gradients_are_reduced_over_their_own_ranks(launch):
         assert sorted(found) == [(False, dense), (False, dense), (True, expert), (True, expert)]
 
 
-def broadcast_and_scale(rank, size):
+def broadcast_and_scale(rank: int, size: int) -> tuple[dict[str, torch.Tensor], bool]:
     """Return parameters after a broadcast and gradients after scaling."""
     model = DistributedDataParallel(
         awkward(seed=rank), DistributedDataParallelConfig(use_distributed_optimizer=True)

@@ -19,22 +19,22 @@ from megaopt_core.sharding._stage_specs import specs_of_stage
 pytestmark = pytest.mark.distributed
 
 
-def stage_specs(pgs):
+def stage_specs(pgs: ProcessGroupCollection) -> None:
     """Tell the others what this rank has."""
     specs_of_stage([], pgs, {}, World({"dp": 2}))
 
 
-def peer_groups(pgs):
+def peer_groups(pgs: ProcessGroupCollection) -> None:
     """Ask the others for their peers."""
     make_peer_groups([], {}, pgs)
 
 
-def made_group(pgs):
+def made_group(pgs: ProcessGroupCollection) -> None:
     """Make a group with the other."""
     new_group([0, 1], dist.group.WORLD, "making a group of peers")
 
 
-def instances(pgs):
+def instances(pgs: ProcessGroupCollection) -> None:
     """Divide data parallelism into instances of the distributed optimizer."""
     with_instances(pgs, 2)
 
@@ -42,7 +42,7 @@ def instances(pgs):
 MEETINGS = {function.__name__: function for function in (stage_specs, peer_groups, made_group, instances)}
 
 
-def one_dies(rank, size, meeting):
+def one_dies(rank: int, size: int, meeting: str) -> tuple[str, float]:
     """Let rank 1 die before a meeting; return what rank 0 hears, and after how long."""
     dist.all_reduce(torch.zeros(1))
     pgs = ProcessGroupCollection(dp=dist.group.WORLD, dp_cp=dist.group.WORLD)
@@ -65,7 +65,7 @@ def test_the_others_hear_of_it_in_time(launch, meeting):
     assert seconds < 150.0
 
 
-def joined_dimensions(rank, size):
+def joined_dimensions(rank: int, size: int) -> list[float]:
     """Return how long the groups wait that dimensions of a mesh are joined into."""
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
     pgs = ProcessGroupCollection.from_device_mesh(mesh)

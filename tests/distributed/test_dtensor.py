@@ -9,11 +9,13 @@ import torch.distributed as dist
 from dtensor_models import WIDTH, batch, build, cut_model, installed, mesh_of, train, whole, whole_model
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, ProcessGroupCollection, build_optimizer
 from megaopt_core.errors import ConfigurationError, RoutingError, ShardingError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytest.importorskip("megaopt_adam")
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
@@ -33,7 +35,7 @@ def equal_runs(rank: int, size: int, kinds: list[str], dims: dict[str, int]) -> 
         equal_run(kind, mesh, dims)
 
 
-def equal_run(kind: str, mesh, dims: dict[str, int]) -> None:
+def equal_run(kind: str, mesh: DeviceMesh, dims: dict[str, int]) -> None:
     """Train one model whole and cut."""
     replicas = dims.get("dp", 1)
     reference = whole_model()
@@ -52,7 +54,7 @@ def test_a_cut_model_trains_as_the_whole_one(launch, dims) -> None:
     launch(equal_runs, math.prod(dims.values()), installed(), dims)
 
 
-def accumulate(model: nn.Module, optimizer) -> list[float]:
+def accumulate(model: nn.Module, optimizer: MegatronOptimizer) -> list[float]:
     """Step on two backward passes at a time, with gradients that are kept and filled with zeros; return the norms."""
     norms = []
     for step in range(0, 6, 2):
@@ -145,7 +147,7 @@ def test_a_cut_may_go_through_the_pieces_of_a_fused_weight(launch) -> None:
 class Holder(nn.Module):
     """One parameter that is a DTensor."""
 
-    def __init__(self, mesh, placement, shape: tuple[int, ...] = (7, 4)) -> None:
+    def __init__(self, mesh: DeviceMesh, placement: Placement, shape: tuple[int, ...] = (7, 4)) -> None:
         super().__init__()
         value = torch.arange(math.prod(shape)).reshape(shape).float() / 10
         if isinstance(placement, Partial):

@@ -10,25 +10,26 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from megaopt_core import ProcessGroupCollection
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytest.importorskip("megaopt_adam")
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
-def goes_on(model: nn.Module, optimizer) -> dict[str, torch.Tensor]:
+def goes_on(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Train two more steps and return all parameters whole."""
     train(model, optimizer, range(2, 4))
     return {name: whole(param) for name, param in model.named_parameters()}
 
 
-def tensor_parallel_pair(seed: int, kind: str):
+def tensor_parallel_pair(seed: int, kind: str) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a cut model over all ranks and its optimizer."""
     mesh = mesh_of(tp=dist.get_world_size())
     model = cut_model(mesh, seed)
     return model, build(model, kind, mesh)
 
 
-def save_cut(rank: int, size: int, kind: str, save, path: str) -> dict[str, torch.Tensor]:
+def save_cut(rank: int, size: int, kind: str, save: str, path: str) -> dict[str, torch.Tensor]:
     """Train two steps, save, and go on."""
     model, optimizer = tensor_parallel_pair(0, kind)
     train(model, optimizer, range(2))
@@ -36,20 +37,20 @@ def save_cut(rank: int, size: int, kind: str, save, path: str) -> dict[str, torc
     return goes_on(model, optimizer)
 
 
-def load_cut(rank: int, size: int, kind: str, load, path: str) -> dict[str, torch.Tensor]:
+def load_cut(rank: int, size: int, kind: str, load: str, path: str) -> dict[str, torch.Tensor]:
     """Load into another model and go on."""
     model, optimizer = tensor_parallel_pair(1, kind)
     WAYS[load][1](path, model, optimizer)
     return goes_on(model, optimizer)
 
 
-def save_with_torch(path: str, model: nn.Module, optimizer) -> None:
+def save_with_torch(path: str, model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Save as torch's own functions do."""
     state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=path)
 
 
-def load_with_torch(path: str, model: nn.Module, optimizer) -> None:
+def load_with_torch(path: str, model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Load as torch's own functions do."""
     state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.load(state, checkpoint_id=path)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -9,14 +10,16 @@ import torch.distributed as dist
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from models import awkward, batch, loss_of, values_of
+from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import CommunicationError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.distributed
 
 
-def build():
+def build() -> tuple[DistributedDataParallel, MegatronOptimizer]:
     """Return a wrapped model and its optimizer."""
     config = DistributedDataParallelConfig(
         use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=400
@@ -25,7 +28,7 @@ def build():
     return model, build_optimizer(model, "adam", lr=1e-2, sharding="distributed", clip_grad=0.0)
 
 
-def train(model, optimizer, rank, steps):
+def train(model: nn.Module, optimizer: MegatronOptimizer, rank: int, steps: Iterable[int]) -> None:
     """Train for some steps."""
     for step in steps:
         loss_of(model, batch(step, rank)).backward()
@@ -33,7 +36,7 @@ def train(model, optimizer, rank, steps):
         optimizer.zero_grad()
 
 
-def dies_in_mid_step(rank, size, folder):
+def dies_in_mid_step(rank: int, size: int, folder: str) -> str:
     """Save after three steps; rank 1 is killed inside of the fifth; the others report their error."""
     model, optimizer = build()
     train(model, optimizer, rank, range(3))
@@ -49,7 +52,7 @@ def dies_in_mid_step(rank, size, folder):
     return "no error"
 
 
-def hangs_in_mid_step(rank, size):
+def hangs_in_mid_step(rank: int, size: int) -> str:
     """Rank 1 stops for ever before its backward pass; the others report their error."""
     pids = [None] * size
     dist.all_gather_object(pids, os.getpid())
@@ -66,7 +69,7 @@ def hangs_in_mid_step(rank, size):
     return "no error"
 
 
-def resumes(rank, size, folder):
+def resumes(rank: int, size: int, folder: str) -> dict[str, torch.Tensor]:
     """Load what was saved and go on to the sixth step."""
     model, optimizer = build()
     load_checkpoint(f"{folder}/last", model, optimizer)
@@ -74,7 +77,7 @@ def resumes(rank, size, folder):
     return values_of(model.module)
 
 
-def undisturbed(rank, size):
+def undisturbed(rank: int, size: int) -> dict[str, torch.Tensor]:
     """Train six steps without any accident."""
     model, optimizer = build()
     train(model, optimizer, rank, range(6))

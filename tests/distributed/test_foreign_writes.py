@@ -1,24 +1,36 @@
 """What somebody writes to the model of one rank between two steps stops all ranks before they drift apart."""
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import pytest
 import torch
 from launch import launch
 from torch import nn
 
-from megaopt_core import build_optimizer
+from megaopt_core import StepResult, build_optimizer
 from megaopt_core.errors import RankMismatchError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
-def stepped(model, optimizer, staged):
+def stepped(model: nn.Module, optimizer: MegatronOptimizer, staged: bool) -> StepResult | bool:
     """Step with the same gradients on all ranks."""
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     return optimizer.prepare_grads() if staged else optimizer.step()
 
 
-def written(rank, size, options, dtype, staged, ranks_that_write, restored):
+def written(
+    rank: int,
+    size: int,
+    options: Mapping[str, Any],
+    dtype: torch.dtype,
+    staged: bool,
+    ranks_that_write: Collection[int],
+    restored: bool,
+) -> tuple[str, bool]:
     """Write to the model of some ranks after a step; return what the next raises, and whether anything moved."""
     torch.manual_seed(0)
     model = nn.Linear(40, 30).to(dtype)

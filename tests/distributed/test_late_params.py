@@ -1,5 +1,8 @@
 """What one rank alone cannot step stops the step of all that share parameters out with it, before anything moves."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -12,7 +15,7 @@ from megaopt_core.errors import OwnershipError
 pytestmark = pytest.mark.distributed
 
 
-def unfrozen_on_one(rank, size, settings, staged):
+def unfrozen_on_one(rank: int, size: int, settings: Mapping[str, Any], staged: bool) -> tuple[str, bool]:
     """Unfreeze a layer on rank 1 after one step; return what the next step raises, and whether anything moved."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ if __name__ == "__main__":
 """
 
 
-def waits(rank, size, folder):
+def waits(rank: int, size: int, folder: Path) -> None:
     """Say which process this is, and wait for longer than any test."""
     Path(folder, str(os.getpid())).touch()
     time.sleep(900)
 
 
-def is_alive(pid):
+def is_alive(pid: int) -> bool:
     """Return whether a process is there and has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -37,7 +38,7 @@ def is_alive(pid):
     return state != "Z"
 
 
-def within(seconds, condition):
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
     """Wait until a condition holds; return whether it does."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

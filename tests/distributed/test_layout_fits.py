@@ -1,6 +1,7 @@
 """Layouts and process groups that do not fit each other are refused before anything is stepped."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from megaopt_core import ProcessGroupCollection, build_optimizer, get_registry
 from megaopt_core.errors import OwnershipError, ParallelGroupError, ShardingError
-from megaopt_core.params import Granularity, ParamSpec, Shard
+from megaopt_core.params import Granularity, ParamSpec, RankCoordinates, Shard
 from megaopt_core.sharding import FullParamLayout, LayoutOptions, PieceSpec, World, require_partition
 from megaopt_core.sharding._replicated import ReplicatedLayout
 
@@ -32,18 +33,20 @@ SHARDED = CONFIG(use_distributed_optimizer=True)
 # Layouts that are given.
 
 
-def group_of(size):
+def group_of(size: int) -> SimpleNamespace:
     """Stand for a process group."""
     return SimpleNamespace(size=lambda: size, rank=lambda: 0)
 
 
-def groups_of(size):
+def groups_of(size: int) -> ProcessGroupCollection:
     """Return process groups of a size, for what only asks for it."""
     group = group_of(size)
     return ProcessGroupCollection(dp=group, dp_cp=group, expt_dp=group)
 
 
-def fits(layout, module, config, ranks=1):
+def fits(
+    layout: FullParamLayout, module: nn.Module, config: DistributedDataParallelConfig, ranks: int = 1
+) -> None:
     """Raise unless a layout fits."""
     require_fitting(layout, dict(module.named_parameters()), config, groups_of(ranks))
 
@@ -133,14 +136,16 @@ def test_a_parameter_outside_of_its_bucket_is_refused():
 # Pieces of all ranks.
 
 
-def spec_of(name, shape=(8,), *, group=0, is_expert=False, **more):
+def spec_of(
+    name: str, shape: tuple[int, ...] = (8,), *, group: int = 0, is_expert: bool = False, **more: Any
+) -> ParamSpec:
     """Return a parameter as pure data."""
     dtype = torch.float32
     kind = Granularity.ELEMENT
     return ParamSpec(name, shape, dtype, dtype, "adam", group, kind, 1.0, is_expert=is_expert, **more)
 
 
-def world_of(ranks, experts=1):
+def world_of(ranks: int, experts: int = 1) -> World:
     """Return a world of data-parallel ranks."""
     return World({"dp": ranks, "expert_dp": experts})
 
@@ -152,7 +157,7 @@ class Given:
     dense: list
     expert: list = field(factory=lambda: [()])
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return what a rank owns, one piece a shard."""
         shards = [*self.dense[rank.get("dp", 0)], *self.expert[rank.get("expert_dp", 0)]]
         return [PieceSpec(0, (shard.numel,), ((0, shard),)) for shard in shards]
@@ -272,13 +277,13 @@ def test_layouts_for_as_many_ranks_as_there_are_are_partitions(
 # Process groups.
 
 
-def net():
+def net() -> nn.Sequential:
     """Two layers."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def over_pairs(rank, size):
+def over_pairs(rank: int, size: int) -> tuple[list[bool], str]:
     """Wrap over pairs of ranks, build without process groups, then with the world's; return what came of both."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     pair = pairs[rank // 2]

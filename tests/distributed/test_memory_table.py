@@ -1,7 +1,9 @@
 """The table of bytes a parameter in the documentation is what running optimizers keep."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ SHARED = [("adam", "fp32"), ("muon", "bf16, main parameters")]
 """Those whose rows of two ranks are counted here; `python benchmarks/memory_table.py --check` counts every one."""
 
 
-def counted(rank, size, rows):
+def counted(rank: int, size: int, rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
     """Count rows of the table on each rank."""
     import warnings
 
@@ -29,12 +31,12 @@ def counted(rank, size, rows):
     return [[memory_table.row(*row, place) for place in memory_table.PLACES] for row in rows]
 
 
-def _asked(row):
+def _asked(row: Sequence[str]) -> tuple[str, str, str]:
     optimizer, precision, strategy, *_ = row
     return optimizer.strip("`"), precision, strategy.partition("`, ")[0].strip("`")
 
 
-def _bytes(row):
+def _bytes(row: Sequence[str]) -> list[float]:
     return [float(value) for value in row[3:]]
 
 

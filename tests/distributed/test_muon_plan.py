@@ -1,6 +1,7 @@
 """Ranks with unlike calibrations iterate Muon's matrices alike: as the first rank's says."""
 
 import os
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ SQUARE = (1e-14, 1e-10)
 """Seconds for a multiplication of square matrices: cheap on rank 0, which chooses `gram`, and dear on rank 1."""
 
 
-def calibrated(rank, folder):
+def calibrated(rank: int, folder: str) -> None:
     """Give this rank a calibration of its own, on a processor that multiplies bfloat16."""
     precision.multiplies_bfloat16 = lambda: True
     os.environ[calibration.VARIABLE] = f"{folder}/{rank}.json"
@@ -33,13 +34,20 @@ def calibrated(rank, folder):
     calibration.write_calibration()
 
 
-def tensors():
+def tensors() -> tuple[torch.Tensor, ...]:
     """Return a matrix and two gradients, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(3, *SHAPE, generator=generator).unbind()
 
 
-def trained(start, grads, groups, sharding=None, *, is_cut=False):
+def trained(
+    start: torch.Tensor,
+    grads: Iterable[torch.Tensor],
+    groups: ProcessGroupCollection,
+    sharding: str | None = None,
+    *,
+    is_cut: bool = False,
+) -> tuple[set[str], torch.Tensor]:
     """Return the plans by which a built Muon iterates, and the weight after its steps."""
     rows, columns = start.shape
     model = nn.Sequential(nn.Linear(columns, rows, bias=False))
@@ -56,7 +64,7 @@ def trained(start, grads, groups, sharding=None, *, is_cut=False):
     return plans, weight.detach()
 
 
-def stepped(rank, size, folder, how):
+def stepped(rank: int, size: int, folder: str, how: str) -> tuple[set[str], torch.Tensor, torch.Tensor]:
     """Return this rank's plans, its weight, and what it is where all ranks have rank 0's calibration."""
     calibrated(rank, folder)
     whole, world = tensors(), dist.group.WORLD
@@ -90,7 +98,7 @@ def test_the_plans_would_differ(tmp_path):
     assert launch(own_plan, 2, str(tmp_path)) == list(PLANS)
 
 
-def own_plan(rank, size, folder):
+def own_plan(rank: int, size: int, folder: str) -> str:
     """Return what a rank chooses that settles nothing with the others."""
     del size
     calibrated(rank, folder)
@@ -101,7 +109,7 @@ def own_plan(rank, size, folder):
     return optimizer.param_groups[0]["ns_plan"]
 
 
-def broken_on_one(rank, size, folder):
+def broken_on_one(rank: int, size: int, folder: str) -> None:
     """Build where the second rank's file is broken."""
     del size
     calibrated(rank, folder)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from megaopt_core import (
     ChainedOptimizer,
@@ -117,7 +118,7 @@ def test_tensor_parallel_duplicates_count_once(launch, size, groups) -> None:
 # Both at once, from a DeviceMesh.
 
 
-def mesh_of(**dims: int):
+def mesh_of(**dims: int) -> DeviceMesh:
     """Return a mesh with named dimensions."""
     from torch.distributed.device_mesh import init_device_mesh
 

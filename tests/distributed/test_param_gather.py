@@ -1,6 +1,8 @@
 """Training with gathers that end late gives the bits of training without overlap."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_si
 class Tied(nn.Module):
     """Layers tied by memory, of which the later one runs first, and a weight that is read before its layer runs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(16, 16, bias=False)
         self.middle = nn.Linear(16, 16)
@@ -26,12 +28,12 @@ class Tied(nn.Module):
         self.first.weight = nn.Parameter(self.last.weight.data)
         self.head = nn.Linear(16, 16)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.middle(torch.tanh(self.first(linear(x, self.head.weight.t())))))
         return self.head(torch.tanh(self.last(hidden)))
 
 
-def trained(rank, overlap):
+def trained(rank: int, overlap: bool) -> list[torch.Tensor]:
     """Return all outputs and the parameters after five steps, in which the second rank is late."""
     torch.manual_seed(0)
     config = DistributedDataParallelConfig(use_distributed_optimizer=True, **(OVERLAP if overlap else {}))
@@ -52,7 +54,7 @@ def trained(rank, overlap):
     return [*outputs, *(value.clone() for value in model.module.state_dict().values())]
 
 
-def compare_with_no_overlap(rank, size):
+def compare_with_no_overlap(rank: int, size: int) -> list[int]:
     """Return what is different."""
     pairs = zip(trained(rank, False), trained(rank, True), strict=True)
     return [index for index, (one, other) in enumerate(pairs) if not torch.equal(one, other)]
@@ -64,7 +66,7 @@ def test_no_forward_pass_reads_stale_parameters(launch):
     assert launch(compare_with_no_overlap, 2) == [[], []]
 
 
-def scaled_under_way(rank, size, overlap):
+def scaled_under_way(rank: int, size: int, overlap: bool) -> list[torch.Tensor]:
     """Return the parameters after steps whose gradients are scaled right after the backward pass."""
     torch.manual_seed(0)
     config = DistributedDataParallelConfig(overlap_grad_reduce=overlap, bucket_size=1 if overlap else None)
@@ -92,7 +94,7 @@ def test_gradients_are_scaled_once_on_all_ranks(launch):
         assert torch.equal(first, second)
 
 
-def too_large(rank, size, value, settings):
+def too_large(rank: int, size: int, value: float, settings: Mapping[str, Any]) -> str | None:
     """Return the error when the second rank has one large gradient in fp16."""
     model = DistributedDataParallel(
         nn.Linear(2, 2, dtype=torch.float16), DistributedDataParallelConfig(**settings)

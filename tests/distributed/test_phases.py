@@ -7,7 +7,9 @@ does it.
 import contextlib
 import sys
 import warnings
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,18 +41,20 @@ STEPS, AWAY, SAVED = 5, (1, 3), 2
 class Wrapped:
     """A model in DDP of torch's or ours, and its optimizer."""
 
-    def __init__(self, size, name, sharding, wrapper, settings, seed=0):
+    def __init__(
+        self, size: int, name: str, sharding: str, wrapper: str, settings: Mapping[str, Any], seed: int = 0
+    ) -> None:
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
         self.module = blocks(count=2, dtype=dtype, seed=seed)
         config = OptimizerConfig(optimizer=name, sharding=sharding, **{**PLAIN, **settings})
         self.model = wrapped(self.module, wrapper, config)
         self.optimizer = get_megatron_optimizer(config, [self.model])
 
-    def backward(self, step, rank, *, last):
+    def backward(self, step: int, rank: int, *, last: bool) -> None:
         with contextlib.nullcontext() if last else self.model.no_sync():
             loss_of(self.model, batch(10 * step + last, rank)).backward()
 
-    def values(self):
+    def values(self) -> dict[str, torch.Tensor]:
         if hasattr(self.model, "finish_param_sync"):
             self.model.finish_param_sync()
         return {name: param.detach().clone() for name, param in self.module.named_parameters()}
@@ -59,20 +63,24 @@ class Wrapped:
 class Cut:
     """A model that `fully_shard` cuts, and its optimizer."""
 
-    def __init__(self, size, name, sharding, wrapper, settings, seed=0):
+    def __init__(
+        self, size: int, name: str, sharding: str, wrapper: str, settings: Mapping[str, Any], seed: int = 0
+    ) -> None:
         dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
         mesh = fsdp_runs.mesh_of(dp=size)
         self.model = fsdp_runs.cut_model(mesh, seed=seed, dtype=dtype)
         self.optimizer = fsdp_runs.build(self.model, name, mesh, **settings)
 
-    def backward(self, step, rank, *, last):
+    def backward(self, step: int, rank: int, *, last: bool) -> None:
         self.model(fsdp_runs.batch(10 * step + last, rank)).backward()
 
-    def values(self):
+    def values(self) -> dict[str, torch.Tensor]:
         return {name: fsdp_runs.whole(param) for name, param in self.model.named_parameters()}
 
 
-def trained(made, rank, steps, *, away=()):
+def trained(
+    made: Wrapped | Cut, rank: int, steps: Iterable[int], *, away: Collection[int] = ()
+) -> Wrapped | Cut:
     """Step on two backward passes each; in some steps states are away between them, and after the step."""
     for step in steps:
         made.backward(step, rank, last=False)
@@ -90,7 +98,9 @@ def trained(made, rank, steps, *, away=()):
     return made
 
 
-def phases(rank, size, runs, folder):
+def phases(
+    rank: int, size: int, runs: Mapping[str, tuple[str, str, str, Mapping[str, Any]]], folder: str
+) -> dict[str, Any]:
     """Return, run by run, the parameters that differ from those of a run that was never disturbed."""
     warnings.simplefilter("ignore")  # a model on the CPU gains nothing
     found = {}

@@ -1,7 +1,9 @@
 """Offloaded, every strategy trains to the bits of a replicated optimizer in place."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ SHARDED = {"adam": "distributed", "muon": "layer_wise", "soap": "layer_wise"}
 EARLY = {"overlap_param_gather_with_optimizer_step": True}
 
 
-def quietly(rank, size, runs):
+def quietly(rank: int, size: int, runs: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
     """Do several runs; that a model on the CPU gains nothing is known."""
     import warnings
 

@@ -2,7 +2,9 @@
 
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +18,19 @@ from torch import nn
 
 from megaopt_core import ParamKey, ProcessGroupCollection, build_optimizer, get_registry
 from megaopt_core.errors import MissingRanksError, RankMismatchError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
-def small(*, width=4, swapped=False, more=False, seed=0, dtype=torch.float32):
+def small(
+    *,
+    width: int = 4,
+    swapped: bool = False,
+    more: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> nn.ModuleDict:
     """Return a model of two layers, which may be registered in another order."""
     torch.manual_seed(seed)
     layers = {"first": nn.Linear(4, width), "second": nn.Linear(width, 4)}
@@ -31,7 +41,7 @@ def small(*, width=4, swapped=False, more=False, seed=0, dtype=torch.float32):
     return nn.ModuleDict(layers).to(dtype)
 
 
-def with_gradients(model):
+def with_gradients(model: nn.Module) -> nn.Module:
     """Give every parameter the same gradient on all ranks."""
     for param in model.parameters():
         gradient = torch.ones_like(param)
@@ -42,7 +52,9 @@ def with_gradients(model):
     return model
 
 
-def build(case, *, is_other, sharding=None):
+def build(
+    case: tuple[Mapping[str, Any], Mapping[str, Any], Any], *, is_other: bool, sharding: str | None = None
+) -> MegatronOptimizer:
     """Build for a case: `(model arguments, settings, overrides)` of one rank, plain for the others."""
     model_args, changed, overrides = case if is_other else ({}, {}, None)
     options = {"optimizer": "adam", "lr": 0.1, "weight_decay": 0.1, "sharding": sharding, **changed}
@@ -50,7 +62,7 @@ def build(case, *, is_other, sharding=None):
     return build_optimizer(small(**model_args), overrides=given_overrides, **options)
 
 
-def raised_by(function):
+def raised_by(function: Callable[[], object]) -> tuple[str, str] | None:
     """Return class and message of what a function raises; None when it raises nothing."""
     try:
         function()
@@ -59,7 +71,9 @@ def raised_by(function):
     return None
 
 
-def builds(rank, size, cases, sharding):
+def builds(
+    rank: int, size: int, cases: Iterable[tuple[Any, ...]], sharding: str | None
+) -> list[tuple[str, str] | None]:
     """Build every case with one rank that is unlike the others, the last."""
     other = rank == size - 1
     return [raised_by(lambda case=case: build(case, is_other=other, sharding=sharding)) for case in cases]
@@ -103,7 +117,7 @@ SIZES = {"two ranks": (2, None), "four ranks": (4, None), "sharded": (2, "distri
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def answers(request):
+def answers(request: pytest.FixtureRequest) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
     """What every rank raised in every case, and how the ranks are called."""
     size, sharding = SIZES[request.param]
     ranks = launch(builds, size, [case for case, _ in CASES.values()], sharding)
@@ -123,7 +137,7 @@ def test_a_difference_raises_on_all_ranks_and_names_it(answers, kind):
     assert "pg_collection" in message
 
 
-def builds_with_another_version(rank, size):
+def builds_with_another_version(rank: int, size: int) -> tuple[str, str] | None:
     """Build where the last rank has another version of an optimizer's plugin."""
     registry = get_registry()
     owner = registry.owner
@@ -142,7 +156,9 @@ def test_another_version_of_a_plugin_raises_on_all_ranks():
     assert found[1] == found[3]
 
 
-def wraps(rank, size, cases):
+def wraps(
+    rank: int, size: int, cases: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> list[tuple[str, str] | None]:
     """Wrap every case with one rank that is unlike the other."""
     common = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "bucket_size": 400}
     answers = []
@@ -167,7 +183,7 @@ WRAPPED = {
 
 
 @pytest.fixture(scope="module")
-def wrapped():
+def wrapped() -> dict[str, tuple[Any, ...]]:
     """What both ranks raised in every case of wrapping."""
     ranks = launch(wraps, 2, [case for case, _ in WRAPPED.values()])
     return dict(zip(WRAPPED, zip(*ranks, strict=True), strict=True))
@@ -182,7 +198,7 @@ def test_wrapping_is_compared_before_a_bucket_travels(wrapped, kind):
     assert WRAPPED[kind][1] in first[1]
 
 
-def unlike_values(rank, size, wrapped):
+def unlike_values(rank: int, size: int, wrapped: bool) -> tuple[Any, ...]:
     """Step from other values on one rank, then give all of them the first one's and step again."""
     model = small(seed=int(rank == size - 1))
     if wrapped:
@@ -222,7 +238,7 @@ def test_other_values_raise_at_the_first_step(size, wrapped):
         assert all(map(torch.equal, other[4], values))
 
 
-def drifts(rank, size):
+def drifts(rank: int, size: int) -> tuple[tuple[str, ...], tuple[str, ...], int]:
     """Train alike, write to one rank's parameter and ask."""
     model = small()
     optimizer = build_optimizer(model, "adam", lr=0.1)
@@ -247,7 +263,7 @@ def test_check_compares_at_any_time():
         assert reported == 0
 
 
-def alone(rank, size):
+def alone(rank: int, size: int) -> tuple[str, ...] | None:
     """Build and train on one rank of two, while the other does something else."""
     answer = None
     if rank == 0:
@@ -265,7 +281,7 @@ def test_a_model_on_one_rank_alone_waits_for_nobody():
     assert launch(alone, 2) == [(), None]
 
 
-def each_its_own(rank, size):
+def each_its_own(rank: int, size: int) -> list[bool]:
     """Build another model with other settings on every rank, wrapped and bare."""
     mine = ProcessGroupCollection()
     bare = build_optimizer(small(width=4 + rank, seed=rank), "adam", lr=0.1 * (rank + 1), pg_collection=mine)
@@ -282,7 +298,7 @@ def test_a_model_for_each_rank_passes():
     assert launch(each_its_own, 4) == [[True, True]] * 4
 
 
-def half_and_half(rank, size):
+def half_and_half(rank: int, size: int) -> float:
     """Train one model on each half of the ranks, at other times and with other settings."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     half = rank // 2
@@ -302,7 +318,7 @@ def test_models_on_parts_of_the_ranks_do_not_meet():
     assert launch(half_and_half, 4) == pytest.approx([0.1, 0.1, 0.2, 0.2])
 
 
-def filled_later(rank, size):
+def filled_later(rank: int, size: int) -> bool:
     """Build on memory that nobody has filled, load, and step."""
     with torch.device("meta"):
         model = small()
@@ -321,7 +337,9 @@ def test_weights_that_are_loaded_after_the_build_pass():
     assert launch(filled_later, 2) == [True, True]
 
 
-def parallel_parts(rank, size):
+def parallel_parts(
+    rank: int, size: int
+) -> tuple[tuple[bool, tuple[str, ...] | None], tuple[str, ...] | None]:
     """Two pipeline stages of two tensor-parallel ranks: other layers, other shards, the same norms."""
     tensor = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     pipeline = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
@@ -350,7 +368,7 @@ def test_stages_and_shards_pass_and_duplicates_are_compared():
     assert " on rank 2; " in answers[0][1][0]
 
 
-def waits(rank, size):
+def waits(rank: int, size: int) -> str | tuple[str, tuple[int, ...], tuple[int, ...]] | None:
     """Build on rank 0 alone, with the default group."""
     if rank == 1:
         return None
@@ -369,7 +387,7 @@ def test_missing_ranks_are_counted_after_the_timeout():
     assert (came, missing) == ((0,), (1,))
 
 
-def comes_late(rank, size, folder):
+def comes_late(rank: int, size: int, folder: str) -> bool:
     """Give up once on rank 0, then meet the other."""
     gave_up = Path(folder) / "gave_up"
     if rank == 0:
@@ -410,7 +428,7 @@ OVERRIDES = st.one_of(
 PROGRAMS = st.tuples(MODELS, SETTINGS, OVERRIDES, st.sampled_from([0, 0, 0, 1]))
 
 
-def meaning(program):
+def meaning(program: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what a program is about: a setting that has its default says nothing."""
     model, changed, overrides, seed = program
     plain = {"width": 4, "swapped": False, "more": False}
@@ -423,7 +441,7 @@ def meaning(program):
     )
 
 
-def runs(rank, size, drawn):
+def runs(rank: int, size: int, drawn: Iterable[Sequence[tuple[Any, ...]]]) -> list[tuple[str, str] | None]:
     """Run what every drawn case has for this rank: build, and step."""
     answers = []
     for programs in drawn:
@@ -438,7 +456,7 @@ def runs(rank, size, drawn):
     return answers
 
 
-def draw_cases(count):
+def draw_cases(count: int) -> list[list[tuple[Any, ...]]]:
     """Return generated cases: half of the time ranks have the same program."""
     drawn = []
 

@@ -1,5 +1,8 @@
 """Ranks compare frozen parameters, state, settings of groups and buffers too, also of what was wrapped by hand."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import pytest
 import torch
 from launch import launch
@@ -10,9 +13,11 @@ from megaopt_core import (
     FP32Optimizer,
     MixedPrecisionOptimizer,
     OptimizerConfig,
+    StepResult,
     build_optimizer,
 )
 from megaopt_core.errors import RankMismatchError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
@@ -20,14 +25,14 @@ pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 class Net(nn.Module):
     """A frozen layer, one that trains, a buffer, and statistics that every rank has for itself."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.base, self.head, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.base.requires_grad_(False)
         self.register_buffer("table", torch.arange(4.0))
 
 
-def trained(optimizer, model):
+def trained(optimizer: MegatronOptimizer, model: nn.Module) -> StepResult:
     """Step once with the same gradients on all ranks."""
     for param in model.parameters():
         if param.requires_grad:
@@ -35,32 +40,32 @@ def trained(optimizer, model):
     return optimizer.step()
 
 
-def nothing(model, optimizer):
+def nothing(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Change nothing."""
 
 
-def frozen_weight(model, optimizer):
+def frozen_weight(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Change one element of a frozen weight."""
     with torch.no_grad():
         model.base.weight[1, 2] += 1.0
 
 
-def state(model, optimizer):
+def state(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Change the first moment of a weight, as a load on one rank does."""
     optimizer.state[model.head.weight]["exp_avg"] = torch.full((4, 4), 0.5)
 
 
-def learning_rate(model, optimizer):
+def learning_rate(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Set another learning rate, as a scheduler on one rank does."""
     optimizer.param_groups[0]["lr"] = 0.7
 
 
-def buffer(model, optimizer):
+def buffer(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Change one element of a buffer."""
     model.table[3] = 9.0
 
 
-def statistics(model, optimizer):
+def statistics(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Change running statistics."""
     model.norm.running_mean[0] = 3.0
 
@@ -76,7 +81,9 @@ AT_THE_FIRST_STEP = {
 IN_CHECK = {**AT_THE_FIRST_STEP, "buffer": "buffer 'table': norm "}
 
 
-def changes(rank, size, names, settings_of):
+def changes(
+    rank: int, size: int, names: Iterable[str], settings_of: Mapping[str, Any]
+) -> list[tuple[str, tuple[str, ...] | None]]:
     """Return for each change on one rank what the first step raises, and what `check()` says after a step."""
     answers = []
     for name in names:
@@ -116,7 +123,16 @@ def test_each_kind_is_named_on_all_ranks(kind):
         assert IN_CHECK.get(name, "") in "\n".join(found)
 
 
-def by_hand(*, lr=0.1, width=4, clip=1.0, value=0.0, cls=torch.optim.AdamW, bf16=False, moment=None):
+def by_hand(
+    *,
+    lr: float = 0.1,
+    width: int = 4,
+    clip: float = 1.0,
+    value: float = 0.0,
+    cls: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    bf16: bool = False,
+    moment: float | None = None,
+) -> tuple[nn.Parameter, MegatronOptimizer]:
     """Return a parameter and an optimizer of torch's that is wrapped by hand."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     weight = nn.Parameter(torch.full((width, 2), value, dtype=dtype))
@@ -140,7 +156,9 @@ BY_HAND = {
 }
 
 
-def wrapped_by_hand(rank, size, cases, chained, bf16):
+def wrapped_by_hand(
+    rank: int, size: int, cases: Iterable[Mapping[str, Any]], chained: bool, bf16: bool
+) -> list[str]:
     """Return for each case what the first step raises, with one rank that is unlike the other."""
     answers = []
     for case in cases:

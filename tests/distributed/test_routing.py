@@ -1,9 +1,12 @@
 """Ranks that hold different parameters end with the same optimizers and groups, and fail together."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from megaopt_testing import temporary_plugin
+from torch import nn
 
 from megaopt_core import (
     OptimizerConfig,
@@ -16,9 +19,9 @@ from megaopt_core import (
     route,
 )
 from megaopt_core.errors import MegaoptError
-from megaopt_core.params import MATRIX
+from megaopt_core.params import MATRIX, ParamSpec
 from megaopt_core.plugin_api import StoredParam, StoredRouting
-from megaopt_core.sharding import Replicated
+from megaopt_core.sharding import Replicated, ShardingStrategy
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
@@ -29,7 +32,7 @@ class TwoKinds:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return both."""
         return {
             "plain": OptimizerEntry(torch.optim.SGD),
@@ -42,7 +45,7 @@ class TwoKinds:
         }
 
 
-def stage(rank, size):
+def stage(rank: int, size: int) -> nn.ModuleDict:
     """One pipeline stage: the first has the embedding, the last the head, the second an expert."""
     torch.manual_seed(0)
     parts = {f"layer{rank}": torch.nn.Linear(4, 4)}
@@ -63,12 +66,12 @@ OVERRIDES = {
 }
 
 
-def stages():
+def stages() -> ProcessGroupCollection:
     """Return the process groups of a pipeline of all ranks."""
     return ProcessGroupCollection(pp=dist.group.WORLD)
 
 
-def routed(rank, size):
+def routed(rank: int, size: int) -> tuple[tuple[Any, ...], list[str], list[int]]:
     """Return what every rank must agree on, and what differs."""
     pgs = stages()
     with temporary_plugin(TwoKinds(), name="two-kinds"):
@@ -102,7 +105,7 @@ def test_stages_agree_on_optimizers_and_groups(launch, size):
         assert 0 in counts
 
 
-def fails(rank, size, kind):
+def fails(rank: int, size: int, kind: str) -> tuple[str, str] | None:
     """Route with a mistake and return the message."""
     overrides = {
         "pattern": {ParamKey(name="layer9.*"): {"max_lr": 1.0}},
@@ -135,19 +138,19 @@ def test_an_error_on_one_rank_is_raised_on_all(launch):
 class Picky(Replicated):
     """Takes no expert."""
 
-    def refuse(self, param, spec):
+    def refuse(self, param: nn.Parameter, spec: ParamSpec) -> str | None:
         """Return why a parameter cannot be sharded."""
         return "experts are not taken" if spec.is_expert else None
 
 
 class PickyPlugin(TwoKinds):
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         """Return the strategy."""
         return {"picky": Picky("picky")}
 
 
-def refused(rank, size):
+def refused(rank: int, size: int) -> str:
     """Build with a strategy that refuses what rank 1 alone holds, and return the message."""
     with temporary_plugin(PickyPlugin(), name="picky"), pytest.raises(MegaoptError) as raised:
         build_optimizer(stage(rank, size), "plain", lr=0.1, sharding="picky", pg_collection=stages())
@@ -160,7 +163,7 @@ def test_what_a_strategy_refuses_on_one_rank_is_refused_on_all(launch):
     assert launch(refused, 2) == [f"rank 1 cannot route its parameters: ShardingError: {own}", own]
 
 
-def followed(rank, size):
+def followed(rank: int, size: int) -> tuple[dict[str, str], str]:
     """Follow one routing of all stages, then one that another rank has otherwise."""
     names = [name for each in range(size) for name, _ in stage(each, size).named_parameters()]
     params = {

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def strategy():
+def strategy() -> object:
     """Return the distributed optimizer with a first rank that owns an eighth of every bucket."""
     base = type(get_registry().strategy("distributed"))
 
@@ -50,7 +50,7 @@ def strategy():
     return Plugin()
 
 
-def train(rank, size, sharding):
+def train(rank: int, size: int, sharding: str) -> tuple[list[torch.Tensor], int]:
     """Train in the buffers that the strategy asks for; return the parameters and the elements that are stepped here."""
     with temporary_plugin(strategy(), name="lopsided"):
         torch.manual_seed(0)
@@ -88,7 +88,7 @@ def test_shares_as_a_strategy_gives_them_train_as_equal_ones(launch, size):
             assert (value - other).norm() <= 1e-6 * value.norm()
 
 
-def refused_on_one(rank, size):
+def refused_on_one(rank: int, size: int) -> str | None:
     """Build with a strategy that has no layout for the second rank; return what each rank is told."""
     base = type(get_registry().strategy("distributed"))
 

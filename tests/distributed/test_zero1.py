@@ -1,6 +1,8 @@
 """The distributed optimizer takes the same steps as a replicated one."""
 
 import importlib.util
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from megaopt_core import ParamKey, ParamPredicate, build_optimizer
+from megaopt_core import ParamKey, ParamPredicate, ProcessGroupCollection, build_optimizer
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
@@ -22,7 +24,14 @@ REPLICATED_PARAMS = {"use_distributed_optimizer": False}
 needs_lion = pytest.mark.skipif(importlib.util.find_spec("megaopt_lion") is None, reason="steps with lion")
 
 
-def under_torch_ddp(rank, size, optimizer, sharding, settings=PLAIN, dtype=torch.float32):
+def under_torch_ddp(
+    rank: int,
+    size: int,
+    optimizer: str,
+    sharding: str,
+    settings: Mapping[str, Any] = PLAIN,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, torch.Tensor]:
     """Train under torch's DDP and return every parameter and state."""
     model = awkward(dtype=dtype)
     wrapped = TorchDDP(model)
@@ -34,7 +43,15 @@ def under_torch_ddp(rank, size, optimizer, sharding, settings=PLAIN, dtype=torch
     return values_of(model) | states_of(stepper)
 
 
-def in_buffers(rank, size, optimizer, sharding, ddp=None, settings=PLAIN, dtype=torch.float32):
+def in_buffers(
+    rank: int,
+    size: int,
+    optimizer: str,
+    sharding: str,
+    ddp: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] = PLAIN,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, torch.Tensor]:
     """Train under our own wrapper and return every parameter and state."""
     config = {"use_distributed_optimizer": sharding == "distributed", **(ddp or {})}
     model = DistributedDataParallel(awkward(dtype=dtype), DistributedDataParallelConfig(**config))
@@ -47,14 +64,21 @@ def in_buffers(rank, size, optimizer, sharding, ddp=None, settings=PLAIN, dtype=
     return values_of(model.module) | states_of(stepper)
 
 
-def several(rank, size, runs):
+def several(rank: int, size: int, runs: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Do several runs one after the other in the same processes."""
     return {
         name: globals()[function](rank, size, *arguments) for name, (function, *arguments) in runs.items()
     }
 
 
-def given_gradients(rank, size, sharding, build="awkward", settings=PLAIN, pgs=None):
+def given_gradients(
+    rank: int,
+    size: int,
+    sharding: str,
+    build: str = "awkward",
+    settings: Mapping[str, Any] = PLAIN,
+    pgs: ProcessGroupCollection | None = None,
+) -> dict[str, torch.Tensor]:
     """Step on gradients that are the same on all ranks; the last parameter gets none in every third step."""
     model = {"awkward": awkward, "tiny": tiny}[build]()
     stepper = build_optimizer(model, "adam", lr=1e-2, sharding=sharding, **settings)
@@ -69,13 +93,15 @@ def given_gradients(rank, size, sharding, build="awkward", settings=PLAIN, pgs=N
     return values_of(model)
 
 
-def tiny(width=1):
+def tiny(width: int = 1) -> nn.Linear:
     """A layer; with one row and column it has fewer parameters than ranks."""
     torch.manual_seed(1)
     return nn.Linear(width, width)
 
 
-def differing(expected, ranks):
+def differing(
+    expected: Mapping[str, torch.Tensor], ranks: Iterable[Mapping[str, torch.Tensor]]
+) -> list[tuple[int, str]]:
     """Return what differs from the expected values, on any rank."""
     return [
         (rank, name)
@@ -206,7 +232,7 @@ def test_mixed_precision_on_plain_gradients_has_the_bits_of_a_replicated_optimiz
     assert differing(expected, [result["distributed"] for result in results]) == []
 
 
-def with_inf_in_one_shard(rank, size):
+def with_inf_in_one_shard(rank: int, size: int) -> tuple[int, list[tuple[bool, bool, float]]]:
     """Step twice on fp16 gradients, the first time with an inf in the last element of a parameter."""
     model = tiny(8).half()
     settings = {"fp16": True, "initial_loss_scale": 4.0, "hysteresis": 1, **PLAIN}
@@ -230,7 +256,7 @@ def test_an_inf_in_one_ranks_shard_skips_the_step_on_all(launch):
     assert [seen for _, seen in results] == [[(False, False, 2.0), (True, True, 2.0)]] * 2
 
 
-def with_two_optimizers(rank, size, sharding):
+def with_two_optimizers(rank: int, size: int, sharding: str) -> dict[str, torch.Tensor]:
     """Matrices by adam, the rest by sgd, in the same buffers."""
     config = DistributedDataParallelConfig(use_distributed_optimizer=sharding == "distributed", **OVERLAP)
     model = DistributedDataParallel(awkward(), config)
@@ -243,7 +269,7 @@ def with_two_optimizers(rank, size, sharding):
     return values_of(model.module)
 
 
-def is_vector(param):
+def is_vector(param: torch.Tensor) -> bool:
     """Whether a parameter is no matrix."""
     return param.ndim < 2
 
@@ -254,7 +280,7 @@ def test_two_optimizers_share_a_buffer(launch):
     assert differing(expected, launch(with_two_optimizers, 2, "distributed")) == []
 
 
-def with_instances(rank, size, instances):
+def with_instances(rank: int, size: int, instances: int) -> tuple[dict[str, torch.Tensor], int, float | None]:
     """Train with the optimizer sharded inside instances; return parameters and elements of state."""
     config = DistributedDataParallelConfig(
         use_distributed_optimizer=True, num_distributed_optimizer_instances=instances, **OVERLAP
@@ -285,7 +311,7 @@ def test_instances_shard_inside_and_replicate_across(launch):
 class WithExpert(nn.Module):
     """Two dense layers and, between them, the expert of this rank."""
 
-    def __init__(self, expert):
+    def __init__(self, expert: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
@@ -294,12 +320,12 @@ class WithExpert(nn.Module):
         for param in self.expert.parameters():
             param.allreduce = False
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last layer's values."""
         return self.last(torch.tanh(self.expert(torch.tanh(self.first(x)))))
 
 
-def with_experts(rank, size, sharding):
+def with_experts(rank: int, size: int, sharding: str) -> tuple[dict[str, torch.Tensor], int]:
     """Train dense parameters over four ranks and each of two experts over two; return names that tell experts apart."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     expert = rank % 2
@@ -349,7 +375,7 @@ ROWS = {
 """Bytes a parameter, dtype of the model, settings: the table of docs/distributed.md."""
 
 
-def state_bytes(rank, size, dtype, settings):
+def state_bytes(rank: int, size: int, dtype: torch.dtype, settings: Mapping[str, Any]) -> int:
     """Return the bytes of the memory that the optimizer alone holds on this rank after a step."""
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(dtype)
     wrapped = DistributedDataParallel(model, DistributedDataParallelConfig(use_distributed_optimizer=True))

@@ -35,7 +35,7 @@ from megaopt_core.errors import CheckpointCorruptError, MegaoptError
 class Trial:
     """One folder that is spoiled, looked at and restored, again and again."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.good, self.bad = Path(folder) / "good", Path(folder) / "bad"
         save_good(self.good)
         shutil.copytree(self.good, self.bad)
@@ -43,14 +43,14 @@ class Trial:
         self.live = build(seed=1)
         self.before = snapshot(*self.live)
 
-    def restore(self):
+    def restore(self) -> None:
         """Make the bad folder good again, and the live objects what they were."""
         for file in self.good.iterdir():
             shutil.copyfile(file, self.bad / file.name)
         self.live = build(seed=1)
         self.before = snapshot(*self.live)
 
-    def outcome(self, is_flip):
+    def outcome(self, is_flip: bool) -> str:
         """Verify and load; return what happened, or raise SystemExit when it may not happen."""
         found = None
         try:
@@ -72,7 +72,7 @@ class Trial:
             raise SystemExit("a flipped bit was loaded")
         return "loaded"
 
-    def _refused(self, error, found):
+    def _refused(self, error: MegaoptError, found: MegaoptError | None) -> None:
         if not unchanged(self.before, snapshot(*self.live)):
             raise SystemExit(f"half changed: {error}")
         if isinstance(error, CheckpointCorruptError) and found is None:

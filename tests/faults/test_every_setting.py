@@ -4,6 +4,9 @@ import ast
 import contextlib
 import re
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,17 +69,17 @@ CORE = {info.name: info for info in core_field_info()}
 class _Timer:
     calls: list
 
-    def start(self, barrier):
+    def start(self, barrier: bool) -> None:
         self.calls.append(("start", barrier))
 
-    def stop(self, **how):
+    def stop(self, **how: Any) -> None:
         self.calls.append("stop")
 
 
 class Block(nn.Module):
     """A table, a fused projection, norms of queries, a head: something for every standard override."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(6, 8)
         self.qkv = nn.Linear(8, 24)
@@ -85,11 +88,11 @@ class Block(nn.Module):
         self.table.weight.is_embedding_or_output_parameter = True
         self.out.weight.is_embedding_or_output_parameter = True
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.out(self.q_layernorm(self.qkv(self.table(tokens))[..., :8]))
 
 
-def _model(context):
+def _model(context: Mapping[str, Any]) -> Block:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = Block()
@@ -99,7 +102,7 @@ def _model(context):
     return model
 
 
-def _seen(value):
+def _seen(value: Any) -> Any:
     """Return something that compares by value."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.detach().double().flatten().tolist()
@@ -112,7 +115,9 @@ def _seen(value):
     )
 
 
-def _outcome(optimizer, settings, context, folder):
+def _outcome(
+    optimizer: str, settings: Mapping[str, Any], context: Mapping[str, Any], folder: Path
+) -> tuple[list[Any], list[str]]:
     """Return everything that a configuration can change: what was built, and what two steps did; and what is unused."""
     calls: list = []
     given = dict(settings)
@@ -162,7 +167,7 @@ def _outcome(optimizer, settings, context, folder):
     return [parts, built_with, scaler, _seen(list(model.parameters())), results, calls, files], named
 
 
-def _choices(name, default):
+def _choices(name: str, default: Any) -> list[Any]:
     """Return the other values that the error about a wrong one lists."""
     try:
         OptimizerConfig(**{name: "no such value"})
@@ -173,7 +178,7 @@ def _choices(name, default):
     return []
 
 
-def _candidates(name, default, folder):
+def _candidates(name: str, default: Any, folder: Path) -> list[Any]:
     """Return values that differ from the default, by its type."""
     if name in VALUES:
         return [VALUES[name]]
@@ -190,7 +195,7 @@ def _candidates(name, default, folder):
     return [*_choices(name, default), 0.02, True, "other"]
 
 
-def _settings():
+def _settings() -> list[tuple[str, str, Any]]:
     """Return `(optimizer, setting, default)`: the core's under two optimizers, a plugin's under its own and another."""
     registry = get_registry()
     brought = {name: registry.optimizer(name) for name in BRIDGED}
@@ -206,7 +211,7 @@ def _settings():
     return core + plugins
 
 
-def _refused(settings, error):
+def _refused(settings: Mapping[str, Any], error: Exception) -> str:
     """Check that the error names what was set, in full."""
     if isinstance(error, MegaoptError):
         assert any(name in str(error) for name in settings), error
@@ -217,7 +222,7 @@ def _refused(settings, error):
     return "refused"
 
 
-def _tried(optimizer, name, value, context, folder):
+def _tried(optimizer: str, name: str, value: Any, context: Mapping[str, Any], folder: Path) -> str:
     """Return `acts`, `named`, `refused` or `silent`."""
     changed = {**context, name: value}
     before = None

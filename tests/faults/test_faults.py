@@ -7,8 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Never
 
 import pytest
+from torch import nn
+
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins/megaopt-checkpoint/tests"))
 
@@ -35,7 +39,7 @@ def test_killed_runs_leave_a_complete_checkpoint():
     assert json.loads(ended.stdout)["lost"] == 0
 
 
-def damage(path, chance):
+def damage(path: Path, chance: random.Random) -> tuple[str, str]:
     """Do something bad to one file of a checkpoint; return its name and what was done."""
     file = chance.choice(sorted(path.iterdir()))
     kind = chance.choice(["flip", "flip", "flip", "truncate", "empty", "append", "remove", "link"])
@@ -142,11 +146,11 @@ def test_an_interrupted_background_save_leaves_the_old_checkpoint(tmp_path, monk
     assert load_checkpoint(tmp_path / "last", model, optimizer).extra == 3
 
 
-def _save(path, model, optimizer, background):
+def _save(path: Path, model: nn.Module, optimizer: MegatronOptimizer, background: bool) -> None:
     pending = save_checkpoint(path, model, optimizer, extra=2, async_save=background)
     if background:
         pending.result()
 
 
-def _refuse(*_):
+def _refuse(*_: object) -> Never:
     raise OSError("the cable is out")

@@ -1,6 +1,7 @@
 """A manifest as large as that of the largest runs is none too large: what is checked grows with it."""
 
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.any_python
 PARAMETERS, RANKS = 70_000, 1_024
 
 
-def write(folder):
+def write(folder: Path) -> None:
     """Write a checkpoint of 70,000 parameters of two elements, each from two of 1,024 ranks."""
     data = [bytearray() for _ in range(RANKS)]
     tensors = {}

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from megaopt_core.optimizers import MegatronOptimizer
+
 sys.path.insert(0, str(Path(__file__).parent))
 from device_training import (
     NO_SKIP,
@@ -23,7 +25,7 @@ from device_training import (
 pytest.importorskip("megaopt_device")
 
 
-def as_tensors(optimizer):
+def as_tensors(optimizer: MegatronOptimizer) -> None:
     """Let an eager run read learning rates from tensors, and count on the device, as a captured one does."""
     for part in optimizer.parts:
         for outer, inner in zip(part.groups, part.inner.param_groups, strict=True):

@@ -3,6 +3,7 @@
 import gc
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ OFFLOAD = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
 NAMES = ["adam", "adamw", "sgd", "lion", "muon", "soap"]
 
 
-def settings_of(name, precision):
+def settings_of(name: str, precision: str) -> dict[str, Any]:
     """Leave out the state dtypes that an optimizer cannot hold."""
     if precision == "8bit" and name not in {"adam", "adamw"}:
         pytest.skip("adam's states")
@@ -59,7 +60,9 @@ def test_a_resume_is_bit_equal(device, name):
     assert relative(everything(model, optimizer), everything(other_model, other)) == 0.0
 
 
-def kept_after_training(device, name, **settings):
+def kept_after_training(
+    device: torch.device, name: str, **settings: Any
+) -> tuple[int, int, list[torch.Tensor]]:
     """Return the bytes that an optimizer keeps on the GPU, those of its states, and the states."""
     model = model_of(device, width=1024)
     torch.cuda.synchronize()

@@ -17,7 +17,7 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ STYLES = ("constant", "linear", "cosine", "inverse-square-root")
 class Run:
     """A model, its optimizer and its scheduler, all of a plan that two runs share."""
 
-    def __init__(self, plan):
+    def __init__(self, plan: Mapping[str, Any]) -> None:
         self.plan = plan
         dtype, settings = PRECISIONS[plan["precision"]]
         torch.manual_seed(plan["init"])
@@ -76,7 +76,7 @@ class Run:
             wd_incr_style="linear",
         )
 
-    def step(self, gradients):
+    def step(self, gradients: Iterable[torch.Tensor]) -> bool:
         """Step with given gradients, times the loss scale; return whether it was made."""
         scale = float(self.optimizer.get_loss_scale())
         for param, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -86,7 +86,7 @@ class Run:
         self.scheduler.step(1)
         return made
 
-    def bits(self):
+    def bits(self) -> dict[str, Any]:
         """Return everything that must be equal, by name."""
         found = {f"param {name}": param.detach() for name, param in self.model.named_parameters()}
         for param, name in self.optimizer.names.items():

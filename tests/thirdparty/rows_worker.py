@@ -45,7 +45,7 @@ def use(installed: str) -> None:
 class Model(nn.Module):
     """Matrices whose rows no number of ranks divides, one of three rows, a number, and what Adam steps."""
 
-    def __init__(self, seed=0):
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         chance = torch.Generator().manual_seed(seed)
 

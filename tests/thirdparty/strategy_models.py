@@ -26,7 +26,7 @@ SETTINGS = {
 class Model(nn.Module):
     """Uneven sizes, a tied head, a frozen layer, a scalar, and experts in one tensor."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(31, 8)
         self.up = nn.Linear(8, 48)
@@ -39,7 +39,7 @@ class Model(nn.Module):
         self.head = nn.Linear(8, 31, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits in which every trainable parameter takes part."""
         x = self.embedding(tokens)
         x = x + self.down(self.frozen(self.norm(torch.relu(self.up(x)))) * self.gain)

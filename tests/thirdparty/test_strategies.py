@@ -2,8 +2,10 @@
 
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "plugins/megaopt-checkpoint/tests"))
@@ -35,12 +39,12 @@ OURS = ("round_robin", "row_blocks", "by_expert", "pairs")
 ALL = (*OURS, "replicated", "distributed")
 
 
-def state_of(optimizer):
+def state_of(optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return the whole logical state, on every rank."""
     return gathered(logical_state(optimizer))
 
 
-def cases_of(strategy):
+def cases_of(strategy: str) -> list[str]:
     """Return what a strategy can shard."""
     if strategy == "parts":
         return ["normed_sgd"]
@@ -49,7 +53,9 @@ def cases_of(strategy):
     return [*SETTINGS, "normed_sgd"] if strategy == "replicated" else list(SETTINGS)
 
 
-def train_each(rank, size, installed, strategies, folder=None):
+def train_each(
+    rank: int, size: int, installed: str, strategies: Iterable[str], folder: str | None = None
+) -> dict[tuple[str, str], tuple[Any, ...]]:
     """Train every case under every strategy; keep one checkpoint of each."""
     use(installed)
     found = {}
@@ -64,35 +70,39 @@ def train_each(rank, size, installed, strategies, folder=None):
 
 
 @pytest.fixture(scope="module")
-def alone(launch, strategies):
+def alone(launch: Callable[..., list[Any]], strategies: str) -> dict[tuple[str, str], tuple[Any, ...]]:
     """What one process trains, with the state that it ends with."""
     return launch(train_each, 1, strategies, ("replicated", *OURS, "parts"))[0]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where checkpoints of all strategies lie, from 2 ranks and from 4."""
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def by_two(launch, strategies, folder):
+def by_two(
+    launch: Callable[..., list[Any]], strategies: str, folder: Path
+) -> list[dict[tuple[str, str], tuple[Any, ...]]]:
     """What 2 ranks train."""
     return launch(train_each, 2, strategies, (*ALL, "parts"), str(folder))
 
 
 @pytest.fixture(scope="module")
-def by_four(launch, strategies, folder):
+def by_four(
+    launch: Callable[..., list[Any]], strategies: str, folder: Path
+) -> list[dict[tuple[str, str], tuple[Any, ...]]]:
     """What 4 ranks train."""
     return launch(train_each, 4, strategies, (*ALL, "parts"), str(folder))
 
 
-def is_exact(strategy, case):
+def is_exact(strategy: str, case: str) -> bool:
     """Return whether nothing may round otherwise: no norm clips, and no matrices are batched otherwise."""
     return not case.startswith("clipped") and not (strategy == "by_expert" and case == "muon")
 
 
-def compare(found, expected, *, exact):
+def compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], *, exact: bool) -> None:
     """Compare mappings of tensors, bit for bit or to 1e-6."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -115,7 +125,7 @@ def test_ranks_together_train_as_one_process(request, alone, ranks):
             assert norms == (pytest.approx(expected[2], rel=1e-6) if "clipped" in case else expected[2])
 
 
-def tensor_parallel(rank, size, installed, folder):
+def tensor_parallel(rank: int, size: int, installed: str, folder: str) -> dict[str, list[float]]:
     """Train every strategy on a model that two tensor-parallel ranks cut, and keep checkpoints."""
     use(installed)
     groups, norms = two_by(size), {}
@@ -126,7 +136,9 @@ def tensor_parallel(rank, size, installed, folder):
     return norms
 
 
-def hop(rank, size, installed, folder, sources, cut):
+def hop(
+    rank: int, size: int, installed: str, folder: str, sources: Iterable[str], cut: bool
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Load every checkpoint under every strategy; return what was loaded once, and what differed."""
     use(installed)
     groups = two_by(size) if cut else None
@@ -163,7 +175,7 @@ def test_checkpoints_go_from_any_strategy_to_any_other(alone, by_two, by_four, l
                 compare(found, state, exact=source in whole)
 
 
-def reloaded(rank, size, installed):
+def reloaded(rank: int, size: int, installed: str) -> dict[str, bool]:
     """Change the model behind the optimizer's back; return whether a step of rate 0 keeps the change."""
     use(installed)
     found = {}
@@ -178,7 +190,7 @@ def reloaded(rank, size, installed):
     return found
 
 
-def through_dcp(rank, size, installed, folder):
+def through_dcp(rank: int, size: int, installed: str, folder: str) -> dict[str, bool]:
     """Save with torch's own functions under each strategy, load under the next; return whether all is the same."""
     use(installed)
     found = {}
@@ -195,7 +207,7 @@ def through_dcp(rank, size, installed, folder):
     return found
 
 
-def under_ddp(rank, size, installed):
+def under_ddp(rank: int, size: int, installed: str) -> dict[str, Any]:
     """Train with gradients that torch's DDP has reduced, each rank on tokens of its own; then tiny models."""
     use(installed)
     found = {}
@@ -221,7 +233,7 @@ def under_ddp(rank, size, installed):
     return found
 
 
-def partial_gradient(rank, size):
+def partial_gradient(rank: int, size: int) -> list[float]:
     """Ask for the gradient of a DTensor of which every rank has a summand."""
     mesh = init_device_mesh("cpu", (size,))
     param = torch.nn.Parameter(distribute_tensor(torch.zeros(3, 4), mesh, [Replicate()]))
@@ -230,7 +242,7 @@ def partial_gradient(rank, size):
     return model.grad(Shard("w", (3, 4), ((1, 0), (1, 4)), 0, 4)).tolist()
 
 
-def of_the_guide(rank, size):
+def of_the_guide(rank: int, size: int) -> tuple[str, str]:
     """Train with the strategy that the documentation shows; return what is said where rank 1 forgets its pieces."""
     page = (Path(__file__).parents[2] / "docs/writing-a-strategy.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -253,7 +265,7 @@ def of_the_guide(rank, size):
     return "nothing", ""
 
 
-def empty_parts(rank, size, installed, folder):
+def empty_parts(rank: int, size: int, installed: str, folder: str) -> list[float | None]:
     """Step tensors of one row, of which all ranks but one have an empty part; save, and load into both kinds."""
     use(installed)
 
@@ -279,7 +291,7 @@ def empty_parts(rank, size, installed, folder):
     return norms
 
 
-def reported(rank, size, installed):
+def reported(rank: int, size: int, installed: str) -> dict[str, tuple[str, int, int]]:
     """Return how every parameter's step travels under whole owners, and the bytes that this rank sends."""
     use(installed)
     _, optimizer = make("round_robin")
@@ -287,7 +299,7 @@ def reported(rank, size, installed):
     return {row.name: (row.travels, row.bytes, size_of[row.name]) for row in optimizer.report().params}
 
 
-def everything_else(rank, size, installed, folder):
+def everything_else(rank: int, size: int, installed: str, folder: str) -> tuple[Any, ...]:
     """Run what needs no more than one start of processes."""
     return (
         reloaded(rank, size, installed),

@@ -3,10 +3,13 @@
 import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from megaopt_core.sharding import ParamLayout
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -42,7 +45,7 @@ COPIES = {"replicated": DATA, "pairs": 2}
 """How many ranks that share the optimizer out own each element; one, where nothing is said."""
 
 
-def specs_of(granularity):
+def specs_of(granularity: Granularity) -> list[ParamSpec]:
     """Return the parameters of 12 layers in each of the stages, as all ranks see them."""
     specs = []
     for layer in range(12 * STAGES):
@@ -72,7 +75,7 @@ def specs_of(granularity):
     return specs
 
 
-def every_rank():
+def every_rank() -> Iterator[dict[str, int]]:
     """Yield the coordinates of all 512."""
     for pp in range(STAGES):
         for tp in range(TENSOR):
@@ -81,7 +84,7 @@ def every_rank():
                 yield {"pp": pp, "tp": tp, "dp": dp, **expert}
 
 
-def owned_by_all(layout):
+def owned_by_all(layout: ParamLayout) -> dict[str, int]:
     """Return how many elements of each parameter all ranks together step."""
     owned = {}
     for rank in every_rank():

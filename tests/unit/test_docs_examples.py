@@ -39,7 +39,7 @@ class Momentum:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return torch's Adam."""
         return {"example_adam": OptimizerEntry(torch.optim.AdamW)}
 

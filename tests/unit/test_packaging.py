@@ -1,6 +1,5 @@
 """The project files agree with each other."""
 
-import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -109,52 +108,3 @@ def test_plugin_has_the_shape_of_the_others(plugin: Path) -> None:
     assert project["requires-python"] == _pyproject(ROOT)["project"]["requires-python"]
     assert (plugin / "src" / f"megaopt_{suffix}" / "py.typed").is_file()
     assert (plugin / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-
-
-def _test_files() -> list[Path]:
-    """Return every Python file of tests, but for the distributions that tests install."""
-    files = [
-        path for tests in (ROOT / "tests", *ROOT.glob("plugins/*/tests")) for path in tests.rglob("*.py")
-    ]
-    return [path for path in files if not {"src", "build"} & set(path.parts)]
-
-
-def _is_helper(path: Path) -> bool:
-    return not path.name.startswith("test_")
-
-
-def test_helpers_of_tests_have_names_of_their_own() -> None:
-    """Test files import what lies beside them by name: of two with one name, whole runs would take either."""
-    helpers = [path.name for path in _test_files() if _is_helper(path) and path.name != "conftest.py"]
-    assert sorted({name for name in helpers if helpers.count(name) > 1}) == []
-
-
-def _functions(path: Path) -> list[ast.FunctionDef]:
-    return [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-
-
-def test_helpers_that_test_files_share_are_typed() -> None:
-    """Every argument, and what is returned: whoever uses one from another file need not read it."""
-    untyped = [
-        f"{path.relative_to(ROOT)}: {function.name}"
-        for path in _test_files()
-        if _is_helper(path)
-        for function in _functions(path)
-        if function.returns is None
-        or any(
-            argument.annotation is None
-            for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        )
-    ]
-    assert untyped == []
-
-
-def test_every_test_says_in_a_sentence_what_holds() -> None:
-    """In its docstring."""
-    silent = [
-        f"{path.relative_to(ROOT)}: {function.name}"
-        for path in _test_files()
-        for function in _functions(path)
-        if function.name.startswith("test_") and not ast.get_docstring(function)
-    ]
-    assert silent == []

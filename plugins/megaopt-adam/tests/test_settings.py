@@ -88,7 +88,9 @@ class Tiny(torch.nn.Module):
         self.head = torch.nn.Linear(4, 8, bias=False)
 
 
-def _rates_under_mup(name: str, overrides: dict[ParamKey, dict[str, float]], **settings: float):
+def _rates_under_mup(
+    name: str, overrides: dict[ParamKey, dict[str, float]], **settings: float
+) -> dict[str, tuple[float, float]]:
     """Return the learning rate and the least one of each parameter of `Tiny`, four times wider than tuned."""
     config = OptimizerConfig(optimizer=name, lr=0.4, min_lr=0.04, **settings)
     every = {**get_standard_config_overrides(config), **get_mup_config_overrides(config, 4.0), **overrides}

@@ -1,22 +1,26 @@
 """A class by its name trains as by itself, reports, saves and resumes; what it does not take goes to Adam."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from megaopt_testing import TinyGPT
+from torch import nn
 
 from megaopt_core import OptimizerConfig, ParamGroupOverride, ParamKey, build_optimizer, get_registry
 from megaopt_core.errors import ConfigurationError, PluginError, PluginNotInstalledError, UnknownNameError
+from megaopt_core.optimizers import MegatronOptimizer
 
 files = pytest.importorskip("megaopt_checkpoint")
 
 
-def model_of(seed=0):
+def model_of(seed: int = 0) -> TinyGPT:
     """Return a small GPT."""
     torch.manual_seed(seed)
     return TinyGPT()
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> None:
     """Step with gradients that depend on the step alone."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -25,7 +29,7 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
-def values(model):
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter, copied."""
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 

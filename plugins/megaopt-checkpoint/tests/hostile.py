@@ -5,7 +5,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from megaopt_core.errors import CheckpointError
 class Scheduler:
     """A scheduler of plain values."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.num_steps = 0
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps, "table": torch.arange(4.0)}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_steps = 0 + state["num_steps"]
 
 

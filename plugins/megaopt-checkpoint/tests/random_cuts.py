@@ -5,7 +5,7 @@ in memory of its own.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -15,12 +15,20 @@ import torch.distributed as dist
 from attrs import define, frozen
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import hookimpl
+from megaopt_core import ProcessGroupCollection, hookimpl
 from megaopt_core.optimizers._building import builder
 from megaopt_core.parallel import is_distributed
-from megaopt_core.params import Granularity
+from megaopt_core.params import Granularity, ParamSpec, RankCoordinates
 from megaopt_core.routing import _wrapped_model as wrapped
-from megaopt_core.sharding import PieceSpec, ShardedParams, ShardingStrategy
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    PieceSpec,
+    ShardedParams,
+    ShardingStrategy,
+    World,
+)
 
 
 @frozen
@@ -29,7 +37,7 @@ class CutLayout:
     ranks: int
     seed: int
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         found, dp_rank = [], rank.get("dp", 0)
         for group in sorted({spec.group for spec in self.specs}):
             chance = random.Random(f"{self.seed} {group}")  # noqa: S311 - the same on every rank
@@ -57,7 +65,7 @@ class CutParams(ShardedParams):
     live: object
     stats_group = None
 
-    def collect_grads(self):
+    def collect_grads(self) -> None:
         for piece in self.pieces:
             piece.grad = torch.cat(
                 [
@@ -66,11 +74,11 @@ class CutParams(ShardedParams):
                 ]
             )
 
-    def take_model_values(self):
+    def take_model_values(self) -> None:
         for piece in self.pieces:
             self.live.fill(piece)
 
-    def start_param_sync(self):
+    def start_param_sync(self) -> None:
         """Every element has one owner: the others send zeros."""
         owned = {name: torch.zeros_like(param).view(-1) for name, param in self.model.items()}
         for piece in self.pieces:
@@ -81,7 +89,7 @@ class CutParams(ShardedParams):
                 dist.all_reduce(owned[name])
             param.data.copy_(owned[name].view_as(param))
 
-    def finish_param_sync(self):
+    def finish_param_sync(self) -> None:
         pass
 
 
@@ -96,10 +104,18 @@ class RandomCuts(ShardingStrategy):
     granularities = frozenset({Granularity.ELEMENT})
     fallback = "replicated"
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> CutLayout:
         return CutLayout(tuple(specs), self.ranks or world.size("dp"), self.seed)
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> CutParams:
         rank = self.rank if self.rank is not None else (dist.get_rank() if is_distributed() else 0)
         pieces = [model.new_piece(spec) for spec in layout.pieces({"dp": rank}) if spec.group in groups]
         mine = {spec.name: model.params[spec.name] for spec in layout.specs if spec.group in groups}
@@ -111,11 +127,11 @@ class CutPlugin:
 
     megaopt_api = "1"
 
-    def __init__(self, seeds, **where):
+    def __init__(self, seeds: Iterable[int], **where: int) -> None:
         self.strategies = {f"cut{seed}": RandomCuts(f"cut{seed}", seed, **where) for seed in seeds}
 
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         return self.strategies
 
 

@@ -1,6 +1,6 @@
 """A sharding strategy whose pieces are row blocks with memory of their own: sub-boxes of what the model holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest import mock
 
@@ -8,11 +8,19 @@ import torch
 from attrs import define, frozen
 from megaopt_testing import temporary_plugin
 
-from megaopt_core import hookimpl
+from megaopt_core import ProcessGroupCollection, hookimpl
 from megaopt_core.optimizers._building import builder
-from megaopt_core.params import Granularity, Shard
+from megaopt_core.params import Granularity, ParamSpec, RankCoordinates, Shard
 from megaopt_core.routing import _wrapped_model as wrapped
-from megaopt_core.sharding import PieceSpec, ShardedParams, ShardingStrategy
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    PieceSpec,
+    ShardedParams,
+    ShardingStrategy,
+    World,
+)
 
 
 @frozen
@@ -20,7 +28,7 @@ class BlockLayout:
     specs: tuple
     ranks: int
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         found, dp_rank = [], rank.get("dp", 0)
         for spec in self.specs:
             rows = spec.shape[0]
@@ -39,21 +47,21 @@ class BlockParams(ShardedParams):
     model: object
     stats_group = None
 
-    def collect_grads(self):
+    def collect_grads(self) -> None:
         for piece in self.pieces:
             (param,) = piece.model_params
             piece.grad = _rows(param.grad, piece.spec)
 
-    def take_model_values(self):
+    def take_model_values(self) -> None:
         for piece in self.pieces:
             self.model.fill(piece)
 
-    def start_param_sync(self):
+    def start_param_sync(self) -> None:
         for piece in self.pieces:
             (param,) = piece.model_params
             _rows(param.data, piece.spec).copy_(piece.param.detach())
 
-    def finish_param_sync(self):
+    def finish_param_sync(self) -> None:
         pass
 
 
@@ -73,10 +81,18 @@ class RowBlocks(ShardingStrategy):
     granularities = frozenset({Granularity.ELEMENT})
     fallback = "replicated"
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> BlockLayout:
         return BlockLayout(tuple(specs), self.ranks)
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> BlockParams:
         pieces = [model.new_piece(spec) for spec in layout.pieces({"dp": self.rank}) if spec.group in groups]
         return BlockParams(pieces, model)
 
@@ -86,11 +102,11 @@ class BlockPlugin:
 
     megaopt_api = "1"
 
-    def __init__(self, ranks, rank):
+    def __init__(self, ranks: int, rank: int) -> None:
         self.strategy = RowBlocks(ranks, rank)
 
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         return {"blocks": self.strategy}
 
 

@@ -20,7 +20,7 @@ def test_two_checksums_combine_to_that_of_both_texts(first, second):
     assert combined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
-def by_definition(data, algorithm, leaf):
+def by_definition(data: bytes, algorithm: str, leaf: int) -> str:
     """Return a sum from what docs/checkpoints.md says it is."""
     if algorithm == "crc32":
         return f"{zlib.crc32(data):08x}"

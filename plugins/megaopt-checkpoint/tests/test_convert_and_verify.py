@@ -3,18 +3,22 @@
 import json
 import pickle
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from megaopt_checkpoint import convert_checkpoint, load_checkpoint, save_checkpoint
+from torch import nn
 from training import logical_state, make, same, train, values
 
 from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
+from megaopt_core.optimizers import MegatronOptimizer
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path: Path) -> tuple[nn.Module, MegatronOptimizer, Path]:
     """A checkpoint and what it was made from."""
     model, optimizer = make(dtype=torch.bfloat16)
     train(model, optimizer, range(2))
@@ -49,7 +53,7 @@ def test_safetensors_is_asked_for(saved, monkeypatch):
 
 
 class Hostile:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return exec, ("import sys; sys.hostile = True",)
 
 

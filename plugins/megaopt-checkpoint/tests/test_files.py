@@ -3,6 +3,8 @@
 import multiprocessing
 import re
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from megaopt_core.errors import CheckpointBusyError
 HELD = ExitStack()
 
 
-def hold(path, connection):
+def hold(path: Path, connection: Connection) -> None:
     """Take the lock in another process until told to let go."""
     begin(path, HELD)
     connection.send("held")

@@ -1,15 +1,19 @@
 """States of plain torch optimizers go on here with the same values."""
 
+from typing import Any
+
 import pytest
 import torch
 from megaopt_checkpoint import load_torch_state_dict
 from random_cuts import random_cuts
+from torch import nn
 from training import logical_state, make, train
 
+from megaopt_core import OptimizerEntry
 from megaopt_core.errors import CheckpointMismatchError, StateDictError
 
 
-def stepped(plain, model, count=3):
+def stepped(plain: torch.optim.Optimizer, model: nn.Module, count: int = 3) -> dict[str, Any]:
     """Return the state dict of a torch optimizer that has stepped."""
     for step in range(count):
         chance = torch.Generator().manual_seed(step)
@@ -70,7 +74,7 @@ def test_muon_beside_adamw():
         assert torch.equal(optimizer.state[param]["exp_avg_sq"], adamw["state"][index]["exp_avg_sq"])
 
 
-def _installed():
+def _installed() -> dict[str, OptimizerEntry]:
     from megaopt_core import get_registry
 
     return get_registry().optimizers()

@@ -10,21 +10,23 @@ import pytest
 import torch
 from hostile import read, sign
 from megaopt_checkpoint import convert_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
+from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointCorruptError
+from megaopt_core.optimizers import MegatronOptimizer
 
 FORMATS = Path(__file__).parent / "formats"
 
 
 @pytest.fixture
-def third(tmp_path):
+def third(tmp_path: Path) -> Path:
     """A copy of a checkpoint of format 3, whose sums are CRC-32."""
     return Path(shutil.copytree(FORMATS / "version-3", tmp_path / "third"))
 
 
-def live():
+def live() -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return the model of that checkpoint with other values, and its optimizer."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
     return model, build_optimizer(model, "adam", lr=1e-3)

@@ -1,11 +1,15 @@
 """Checkpoints of models on an accelerator."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from torch import nn
 from training import logical_state, make, same, values
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,7 +17,7 @@ pytestmark = [
 ]
 
 
-def on_gpu(seed, dtype):
+def on_gpu(seed: int, dtype: torch.dtype) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model on the accelerator and its optimizer."""
     model, _ = make(seed, dtype=dtype)
     settings = {} if dtype is torch.float32 else {"bf16": True}
@@ -43,7 +47,7 @@ def test_from_gpu_to_gpu_and_to_cpu(tmp_path, dtype, background):
     assert same(logical_state(cpu), expected[0])
 
 
-def _train(model, optimizer, steps):
+def _train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> None:
     for step in steps:
         chance = torch.Generator().manual_seed(step)
         for param in model.parameters():

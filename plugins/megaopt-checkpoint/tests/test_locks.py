@@ -5,14 +5,19 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 from megaopt_checkpoint import load_checkpoint, lock, save_checkpoint, saving, staging, verify_checkpoint
+from torch import nn
 from training import make
 
 from megaopt_core.errors import CheckpointBusyError, CheckpointError
+from megaopt_core.optimizers import MegatronOptimizer
 
 TRACED = {module.__file__ for module in (lock, saving, staging)}
 OPEN = Path("/proc/self/fd")
@@ -21,10 +26,10 @@ OPEN = Path("/proc/self/fd")
 class Interrupt:
     """Raises KeyboardInterrupt at the n-th line that is run in the traced files."""
 
-    def __init__(self, line):
+    def __init__(self, line: int) -> None:
         self.left = line
 
-    def __call__(self, frame, event, _):
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Self | None:
         if frame.f_code.co_filename not in TRACED:
             return None
         if event == "line":
@@ -34,7 +39,7 @@ class Interrupt:
         return self
 
 
-def interrupted(line, path, model, optimizer):
+def interrupted(line: int, path: Path, model: nn.Module, optimizer: MegatronOptimizer) -> bool:
     """Save, interrupted at a line; return whether there was such a line."""
     trace = Interrupt(line)
     before = sys.gettrace()
@@ -108,7 +113,7 @@ def test_a_planted_link_is_not_followed(tmp_path):
 
 
 @pytest.fixture
-def without_fcntl(monkeypatch):
+def without_fcntl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module as it is where Python has no `fcntl`."""
     real = builtins.__import__
 

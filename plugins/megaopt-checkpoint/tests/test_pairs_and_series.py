@@ -2,14 +2,17 @@
 
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, retention, save_checkpoint, verify_checkpoint
+from torch import nn
 from training import make, values
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import CheckpointMismatchError, CheckpointWarning
+from megaopt_core.optimizers import MegatronOptimizer
 
 
 def test_a_model_and_the_optimizer_of_another_one(tmp_path):
@@ -70,7 +73,7 @@ def test_an_old_checkpoint_that_stays(tmp_path, monkeypatch, background):
     shutil.rmtree(tmp_path / ".step-1.removing")
 
 
-def _save(path, model, optimizer, background):
+def _save(path: Path, model: nn.Module, optimizer: MegatronOptimizer, background: bool) -> None:
     pending = save_checkpoint(path, model, optimizer, keep_last=2, async_save=background)
     if background:
         pending.result()

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +10,15 @@ from megaopt_checkpoint import load_checkpoint, loading, save_checkpoint
 from megaopt_checkpoint.convert import consolidate
 from megaopt_checkpoint.folder import HeldFolder
 from megaopt_checkpoint.reader import CheckpointReader
+from torch import nn
 from training import make
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.state import LoadPlan
 
 
-def fill(model, optimizer, number):
+def fill(model: nn.Module, optimizer: MegatronOptimizer, number: float) -> None:
     """Put one number everywhere."""
     with torch.no_grad():
         for param in model.parameters():
@@ -24,7 +27,7 @@ def fill(model, optimizer, number):
                 optimizer.state[param][key].fill_(number)
 
 
-def numbers(model, optimizer):
+def numbers(model: nn.Module, optimizer: MegatronOptimizer) -> set[float]:
     """Return the numbers that are anywhere."""
     found = set()
     for param in model.parameters():
@@ -33,7 +36,7 @@ def numbers(model, optimizer):
     return found
 
 
-def save(path, number):
+def save(path: Path, number: float) -> None:
     """Save a checkpoint of one number."""
     model, optimizer = make()
     fill(model, optimizer, number)

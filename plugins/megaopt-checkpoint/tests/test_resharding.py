@@ -19,7 +19,7 @@ FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthC
 
 
 @st.composite
-def shards(draw):
+def shards(draw: st.DrawFn) -> Shard:
     """Any range of any box of a tensor of up to four dimensions."""
     shape = tuple(draw(st.lists(st.integers(1, 5), max_size=4)))
     offsets = tuple(draw(st.integers(0, size - 1)) for size in shape)

@@ -1,13 +1,17 @@
 """A checkpoint tells who read the roles that its routing rests on, and a load says where they are read otherwise."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
+from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import MATRIX, Role, RoleDecision
 from megaopt_core.registry import reset_registry
 
@@ -18,7 +22,7 @@ class Optimizers:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {
             "rest": OptimizerEntry(torch.optim.AdamW),
             "matrices": OptimizerEntry(
@@ -35,12 +39,12 @@ class Reader:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk):
+    def megaopt_annotate_params(self, model_chunk: nn.Module) -> dict[str, RoleDecision]:
         return {"0.weight": RoleDecision(Role.MATRIX, "another layer takes its output", MATRIX)}
 
 
 @pytest.fixture
-def no_other_reader(monkeypatch):
+def no_other_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave out the reader that may be installed."""
     monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "roles")
     reset_registry()
@@ -49,7 +53,7 @@ def no_other_reader(monkeypatch):
     reset_registry()
 
 
-def build():
+def build() -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return two layers and an optimizer of matrices for them."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
     for param in model.parameters():

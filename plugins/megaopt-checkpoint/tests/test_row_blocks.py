@@ -1,19 +1,29 @@
 """Pieces that are row blocks with memory of their own take their own rows of what is loaded."""
 
+from typing import Any
+
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from row_blocks import row_blocks
+from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import StateDictError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python
 
 WEIGHT = torch.arange(8.0).view(4, 2)
 
 
-def make(values, optimizer="sgd", sharding="replicated", dtype=torch.float32, **settings):
+def make(
+    values: torch.Tensor,
+    optimizer: str = "sgd",
+    sharding: str = "replicated",
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> tuple[nn.Linear, MegatronOptimizer]:
     """Return a model of one 4x2 weight, and its optimizer."""
     model = torch.nn.Linear(2, 4, bias=False, dtype=dtype)
     with torch.no_grad():
@@ -22,7 +32,7 @@ def make(values, optimizer="sgd", sharding="replicated", dtype=torch.float32, **
     return model, build_optimizer(model, optimizer, sharding=sharding, **settings)
 
 
-def step(model, optimizer):
+def step(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Step with a gradient of ones."""
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()

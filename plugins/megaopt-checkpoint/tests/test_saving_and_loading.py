@@ -2,11 +2,13 @@
 
 import pickle
 import sys
+from typing import Any
 
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from training import logical_state, make, same, train, values
 
@@ -18,11 +20,13 @@ from megaopt_core.errors import (
     ConfigurationError,
     ScheduleError,
 )
+from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.state import Manifest
 
 OPTIMIZERS = sorted(get_registry().optimizers()) or ["adam", "sgd"]
 
 
-def scheduler_of(optimizer, **changes):
+def scheduler_of(optimizer: MegatronOptimizer, **changes: Any) -> OptimizerParamScheduler:
     """Return a schedule that changes learning rate and weight decay at every step."""
     settings = {
         "init_lr": 0.0, "max_lr": 1e-2, "min_lr": 1e-3, "lr_warmup_steps": 2, "lr_decay_steps": 12,
@@ -108,7 +112,7 @@ def test_states_in_fewer_bits_load_into_fp32(tmp_path):
 
 
 class Renamed(torch.nn.Module):
-    def __init__(self, first="first", *, extra=False):
+    def __init__(self, first: str = "first", *, extra: bool = False) -> None:
         super().__init__()
         self.add_module(first, torch.nn.Linear(3, 3))
         self.last = torch.nn.Linear(3, 2)
@@ -117,7 +121,7 @@ class Renamed(torch.nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
 
-def adam(model):
+def adam(model: nn.Module) -> MegatronOptimizer:
     """Return an optimizer."""
     return build_optimizer(model, "adam", lr=1e-3)
 
@@ -270,7 +274,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
         load_checkpoint(tmp_path / "last", model, optimizer)
 
 
-def _newer(**values):
+def _newer(**values: Any) -> Manifest:
     from megaopt_core.state import Manifest
 
     return Manifest(**values, version=5)
@@ -355,7 +359,7 @@ def test_nothing_in_a_checkpoint_is_unpickled(tmp_path, monkeypatch):
 
 
 class Hostile:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return exec, ("import sys; sys.hostile = True",)
 
 

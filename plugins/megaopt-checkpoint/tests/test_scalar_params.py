@@ -1,6 +1,9 @@
 """Parameters without dimensions: which of their states are elements and which are numbers is the entry's to say."""
 
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +12,11 @@ from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from training import rewrite_as_older, same, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python
 
@@ -21,11 +26,11 @@ NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float8_e
 class Kinds(torch.optim.Optimizer):
     """Keeps elements, and numbers as tensors without dimensions, of one element, and as Python numbers."""
 
-    def __init__(self, params, lr=1e-2):
+    def __init__(self, params: ParamsT, lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             for param in group["params"]:
                 state = self.state[param]
@@ -45,7 +50,7 @@ class Plugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {
             "kinds": OptimizerEntry(
                 Kinds,
@@ -60,14 +65,14 @@ class Plugin:
 
 
 @pytest.fixture(autouse=True)
-def plugin():
+def plugin() -> Iterator[None]:
     """Register both for every test here."""
     with temporary_plugin(Plugin(), "kinds"):
         yield
 
 
 class Scalars(nn.Module):
-    def __init__(self, seed=0):
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.scalar = nn.Parameter(torch.randn(()))
@@ -75,14 +80,14 @@ class Scalars(nn.Module):
         self.matrix = nn.Parameter(torch.randn(3, 5))
 
 
-def make(seed=0, optimizer="kinds", **settings):
+def make(seed: int = 0, optimizer: str = "kinds", **settings: Any) -> tuple[Scalars, MegatronOptimizer]:
     """Return a model and its optimizer."""
     model = Scalars(seed)
     settings = {"lr": 0.01, "clip_grad": 0.0, "overrides": {}, **settings}
     return model, build_optimizer(model, optimizer, **settings)
 
 
-def state_of(model, optimizer):
+def state_of(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return every state of every parameter, elements in the parameter's shape."""
     found = {}
     for name, param in model.named_parameters():
@@ -154,7 +159,7 @@ def test_numbers_of_a_plain_optimizer(tmp_path):
             assert found[f"{name}.{key}"].flatten().tolist() == torch.as_tensor(value).flatten().tolist()
 
 
-def as_format_1(folder):
+def as_format_1(folder: Path) -> None:
     """Write a checkpoint's manifest as format 1 had it: a scale is a state of its own, named after its state."""
     manifest = read_manifest(folder)
     for described in manifest.parameters.values():

@@ -1,5 +1,8 @@
 """A third party's precision policy with a code of its own: its states are saved, loaded and resumed."""
 
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -15,12 +18,14 @@ from megaopt_core import (
     CodedState,
     MegatronOptimizer,
     OptimizerConfig,
+    PrecisionPolicy,
     StoredSlice,
     hookimpl,
 )
 from megaopt_core.errors import CheckpointCorruptError, CheckpointMismatchError, PluginError
 from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.params import Shard, whole
+from megaopt_core.precision import Decoder
 from megaopt_core.precision._state_codes import decode_state, encode_state
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
 from megaopt_core.state._values.codes import coded_runs
@@ -28,14 +33,14 @@ from megaopt_core.state._values.codes import coded_runs
 BLOCK, CODE = 16, "acme.linear8"
 
 
-def encode8(value):
+def encode8(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return int8 elements and one scale for each block of the flattened piece."""
     blocks = nn.functional.pad(value.reshape(-1), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1).div(127).clamp(min=1e-30)
     return (blocks / scales[:, None]).round().to(torch.int8).view(-1)[: value.numel()], scales
 
 
-def decode8(stored):
+def decode8(stored: StoredSlice) -> torch.Tensor:
     """Return the values of elements that begin anywhere in what was saved together."""
     at = stored.values["lead"] + stored.first + torch.arange(stored.elements.numel())
     return stored.elements.float() * torch.as_tensor(stored.values["scales"]).reshape(-1)[at // BLOCK]
@@ -44,23 +49,23 @@ def decode8(stored):
 class Linear8(BasePrecisionPolicy):
     """Keeps `exp_avg` in 8 bits between steps."""
 
-    def _store(self, state, value):
+    def _store(self, state: MutableMapping[str, Any], value: torch.Tensor) -> None:
         elements, state["exp_avg.scales"] = encode8(value)
         state["exp_avg"] = elements.view(value.shape)
 
-    def read_state(self, index, key, state):
+    def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
         if key != "exp_avg":
             return super().read_state(index, key, state)
         coded = {"scales": state["exp_avg.scales"], "lead": 0}
         return decode8(StoredSlice(0, state[key].view(-1), CODE, coded)).view(state[key].shape)
 
-    def write_state(self, index, key, state, value):
+    def write_state(self, index: int, key: str, state: MutableMapping[str, Any], value: Any) -> None:
         if key == "exp_avg":
             self._store(state, value)
         else:
             super().write_state(index, key, state, value)
 
-    def batches(self, inner, *, store_all=False):
+    def batches(self, inner: torch.optim.Optimizer, *, store_all: bool = False) -> Generator[None]:
         for index, tensor in enumerate(self._stepped):
             state = inner.state.get(tensor, {})
             if "exp_avg" in state:
@@ -71,13 +76,13 @@ class Linear8(BasePrecisionPolicy):
             if "exp_avg" in inner.state.get(tensor, {}):
                 self._store(inner.state[tensor], inner.state[tensor]["exp_avg"])
 
-    def is_code(self, key):
+    def is_code(self, key: str) -> bool:
         return key == "exp_avg.scales"
 
-    def is_coded(self, index, key):
+    def is_coded(self, index: int, key: str) -> bool:
         return key == "exp_avg"
 
-    def coded_state(self, index, key, state):
+    def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState:
         stored, scales = state[key], state["exp_avg.scales"]
 
         def numbers(start, stop):
@@ -87,10 +92,12 @@ class Linear8(BasePrecisionPolicy):
             CODE, stored.dtype, stored.device, lambda start, stop: stored.view(-1)[start:stop], numbers
         )
 
-    def decoder(self, code):
+    def decoder(self, code: str) -> Decoder | None:
         return decode8 if code == CODE else super().decoder(code)
 
-    def restore_state(self, index, key, state, slices):
+    def restore_state(
+        self, index: int, key: str, state: MutableMapping[str, Any], slices: Sequence[StoredSlice]
+    ) -> None:
         tensor = self._stepped[index]
         fits = all(s.code == CODE and s.is_whole and s.start % BLOCK == s.values["lead"] for s in slices)
         if key != "exp_avg" or not fits:
@@ -107,7 +114,7 @@ class Linear8(BasePrecisionPolicy):
 class Model(nn.Module):
     """Parameters of many sizes, one without dimensions."""
 
-    def __init__(self, seed):
+    def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.scalar = nn.Parameter(torch.randn(()))
@@ -121,7 +128,7 @@ class Pieces(ShardedParams):
 
     stats_group = None
 
-    def __init__(self, model, flat):
+    def __init__(self, model: nn.Module, flat: bool) -> None:
         named = list(model.named_parameters())
         shards = [Shard(name, tuple(p.shape), whole(tuple(p.shape)), 0, p.numel()) for name, p in named]
         self.pieces = []
@@ -138,13 +145,13 @@ class Pieces(ShardedParams):
         self._move(lambda mine, param: mine.copy_(param))
 
     @torch.no_grad()
-    def _move(self, move):
+    def _move(self, move: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         for piece in self.pieces:
             for param, (offset, shard) in zip(piece.model_params, piece.spec.members, strict=True):
                 if piece.param is not param:
                     move(piece.param[offset : offset + shard.numel].view(param.shape), param)
 
-    def collect_grads(self):
+    def collect_grads(self) -> None:
         for piece in self.pieces:
             if piece.param is piece.model_params[0]:
                 piece.grad = piece.param.grad
@@ -153,17 +160,17 @@ class Pieces(ShardedParams):
             for param, (offset, shard) in zip(piece.model_params, piece.spec.members, strict=True):
                 piece.grad[offset : offset + shard.numel] = param.grad.reshape(-1)
 
-    def take_model_values(self):
+    def take_model_values(self) -> None:
         self._move(lambda mine, param: mine.copy_(param))
 
-    def start_param_sync(self):
+    def start_param_sync(self) -> None:
         self._move(lambda mine, param: param.copy_(mine))
 
-    def finish_param_sync(self):
+    def finish_param_sync(self) -> None:
         pass
 
 
-def build(policy, *, flat=False, seed=0):
+def build(policy: PrecisionPolicy, *, flat: bool = False, seed: int = 0) -> tuple[Model, MegatronOptimizer]:
     """Return a model and its AdamW under a policy."""
     model = Model(seed)
     sharded = Pieces(model, flat)
@@ -176,7 +183,7 @@ def build(policy, *, flat=False, seed=0):
     return model, MegatronOptimizer([part], config=config, names=names)
 
 
-def stored(optimizer):
+def stored(optimizer: MegatronOptimizer) -> dict[str, Any]:
     """Return every tensor of the state as it is stored."""
     found = {}
     for index, tensor in enumerate(optimizer.parts[0].stepped):
@@ -185,7 +192,7 @@ def stored(optimizer):
     return found
 
 
-def decoded(model, optimizer):
+def decoded(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return `exp_avg` of every parameter as arithmetic sees it."""
     return {name: optimizer.state[p]["exp_avg"].clone().view(p.shape) for name, p in model.named_parameters()}
 
@@ -196,7 +203,7 @@ class Reader:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_state_codes(self):
+    def megaopt_state_codes(self) -> dict[str, Decoder]:
         return {CODE: decode8}
 
 

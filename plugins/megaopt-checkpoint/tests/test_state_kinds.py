@@ -1,11 +1,15 @@
 """States of every kind: nested, of other shapes, scattered in memory; models of every kind."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
 from random_cuts import random_cuts
+from torch.optim.optimizer import ParamsT
 from training import make, train, values
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
@@ -16,10 +20,10 @@ from megaopt_core.state import collect_state
 class Factors(torch.optim.Optimizer):
     """Keeps factors in a list, a name, and numbers of three kinds."""
 
-    def __init__(self, params, lr=1e-3):
+    def __init__(self, params: ParamsT, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr, "phase": 0.0})
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             group["phase"] += 0.5
             for param in group["params"]:
@@ -42,11 +46,11 @@ class Factors(torch.optim.Optimizer):
 class FactorsPlugin:
     megaopt_api = "1"
 
-    def __init__(self, granularity):
+    def __init__(self, granularity: str) -> None:
         self.granularity = granularity
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {"factors": OptimizerEntry(Factors, granularity=self.granularity)}
 
 
@@ -83,17 +87,17 @@ def test_state_that_cannot_be_cut_is_named(tmp_path):
 class Scattered(torch.nn.Module):
     """Channels-last weights, buffers, a lazy count, extra state."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
         self.norm = torch.nn.BatchNorm2d(4)
         self.register_buffer("scratch", torch.randn(2), persistent=False)
         self.notes = {}
 
-    def get_extra_state(self):
+    def get_extra_state(self) -> dict[str, Any]:
         return self.notes
 
-    def set_extra_state(self, state):
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         self.notes = state
 
 

@@ -1,12 +1,16 @@
 """An optimizer that is built by a checkpoint's routing is the one that was saved, whoever reads roles here."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_checkpoint.manifest import read_manifest
 from megaopt_testing import temporary_plugin
+from torch import nn
 from training import rewrite_as_older, rewrite_manifest
 
 from megaopt_core import MatrixView, OptimizerEntry, Role, build_optimizer, hookimpl, route
@@ -17,6 +21,7 @@ from megaopt_core.errors import (
     PluginNotInstalledError,
     RoutingError,
 )
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import RoleDecision
 from megaopt_core.registry import reset_registry
 
@@ -29,7 +34,7 @@ class Optimizers:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {
             "rest": OptimizerEntry(torch.optim.AdamW),
             "matrices": OptimizerEntry(
@@ -47,12 +52,12 @@ class Reader:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk):
+    def megaopt_annotate_params(self, model_chunk: nn.Module) -> dict[str, RoleDecision]:
         return {"0.weight": RoleDecision(Role.MATRIX, "attention takes its output", VIEW)}
 
 
 @pytest.fixture(autouse=True)
-def optimizers(monkeypatch):
+def optimizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Offer the two, and leave out a reader that may be installed."""
     monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "roles")
     reset_registry()
@@ -62,14 +67,14 @@ def optimizers(monkeypatch):
     reset_registry()
 
 
-def build(**settings):
+def build(**settings: Any) -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return two layers and their optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
     return model, build_optimizer(model, "matrices", lr=0.1, **settings)
 
 
-def step(model, optimizer):
+def step(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Take one step."""
     for param in model.parameters():
         param.grad = torch.ones_like(param)
@@ -77,7 +82,7 @@ def step(model, optimizer):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     """Save a run whose roles were read."""
     with temporary_plugin(Reader(), name="reader"):
         model, optimizer = build()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from megaopt_core.errors import CheckpointError
 from megaopt_core.state import decode, encode
 
 
-def alike(left, right):
+def alike(left: Any, right: Any) -> bool:
     """Return whether two values are the same, with their types, NaN like NaN."""
     if type(left) is not type(right):
         return False

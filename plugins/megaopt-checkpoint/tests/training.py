@@ -26,7 +26,7 @@ class StandIn:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return torch's own optimizers."""
         kept = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.uint8})
         dtypes = {"exp_avg": kept, "exp_avg_sq": kept}

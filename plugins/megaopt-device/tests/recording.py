@@ -1,6 +1,7 @@
 """Captures on a CPU as CUDA does: what is launched is written down and not executed, and repeated with its numbers."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,11 +19,17 @@ def _as_now(value: Any) -> Any:
 class _Recorder(TorchDispatchMode):
     """Writes operations down with their arguments as they are; what they change is put back afterwards."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.operations, self.before, self.made = [], {}, set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("operation not permitted when stream is capturing\nthe host would wait")
@@ -39,7 +46,7 @@ class _Recorder(TorchDispatchMode):
         self.operations.append((func, *given, _as_now(out)))
         return out
 
-    def put_back(self):
+    def put_back(self) -> None:
         for storage, saved in self.before.values():
             storage.copy_(saved)
 
@@ -47,15 +54,15 @@ class _Recorder(TorchDispatchMode):
 class RecordingCapture:
     """Counts what it is asked for; a replay repeats operations on the same tensors with the same numbers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.is_capturing = False
         self.warm_ups, self.captures, self.replays, self.releases = 0, 0, 0, 0
 
-    def warm_up(self, action):
+    def warm_up(self, action: Callable[[], object]) -> None:
         self.warm_ups += 1
         action()
 
-    def capture(self, action):
+    def capture(self, action: Callable[[], object]) -> Callable[[], None]:
         recorder = _Recorder()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -79,5 +86,5 @@ class RecordingCapture:
 
         return replay
 
-    def release(self):
+    def release(self) -> None:
         self.releases += 1

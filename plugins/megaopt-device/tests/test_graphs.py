@@ -6,7 +6,9 @@ What captures here writes operations down on a CPU, as CUDA's graphs do on a dev
 import math
 import sys
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from megaopt_device.graphs import CapturedStep, CudaCapture
 from megaopt_device.graphs.captured_step import RECAPTURES, WARM_UP
 from megaopt_testing import temporary_plugin
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import UnusedSettingWarning
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recording import RecordingCapture
@@ -25,12 +29,12 @@ from recording import RecordingCapture
 class Signed(torch.optim.Optimizer):
     """Tensors only, of which a graph can be made; settings choose what it does that a graph cannot hold."""
 
-    def __init__(self, params, lr=0.1, beta=0.9, habit="none"):
+    def __init__(self, params: ParamsT, lr: float = 0.1, beta: float = 0.9, habit: str = "none") -> None:
         super().__init__(params, {"lr": lr, "beta": beta})
         self.habit = habit
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -56,11 +60,11 @@ class Moments(torch.optim.Optimizer):
 
     refuses = staticmethod(lambda: False)
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params: ParamsT, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             for number, param in enumerate(group["params"]):
                 if number and self.refuses():
@@ -76,7 +80,7 @@ class Moments(torch.optim.Optimizer):
 ALL = frozenset({torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8})
 
 
-def _kwargs(habit):
+def _kwargs(habit: str) -> Callable[..., dict[str, Any]]:
     return lambda config, chunks, pgs: {"lr": config.lr, "habit": habit}
 
 
@@ -84,7 +88,7 @@ class Plugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         habits = ("none", "counts", "replaces", "waits")
         moments = OptimizerEntry(Moments, state_dtypes={"exp_avg": ALL, "exp_avg_sq": ALL})
         return {"moments": moments} | {
@@ -93,13 +97,15 @@ class Plugin:
 
 
 @pytest.fixture(autouse=True)
-def plugin():
+def plugin() -> Iterator[None]:
     """Register it for every test here."""
     with temporary_plugin(Plugin(), "signed"):
         yield
 
 
-def make(name="signed_none", *, dtype=torch.float32, capture=True, **settings):
+def make(
+    name: str = "signed_none", *, dtype: torch.dtype = torch.float32, capture: bool = True, **settings: Any
+) -> tuple[nn.Module, MegatronOptimizer, RecordingCapture]:
     """Return a model, its optimizer, and what captures: in place of CUDA."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24), nn.LayerNorm(24), nn.Linear(24, 8)).to(dtype)
@@ -117,7 +123,12 @@ def make(name="signed_none", *, dtype=torch.float32, capture=True, **settings):
     return model, optimizer, recording
 
 
-def train(model, optimizer, steps, rate=lambda step: 0.125):
+def train(
+    model: nn.Module,
+    optimizer: MegatronOptimizer,
+    steps: Iterable[int],
+    rate: Callable[[int], float] = lambda step: 0.125,
+) -> None:
     """Train with a learning rate for each step; gradients are new tensors every time."""
     for step in steps:
         for group in optimizer.param_groups:
@@ -134,7 +145,7 @@ def train(model, optimizer, steps, rate=lambda step: 0.125):
         optimizer.step()
 
 
-def values(model, optimizer):
+def values(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Every value, by name."""
     found = dict(model.state_dict())
     for param, name in optimizer.names.items():
@@ -148,14 +159,17 @@ def values(model, optimizer):
     return found
 
 
-def assert_same(one, other):
+def assert_same(
+    one: tuple[nn.Module, MegatronOptimizer, RecordingCapture],
+    other: tuple[nn.Module, MegatronOptimizer, RecordingCapture],
+) -> None:
     """Compare all values of two runs, bit for bit."""
     expected, found = values(*one[:2]), values(*other[:2])
     assert expected.keys() == found.keys()
     assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
 
 
-def train_with_other_betas(model, optimizer, steps):
+def train_with_other_betas(model: nn.Module, optimizer: MegatronOptimizer, steps: int) -> None:
     """Train with a beta of its own for each step."""
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -163,7 +177,7 @@ def train_with_other_betas(model, optimizer, steps):
         train(model, optimizer, [step])
 
 
-def train_without_first_gradient(run):
+def train_without_first_gradient(run: tuple[nn.Module, MegatronOptimizer, RecordingCapture]) -> None:
     """Six steps, then two without a gradient for the first parameter."""
     model, optimizer, _ = run
     train(model, optimizer, range(6))
@@ -220,7 +234,7 @@ def test_what_is_stored_in_less_is_decoded_and_encoded_in_the_graph(stored, clip
     assert (captured[2].warm_ups, captured[2].captures, captured[2].replays) == (WARM_UP, 1, 10 - WARM_UP)
 
 
-def codes(optimizer):
+def codes(optimizer: MegatronOptimizer) -> dict[tuple[int, int, str], Any]:
     """What inner optimizers keep between steps, as it is stored."""
     return {
         (number, index, key): value

@@ -1,6 +1,7 @@
 """Buffers are laid out as their documentation says."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from megaopt_core.sharding import BufferKey, LayoutOptions, World
 pytestmark = pytest.mark.any_python
 
 
-def spec(name: str, numel: int, **more) -> ParamSpec:
+def spec(name: str, numel: int, **more: Any) -> ParamSpec:
     """Return a flat fp32 parameter as pure data."""
     dtype = torch.float32
     return ParamSpec(name, (numel,), dtype, dtype, "", 0, Granularity.TENSOR, 0.0, **more)

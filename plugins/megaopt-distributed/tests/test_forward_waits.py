@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ class Merges(nn.Module):
         return self.layers(x) if self.training else linear(x, self.layers[1].weight @ self.layers[0].weight)
 
 
-def wrapped(build) -> DistributedDataParallel:
+def wrapped(build: Callable[[], nn.Module]) -> DistributedDataParallel:
     """Return a model whose parameters lie in one bucket each."""
     torch.manual_seed(0)
     return DistributedDataParallel(build(), DistributedDataParallelConfig(**OVERLAP))

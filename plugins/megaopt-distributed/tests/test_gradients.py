@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from megaopt_core.errors import ConfigurationError, GradientError
 
 
-def wrapped(module: nn.Module | None = None, **settings) -> DistributedDataParallel:
+def wrapped(module: nn.Module | None = None, **settings: Any) -> DistributedDataParallel:
     """Return a wrapped model."""
     torch.manual_seed(0)
     module = module or nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))

@@ -1,5 +1,7 @@
 """Layouts of the distributed optimizer own every element once, whatever the model and the number of ranks."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,12 +11,20 @@ from megaopt_distributed.strategy import Distributed
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import Granularity, ParamSpec
-from megaopt_core.sharding import LayoutOptions, World
+from megaopt_core.sharding import LayoutOptions, ParamLayout, World
 
 pytestmark = pytest.mark.any_python
 
 
-def spec(name, shape, *, group=0, dtype=torch.float32, is_expert=False, shared_embedding=False):
+def spec(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    group: int = 0,
+    dtype: torch.dtype = torch.float32,
+    is_expert: bool = False,
+    shared_embedding: bool = False,
+) -> ParamSpec:
     """Return a parameter as pure data."""
     return ParamSpec(
         name,
@@ -31,7 +41,7 @@ def spec(name, shape, *, group=0, dtype=torch.float32, is_expert=False, shared_e
 
 
 @st.composite
-def models(draw):
+def models(draw: st.DrawFn) -> list[ParamSpec]:
     """Return some parameters of small, large, empty and prime sizes, in several groups and buffers."""
     count = draw(st.integers(0, 8))
     sizes = st.one_of(st.integers(0, 3), st.integers(1, 700), st.sampled_from([64, 128, 4096]))
@@ -54,7 +64,9 @@ WORLDS = st.builds(
 SIZES = st.one_of(st.none(), st.integers(1, 2000))
 
 
-def layout_of(specs, world, bucket_size, *, in_buffers, pad=False):
+def layout_of(
+    specs: Sequence[ParamSpec], world: World, bucket_size: int | None, *, in_buffers: bool, pad: bool = False
+) -> ParamLayout:
     """Return a layout in buffers of the model's wrapper or in memory of its own."""
     options = LayoutOptions(bucket_size, pad)
     if in_buffers:

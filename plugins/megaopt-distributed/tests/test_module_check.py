@@ -1,6 +1,7 @@
 """What changes about a wrapped module and would no longer fit its buffers is refused."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from megaopt_core.errors import UnsupportedOperationError
 SHARDED = {"use_distributed_optimizer": True}
 
 
-def wrapped(module: nn.Module, **settings) -> DistributedDataParallel:
+def wrapped(module: nn.Module, **settings: Any) -> DistributedDataParallel:
     """Return a wrapped model."""
     return DistributedDataParallel(module, DistributedDataParallelConfig(**settings))
 

@@ -1,5 +1,7 @@
 """DistributedDataParallel in a single process: buffers, hooks and errors."""
 
+from typing import Any
+
 import pytest
 import torch
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig, plan_full_param_layout
@@ -10,7 +12,7 @@ from megaopt_core.errors import GradientError, ShardingError, UnsupportedOperati
 from megaopt_core.sharding import FullParamLayout, WrappedModel
 
 
-def model_of(**settings) -> DistributedDataParallel:
+def model_of(**settings: Any) -> DistributedDataParallel:
     """Return a wrapped model of two layers."""
     torch.manual_seed(0)
     return DistributedDataParallel(

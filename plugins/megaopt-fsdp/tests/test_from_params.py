@@ -1,5 +1,7 @@
 """Frameworks that hand over parameters alone: the model is found, or an error says which door works."""
 
+from collections.abc import Iterator
+
 import pytest
 from megaopt_fsdp import build_from_params
 from torch import nn
@@ -20,13 +22,13 @@ class Plain:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return it by name."""
         return {"plain": OptimizerEntry(torch.optim.SGD)}
 
 
 @pytest.fixture(autouse=True)
-def plugin():
+def plugin() -> Iterator[None]:
     """Bring the optimizer."""
     with temporary_plugin(Plain(), name="plain"):
         yield

@@ -17,7 +17,14 @@ from megaopt_core.sharding import LayoutOptions, World, require_partition
 pytestmark = pytest.mark.any_python
 
 
-def matrix(name, shape, *placements, view=MATRIX, is_expert=False, granularity=Granularity.TENSOR):
+def matrix(
+    name: str,
+    shape: tuple[int, ...],
+    *placements: AxisPlacement,
+    view: MatrixView = MATRIX,
+    is_expert: bool = False,
+    granularity: Granularity = Granularity.TENSOR,
+) -> ParamSpec:
     """Return a matrix whose optimizer offers a split step."""
     batch, rows, columns = math.prod(shape[:-2]), *shape[-2:]
     return ParamSpec(
@@ -36,7 +43,7 @@ def matrix(name, shape, *placements, view=MATRIX, is_expert=False, granularity=G
     )
 
 
-def cut(axis, size, dim=0):
+def cut(axis: str, size: int, dim: int = 0) -> AxisPlacement:
     """Return how an axis cuts a dimension."""
     return AxisPlacement(axis, size, dim=dim)
 

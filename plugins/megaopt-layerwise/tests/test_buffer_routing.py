@@ -14,7 +14,7 @@ from megaopt_core.sharding import BufferKey
 class Tiny(torch.nn.Module):
     """An embedding, a hidden matrix with a bias and a norm, and a head that is tied to the embedding."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(10, 4)
         self.hidden = torch.nn.Linear(4, 4)
@@ -22,7 +22,7 @@ class Tiny(torch.nn.Module):
         self.head = torch.nn.Linear(4, 10, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.hidden(self.embed(tokens))))
 
 

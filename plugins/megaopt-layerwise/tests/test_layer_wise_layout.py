@@ -2,6 +2,8 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,20 +11,27 @@ from megaopt_layerwise.strategy import LayerWise
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import MATRIX, AxisPlacement, Granularity, MatrixView, ParamSpec
-from megaopt_core.sharding import BufferKey, LayoutOptions, PerBufferParamLayout, World, require_partition
+from megaopt_core.sharding import (
+    BufferKey,
+    LayoutOptions,
+    ParamLayout,
+    PerBufferParamLayout,
+    World,
+    require_partition,
+)
 
 pytestmark = pytest.mark.any_python
 
 FP32 = torch.float32
 
 
-def matrix(name, shape, **more):
+def matrix(name: str, shape: tuple[int, ...], **more: Any) -> ParamSpec:
     """Return the spec of a matrix that costs what Newton-Schulz does."""
     cost = float(shape[-1] * shape[-2] * min(shape[-2:]))
     return ParamSpec(name, shape, FP32, FP32, "muon", 0, Granularity.TENSOR, cost, **{"view": MATRIX, **more})
 
 
-def llama(layers, tp=1):
+def llama(layers: int, tp: int = 1) -> list[ParamSpec]:
     """Return the matrices of a large dense model, cut as tensor parallelism cuts them."""
     cuts = {
         "qkv": ((10240, 8192), 0),
@@ -39,14 +48,14 @@ def llama(layers, tp=1):
     ]
 
 
-def layout_of(specs, world):
+def layout_of(specs: Sequence[ParamSpec], world: World) -> ParamLayout:
     """Return the checked layout of a model that nothing wraps."""
     layout = LayerWise().layout(specs, world, LayoutOptions())
     require_partition("layer_wise", layout, specs, world)
     return layout
 
 
-def owners_of(layout, world, *axes):
+def owners_of(layout: ParamLayout, world: World, *axes: str) -> Counter[str]:
     """Return how many ranks own each matrix."""
     return Counter(
         shard.name
@@ -106,7 +115,7 @@ def test_experts_stay_with_the_ranks_that_have_them():
     assert all(ep == 1 for (ep, _, _), found in pieces.items() if "single" in found)
 
 
-def experts_of(kind):
+def experts_of(kind: str) -> list[ParamSpec]:
     """Return experts for four places: a batch that has two at each, or single ones, of which the first has one."""
     if kind == "batched":
         view, cut = MatrixView(batch_dims=1), (AxisPlacement("ep", 4, dim=0),)

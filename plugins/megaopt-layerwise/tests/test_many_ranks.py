@@ -2,14 +2,15 @@
 
 import math
 import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 import torch
 from attrs import evolve
 
 from megaopt_core import Granularity, MatrixView, ParamSpec, get_registry
-from megaopt_core.params import AxisPlacement
-from megaopt_core.sharding import LayoutOptions, World, require_partition
+from megaopt_core.params import AxisPlacement, RankCoordinates
+from megaopt_core.sharding import LayoutOptions, ParamLayout, World, require_partition
 
 pytestmark = pytest.mark.any_python
 
@@ -36,7 +37,14 @@ LAYER = {
 }
 
 
-def matrix(name, shape, view, placements=(), *, takes_peers=False):
+def matrix(
+    name: str,
+    shape: tuple[int, ...],
+    view: MatrixView,
+    placements: tuple[AxisPlacement, ...] = (),
+    *,
+    takes_peers: bool = False,
+) -> ParamSpec:
     """Return a weight that costs what orthogonalizing it does."""
     cost = 0.0
     for *batch, rows, columns in view.matrix_shapes(shape):
@@ -59,7 +67,7 @@ def matrix(name, shape, view, placements=(), *, takes_peers=False):
     )
 
 
-def mixture():
+def mixture() -> list[ParamSpec]:
     """Return 12 layers in each of the stages, cut by tensor and expert parallelism."""
     specs = []
     for layer in range(12 * STAGES):
@@ -74,7 +82,7 @@ def mixture():
     return specs
 
 
-def every_rank():
+def every_rank() -> Iterator[dict[str, int]]:
     """Yield the coordinates of all 512."""
     for pp in range(STAGES):
         for tp in range(TENSOR):
@@ -83,7 +91,9 @@ def every_rank():
                 yield {"pp": pp, "tp": tp, "dp": dp, **expert}
 
 
-def loads_of(layout, specs, ranks):
+def loads_of(
+    layout: ParamLayout, specs: Sequence[ParamSpec], ranks: Iterable[RankCoordinates]
+) -> tuple[list[float], dict[str, int]]:
     """Return the cost of what every rank steps, and how many elements of each parameter all of them step."""
     by_name = {spec.name: spec for spec in specs}
     owned = dict.fromkeys(by_name, 0)
@@ -115,7 +125,7 @@ def test_512_ranks_along_every_axis():
     assert seconds < 20
 
 
-def dense(layers):
+def dense(layers: int) -> list[ParamSpec]:
     """Return the matrices of some layers, which nothing cuts."""
     shapes = {"q": (1024, 1024), "k": (128, 1024), "v": (128, 1024), "out": (1024, 1024)}
     shapes |= {"gate": (3584, 1024), "up": (3584, 1024), "down": (1024, 3584)}

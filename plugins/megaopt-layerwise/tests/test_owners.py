@@ -23,13 +23,13 @@ pytestmark = pytest.mark.any_python
 POLICIES = pytest.mark.parametrize("policy", list(OwnerPolicy))
 
 
-def uniform(count, cost=6.0):
+def uniform(count: int, cost: float = 6.0) -> list[Work]:
     """Return equal works."""
     return [Work(f"w{index}", cost, numel=64, state_bytes=512, bucket=index // 8) for index in range(count)]
 
 
 @st.composite
-def problems(draw):
+def problems(draw: st.DrawFn) -> tuple[list[Work], int]:
     """Return some works and a number of ranks that can own them."""
     ranks = draw(st.integers(1, 9))
     works = []
@@ -147,7 +147,7 @@ def test_exchanges_find_what_the_largest_first_misses():
 
 
 def test_a_batch_is_divided_where_whole_ones_would_not_balance():
-    """Two batches of 6 on 4 ranks: 3 matrices each. Where batches balance, they stay whole."""
+    """Two batches of 6 on 4 ranks: 3 matrices each; where batches balance, they stay whole."""
     batches = [Work(name, 60.0, 600, 4800, matrices=6) for name in "ab"]
     plan = plan_owners(batches, 4, divisions=[Division.WHOLE, Division.MATRICES])
     assert plan.costs == (30.0, 30.0, 30.0, 30.0)

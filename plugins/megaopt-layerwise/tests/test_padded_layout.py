@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from megaopt_layerwise.padded_layout import (
 )
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.sharding import BufferKey
+from megaopt_core.sharding import BufferKey, PerBufferParamLayout
 
 pytestmark = pytest.mark.any_python
 
@@ -23,7 +24,7 @@ PLAIN = DistributedDataParallelConfig()
 PADDED = DistributedDataParallelConfig(pad_buckets_for_high_nccl_busbw=True)
 
 
-def parameters(*sizes, embeddings=()):
+def parameters(*sizes: int, embeddings: Iterable[int] = ()) -> list[torch.nn.Parameter]:
     """Return flat parameters on the meta device; those at some positions are shared embeddings."""
     params = [torch.nn.Parameter(torch.empty(size, device="meta")) for size in sizes]
     for position in embeddings:
@@ -140,7 +141,7 @@ def test_any_model_on_any_number_of_ranks(sizes, ranks, bucket_size, config, dat
             assert sum(sizes[position] for position in inside[1:]) < bucket_size
 
 
-def _require_whole_in_shards(layout, sizes, ranks):
+def _require_whole_in_shards(layout: PerBufferParamLayout, sizes: Sequence[int], ranks: int) -> None:
     taken = []
     for position, size in enumerate(sizes):
         start, stop = layout.param_ranges[str(position)]

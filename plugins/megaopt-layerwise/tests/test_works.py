@@ -10,7 +10,7 @@ from megaopt_core.params import MATRIX, Granularity, MatrixView, ParamSpec
 pytestmark = pytest.mark.any_python
 
 
-def spec(shape, view=MATRIX, *, takes_peers=False):
+def spec(shape: tuple[int, ...], view: MatrixView = MATRIX, *, takes_peers: bool = False) -> ParamSpec:
     """Return a matrix of cost 7."""
     return ParamSpec(
         "w",

@@ -1,5 +1,8 @@
 """Lion against its formula in float64."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from megaopt_lion.lion import WEIGHT_DECAY_METHODS, Lion, init_state
@@ -15,7 +18,7 @@ BETAS = (0.95, 0.98)
 LR, WD = 0.01, 0.3
 
 
-def gradients(count, shape=(7, 5)):
+def gradients(count: int, shape: tuple[int, ...] = (7, 5)) -> list[torch.Tensor]:
     """Return random gradients."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator) for _ in range(count)]
@@ -57,11 +60,17 @@ def test_blocks_do_not_show():
 class NewMemory(TorchDispatchMode):
     """Notes the elements of every tensor that is made, but for views and what is written in place."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.largest = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         result = func(*args, **kwargs or {})
         known = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
         if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in known:
@@ -78,7 +87,7 @@ def test_blocks_bound_memory(dtype):
     assert 0 < made.largest <= 1 << 16
 
 
-def ulps(a, b):
+def ulps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the number of representable numbers from one to the other."""
     integer = {4: torch.int32, 2: torch.int16}[a.itemsize]
     lowest = torch.iinfo(integer).min
@@ -88,7 +97,9 @@ def ulps(a, b):
     ).abs()
 
 
-def cancelling(beta, size, dtype, generator):
+def cancelling(
+    beta: float, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a gradient and a momentum that `beta * momentum + (1 - beta) * gradient` cancels but for rounding."""
     gradient = torch.randint(-50, 50, (size,), generator=generator).double()
     return gradient.to(dtype), (-gradient * (1.0 - beta) / beta).to(dtype)
@@ -107,10 +118,8 @@ def cancelling(beta, size, dtype, generator):
     ],
 )
 def test_compiled_equals_plain_to_one_ulp(dtype, momentum_dtype):
-    """Both ways agree to one unit in the last place of each result, also where everything cancels but the rounding.
-
-    Weights beyond one half and learning rates that change are among the cases.
-    """
+    """Both ways agree to one unit in the last place of each result, also where everything cancels but the rounding."""
+    # Weights beyond one half and learning rates that change are among the cases.
     generator = torch.Generator().manual_seed(0)
     size = 4099
     for step, betas in enumerate(((0.95, 0.98), (0.9, 0.99), (0.3, 0.4), (0.5, 0.75))):
@@ -129,10 +138,8 @@ def test_compiled_equals_plain_to_one_ulp(dtype, momentum_dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_operation_is_rounded_once(dtype):
-    """The result is that of float32 operations one after the other, stored with one rounding.
-
-    The reference computes each of them in float64, where rounding the result to float32 is as if it were exact.
-    """
+    """The result is that of float32 operations one after the other, stored with one rounding."""
+    # The reference computes each of them in float64, where rounding the result to float32 is as if it were exact.
     generator = torch.Generator().manual_seed(0)
     for betas in ((0.95, 0.98), (0.3, 0.4)):
         g, m = cancelling(betas[0], 4099, dtype, generator)

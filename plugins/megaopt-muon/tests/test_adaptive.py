@@ -17,7 +17,9 @@ QUINTIC = resolve_coefficients("quintic", 5)
 LR, MU, WD, BETA2, EPS = 0.02, 0.9, 0.1, 0.8, 1e-8
 
 
-def normalize64(method, o, v, g, u, beta2=BETA2):
+def normalize64(
+    method: str, o: torch.Tensor, v: torch.Tensor, g: torch.Tensor, u: torch.Tensor, beta2: float = BETA2
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the normalized update and the new second moment."""
     if method == "adamuon":
         v = beta2 * v + (1 - beta2) * o.square()
@@ -121,10 +123,8 @@ def test_zero_momentum_is_a_zero_update(method, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", get_supported_moment2_methods())
 def test_narrow_parameters_go_the_way_of_wide_ones(method, dtype):
-    """The second moment is in float32: a narrow parameter moves as a float32 one does, to its rounding.
-
-    The square of the gradient's norm is no number of float16.
-    """
+    """The second moment is in float32: a narrow parameter moves as a float32 one does, to its rounding."""
+    # The square of the gradient's norm is no number of float16.
     generator = torch.Generator().manual_seed(0)
     narrow, wide = (nn.Parameter(torch.zeros(8, 16, dtype=kind)) for kind in (dtype, torch.float32))
     settings = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "fp32_matmul_prec": "highest", "eps": 1e-2}

@@ -1,6 +1,7 @@
 """Cautious weight decay of Muon and adaptive Muon."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.any_python
 LR, WD = 0.02, 0.5
 
 
-def stepped(cls, start, grad, **settings):
+def stepped(
+    cls: type[torch.optim.Optimizer], start: torch.Tensor, grad: torch.Tensor, **settings: Any
+) -> torch.Tensor:
     """Return what one step makes of a parameter."""
     param = nn.Parameter(start.clone())
     optimizer = cls([param], LR, fp32_matmul_prec="highest", **settings)

@@ -1,10 +1,13 @@
 """Habits of people who train, on a chain of Muon and Adam."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from megaopt_core import build_optimizer
+from megaopt_core import StepResult, build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 SCHEDULERS = {
     "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6),
@@ -18,7 +21,9 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
 
 
-def train(model, optimizer, step, steps=3) -> list[torch.Tensor]:
+def train(
+    model: nn.Module, optimizer: MegatronOptimizer, step: Callable[[], StepResult], steps: int = 3
+) -> list[torch.Tensor]:
     """Train a little; return the parameters."""
     for _ in range(steps):
         model(torch.ones(2, 8)).square().sum().backward()

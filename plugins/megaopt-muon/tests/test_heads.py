@@ -30,7 +30,7 @@ VIEWS = {
 }
 
 
-def heads_of(stored, view):
+def heads_of(stored: torch.Tensor, view: MatrixView) -> list[torch.Tensor]:
     """Return every head of a stored tensor, cut out by the numbers of its rows or columns."""
     rows = stored.flatten(view.batch_dims + 1)
     rows = rows.mT if view.transposed else rows

@@ -1,6 +1,7 @@
 """The kernels of the optional extra are called as their interface says."""
 
 import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 pytestmark = pytest.mark.any_python
 
 
-def stand_in(calls):
+def stand_in(calls: list[tuple[int, ...]]) -> Callable[..., torch.Tensor]:
     """Return a function with the kernel's interface that notes its calls and takes what the kernel takes."""
 
     def gemm_symmetric(A, B, C=None, out=None, out_dtype=None, dynamic_scheduler=False, alpha=1.0, beta=1.0):  # noqa: N803
@@ -49,7 +50,7 @@ def test_the_iteration_is_the_same_with_the_kernel(monkeypatch, shape, method):
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Pretend that the extra is installed beside a GPU that it is made for; yield how to change that."""
     module = ModuleType("quack.gemm_interface")
     module.gemm_symmetric = stand_in([])
@@ -64,7 +65,7 @@ def gpu(monkeypatch):
     hopper._installed.cache_clear()
 
 
-def square(size, dtype=torch.bfloat16, device="cuda"):
+def square(size: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> torch.Tensor:
     """Return a matrix without memory, on a device that need not be there."""
     with FakeTensorMode():
         return torch.empty(size, size, dtype=dtype, device=device)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ QUINTIC = resolve_coefficients("quintic", 5)
 
 
 @pytest.fixture
-def file(monkeypatch, tmp_path):
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Name a calibration that is not there yet."""
     path = tmp_path / "folder" / "calibration.json"
     monkeypatch.setenv(VARIABLE, str(path))
@@ -35,7 +37,7 @@ def file(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def no_file(monkeypatch, tmp_path):
+def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Look for a calibration where there is none."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import metadata
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_the_extra_is_tested():
 
 
 @pytest.fixture
-def every_size(monkeypatch):
+def every_size(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Use MKL from 256 rows on, and count its products."""
     calls = []
     multiply = mkl.TriangleRoutine.__call__
@@ -226,14 +227,14 @@ def test_other_products_are_not_its_business(size, dtype, device):
 class Library(SimpleNamespace):
     """Stands in for MKL's library."""
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
 
 
 THREADS = ctypes.CFUNCTYPE(None)(lambda: None)
 
 
-def library(**changes):
+def library(**changes: Any) -> Library:
     """Return a library with everything that is asked of one, whose products are never written."""
     parts = {
         "GOMP_parallel": THREADS,

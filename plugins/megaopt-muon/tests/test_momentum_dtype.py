@@ -1,15 +1,18 @@
 """Muon's momentum in fewer bits."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
 
-def make(name, dtype, seed=0):
+def make(name: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return a matrix and the optimizer of its name, with its momentum in a dtype."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 8, bias=False))
@@ -20,7 +23,7 @@ def make(name, dtype, seed=0):
     return model, optimizer
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> None:
     """Give gradients that depend on the step alone."""
     for step in steps:
         chance = torch.Generator().manual_seed(step)

@@ -1,6 +1,9 @@
 """Muon against its formula in float64."""
 
 import copy
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +23,13 @@ QUINTIC = resolve_coefficients("quintic", 5)
 SHAPES = [(6, 10), (10, 6), (8, 8), (6, 10)]
 
 
-def parameters(shapes, seed=0):
+def parameters(shapes: Iterable[tuple[int, ...]], seed: int = 0) -> list[nn.Parameter]:
     """Return random parameters."""
     generator = torch.Generator().manual_seed(seed)
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
 
 
-def set_gradients(params, seed):
+def set_gradients(params: Iterable[nn.Parameter], seed: int) -> None:
     """Give every parameter a random gradient."""
     generator = torch.Generator().manual_seed(seed)
     for param in params:
@@ -37,14 +40,22 @@ class Reference64:
     """Muon in float64, one matrix at a time, as its formula is written."""
 
     def __init__(
-        self, formulas, params, scale, lr=0.02, momentum=0.95, nesterov=True, wd=0.1, decoupled=True
-    ):
+        self,
+        formulas: SimpleNamespace,
+        params: Iterable[torch.Tensor],
+        scale: Callable[[int, int], float],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        wd: float = 0.1,
+        decoupled: bool = True,
+    ) -> None:
         self.formulas, self.scale, self.lr, self.mu = formulas, scale, lr, momentum
         self.nesterov, self.wd, self.decoupled = nesterov, wd, decoupled
         self.params = [param.detach().double().clone() for param in params]
         self.momenta = [torch.zeros_like(param) for param in self.params]
 
-    def step(self, grads):
+    def step(self, grads: Iterable[torch.Tensor]) -> None:
         for index, grad in enumerate(grads):
             p, m, g = self.params[index], self.momenta[index], grad.double()
             if self.decoupled:
@@ -129,11 +140,8 @@ VIEWS = {
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_orthogonalize_every_matrix_by_itself(monkeypatch, formulas, name, apart):
-    """Each matrix of a view is orthogonalized and scaled by itself, and lands where it was.
-
-    Also when the workspace keeps rows apart, as it does with rows of whole KiB.
-    """
-    if apart:
+    """Each matrix of a view is orthogonalized and scaled by itself, and lands where it was."""
+    if apart:  # as the workspace keeps rows of whole KiB
         monkeypatch.setattr(workspace, "_SAME_CACHE_SET", 4)
         monkeypatch.setattr(workspace, "_SMALLEST", 1)
     view, shape = VIEWS[name]
@@ -171,12 +179,12 @@ def test_split_qkv_false_leaves_a_fused_weight_whole():
 class Attention(nn.Module):
     """Nothing but its forward says what the projection is made of."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(16, 48, bias=False)
         self.out = nn.Linear(16, 16, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.proj(x).chunk(3, dim=-1)
         return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v))
 
@@ -366,11 +374,11 @@ def test_custom_coefficients(formulas):
 class Halved(TensorParallelMuon):
     """A subclass that replaces what is done per parameter."""
 
-    def orthogonalize(self, p, grad, **kwargs):
+    def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         assert "momentum" in kwargs
         return super().orthogonalize(p, grad, **kwargs) / 2
 
-    def post_weight_update_fn_inplace(self, p):
+    def post_weight_update_fn_inplace(self, p: torch.Tensor) -> None:
         p.mul_(0.0)
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.any_python
 class Model(torch.nn.Module):
     """An embedding, two hidden matrices, one of which Muon must not step, and a head."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(7, 4)
         self.hidden = torch.nn.Linear(4, 4)

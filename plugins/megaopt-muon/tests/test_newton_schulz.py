@@ -35,10 +35,8 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("coefficient_type", TYPES)
 def test_auto_is_as_accurate_as_the_plain_iteration(request, formulas, coefficient_type, mode):
-    """On every spectrum, auto's error is within 1.2 times the plain iteration's in float32, and twice in bfloat16.
-
-    Where float32 stands in for bfloat16, it is within half of the plain iteration's in bfloat16.
-    """
+    """On every spectrum, auto's error is within 1.2 times the plain iteration's in float32, and twice in bfloat16."""
+    # Where float32 stands in for bfloat16, it is within half of the plain iteration's in bfloat16.
     precision, fixture, dtype, limit = MODES[mode]
     if fixture is not None:
         request.getfixturevalue(fixture)

@@ -8,10 +8,11 @@ from megaopt_muon.notes import param_notes
 from torch import nn
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
 
-def step(model, optimizer):
+def step(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Step with some gradient."""
     for param in model.parameters():
         param.grad = torch.randn_like(param)

@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -19,12 +20,12 @@ from megaopt_core.params import Granularity, MatrixView, ParamSpec
 ENTRIES = megaopt_optimizer_entries()
 
 
-def spec(shape):
+def spec(shape: tuple[int, ...]) -> ParamSpec:
     """Return a parameter of this shape as pure data."""
     return ParamSpec("w", shape, torch.float32, torch.float32, "muon", 0, Granularity.TENSOR, 1.0)
 
 
-def config(**changes):
+def config(**changes: Any) -> SimpleNamespace:
     """Return what an OptimizerConfig with the default settings reads as."""
     values = {"lr": 0.1, "weight_decay": 0.2, "cautious_weight_decay": False}
     values |= {f"muon_{name}": value for name, value in attrs.asdict(MuonSettings()).items()}

@@ -1,17 +1,20 @@
 """Learning rate and weight decay of what Muon leaves to its scalar optimizer."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from megaopt_core import OptimizerParamScheduler, ParamKey, build_optimizer, get_mup_config_overrides
 from megaopt_core.config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.optimizers import MegatronOptimizer
 
 
 class Model(torch.nn.Module):
     """An embedding, a hidden matrix, a norm, a head."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(7, 4)
         self.hidden = torch.nn.Linear(4, 4)
@@ -24,7 +27,7 @@ class Model(torch.nn.Module):
 SCALAR = {"embed.weight", "hidden.bias", "norm.weight", "norm.bias", "head.weight"}
 
 
-def rows(optimizer):
+def rows(optimizer: MegatronOptimizer) -> dict[str, Any]:
     """Return the report's rows by name."""
     return {row.name: row for row in optimizer.report().params}
 

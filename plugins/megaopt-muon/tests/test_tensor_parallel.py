@@ -21,11 +21,9 @@ pytestmark = pytest.mark.any_python
 @pytest.mark.distributed
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_agree_with_one_process(world: int) -> None:
-    """Every mode, cut and view on 2 and 4 ranks is within 1e-5 of one process; blockwise of the shard's formula.
-
-    Where the sums of `distributed` are rounded to bfloat16, an element of an orthogonalized matrix, at most about 1, is
-    within one bfloat16 step of 1.
-    """
+    """Every mode, cut and view on 2 and 4 ranks is within 1e-5 of one process; blockwise of the shard's formula."""
+    # Where the sums of `distributed` are rounded to bfloat16, an element of an orthogonalized matrix, at most about
+    # 1, is within one bfloat16 step of 1.
     results = run_ranks(differences, world)
     assert len(results[0]) > 50
     bfloat16 = torch.finfo(torch.bfloat16).eps
@@ -48,7 +46,7 @@ def test_blockwise_refuses_a_cut_through_the_pieces():
         TensorParallelMuon([param], pg_collection=groups, tp_mode="blockwise").step()
 
 
-def group(size):
+def group(size: int) -> SimpleNamespace:
     """Return what stands for a process group of this size."""
     return SimpleNamespace(size=lambda: size)
 

@@ -5,6 +5,7 @@ import torch
 from megaopt_muon.elementwise import MomentumStep, subtract
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.workspace import Workspace
+from torch import nn
 
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
@@ -14,7 +15,7 @@ SHAPES = [(256, 300), (600, 260), (24, 40), (40, 24), (768, 256)]
 SETTINGS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
 
 
-def parameters():
+def parameters() -> list[nn.Parameter]:
     """Return parameters with gradients, one of them fused."""
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]

@@ -18,7 +18,7 @@ class StandIn:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return both."""
         return {
             "plain": OptimizerEntry(torch.optim.SGD),

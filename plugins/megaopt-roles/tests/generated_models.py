@@ -3,6 +3,7 @@
 import itertools
 import linecache
 import textwrap
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -17,23 +18,23 @@ class FusedLoss(torch.autograd.Function):
     """A loss that multiplies with a weight out of sight."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, target):
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight, target)
         return F.cross_entropy(hidden @ weight.T, target)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None]:
         return None, None, None
 
 
 class OwnLinear(nn.Module):
     """A linear layer of its own class."""
 
-    def __init__(self, inputs, outputs):
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.kernel = nn.Parameter(torch.zeros(outputs, inputs))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.kernel.t()
 
 

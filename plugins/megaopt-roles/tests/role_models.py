@@ -1,6 +1,7 @@
 """Small models in the styles that people write, each with what its parameters are."""
 
 import math
+from typing import Never
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -18,7 +19,7 @@ class Block(nn.Module):
         self.c_proj = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.size()
         q, k, v = self.c_attn(self.ln_1(x)).split(self.width, dim=2)
         k = k.view(b, t, self.heads, c // self.heads).transpose(1, 2)
@@ -47,7 +48,9 @@ class HandGPT(nn.Module):
         if tied:
             self.transformer.wte.weight = self.lm_head.weight
 
-    def forward(self, idx, targets=None):
+    def forward(
+        self, idx: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         _, t = idx.size()
         pos = torch.arange(0, t, dtype=torch.long, device=idx.device)
         x = self.transformer.wte(idx) + self.transformer.wpe(pos)
@@ -72,7 +75,7 @@ class HeadFirst(nn.Module):
         self.tokens = nn.Embedding(50, 8)
         self.head.weight = self.tokens.weight
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(self.tokens(ids)))
 
 
@@ -86,7 +89,7 @@ class SharedLayers(nn.Module):
         self.second.weight = self.first.weight
         self.head = nn.Linear(8, 50)
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.second(torch.relu(self.first(self.tokens(ids))))))
 
 
@@ -100,7 +103,7 @@ class EinsumExperts(nn.Module):
         self.b_in = nn.Parameter(torch.zeros(experts, inner))
         self.w_out = nn.Parameter(torch.randn(experts, width, inner))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         gates = self.router(x).softmax(-1)
         hidden = F.gelu(torch.einsum("btd,edf->btef", x, self.w_in) + self.b_in)
         return torch.einsum("btef,edf,bte->btd", hidden, self.w_out, gates)
@@ -114,7 +117,7 @@ class BmmExperts(nn.Module):
         self.gate_up = nn.Parameter(torch.randn(experts, width, 2 * inner))
         self.down = nn.Parameter(torch.randn(experts, inner, width))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = torch.bmm(x, self.gate_up).chunk(2, dim=-1)
         return torch.bmm(F.silu(gate) * up, self.down)
 
@@ -129,7 +132,7 @@ class LoopExperts(nn.Module):
         self.gate_up_bias = nn.Parameter(torch.randn(experts, 2 * inner))
         self.down = nn.Parameter(torch.randn(experts, width, inner))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores, chosen = F.linear(x, self.gate).topk(1, dim=-1)
         out = torch.zeros_like(x)
         for index in range(self.gate.shape[0]):
@@ -149,7 +152,7 @@ class GroupedQuery(nn.Module):
         self.qkv = nn.Linear(width, (heads + 2 * groups) * self.size)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, _ = x.shape
         qkv = self.qkv(x).view(b, t, self.groups, self.heads // self.groups + 2, self.size)
         q, k, v = qkv.split([self.heads // self.groups, 1, 1], dim=3)
@@ -164,11 +167,11 @@ class Rotary(nn.Module):
         super().__init__()
         self.q, self.k, self.out = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
 
-    def rotate(self, x, cos, sin):
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         x1, x2 = x.chunk(2, dim=-1)
         return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         q, k = self.rotate(self.q(x), cos, sin), self.rotate(self.k(x), cos, sin)
         return self.out((q @ k.transpose(-1, -2)).softmax(-1) @ x)
 
@@ -182,7 +185,7 @@ class Recommender(nn.Module):
         self.bottom = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8))
         self.top = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
 
-    def forward(self, dense, sparse):
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
         parts = [self.bottom(dense)] + [table(sparse[:, i]) for i, table in enumerate(self.tables)]
         return self.top(torch.cat(parts, dim=1))
 
@@ -196,7 +199,7 @@ class Factorization(nn.Module):
         self.items = nn.Parameter(torch.randn(40, 8))
         self.bias = nn.Parameter(torch.zeros(40, 1))
 
-    def forward(self, user, item):
+    def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
         return (self.users[user] * F.embedding(item, self.items)).sum(-1, keepdim=True) + self.bias[item]
 
 
@@ -216,7 +219,7 @@ class Vision(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 10)
 
-    def forward(self, image):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
         x = self.patch(image).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(x.size(0), -1, -1), x], dim=1) + self.pos_embed
         bias = self.row_bias[self.index.view(-1)].view(65, 65, -1).permute(2, 0, 1)
@@ -235,10 +238,10 @@ class ActorCritic(nn.Module):
         self.actor = nn.Linear(64, 2)
         self.critic = nn.Linear(64, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Never:
         raise NotImplementedError
 
-    def act(self, x):
+    def act(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = self.trunk(x)
         return self.actor(h).softmax(-1), self.critic(h)
 
@@ -252,17 +255,17 @@ class VAE(nn.Module):
         self.mu, self.logvar = nn.Linear(64, 12), nn.Linear(64, 12)
         self.dec, self.out = nn.Linear(12, 64), nn.Linear(64, 784)
 
-    def encode(self, x):
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = F.relu(self.enc(x))
         return self.mu(h), self.logvar(h)
 
-    def reparameterize(self, mu, logvar):
+    def reparameterize(self, mu: torch.Tensor, logvar: torch.Tensor) -> torch.Tensor:
         return mu + torch.randn_like(mu) * torch.exp(0.5 * logvar)
 
-    def decode(self, z):
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(self.out(F.relu(self.dec(z))))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         mu, logvar = self.encode(x.view(-1, 784))
         return self.decode(self.reparameterize(mu, logvar)), mu, logvar
 
@@ -279,7 +282,7 @@ class Seq2Seq(nn.Module):
         self.cell = nn.LSTMCell(2 * width, width)
         self.fc_out = nn.Linear(width, vocab)
 
-    def forward(self, src, trg, ratio=0.5):
+    def forward(self, src: torch.Tensor, trg: torch.Tensor, ratio: float = 0.5) -> torch.Tensor:
         memory, (h, c) = self.encoder(self.src(src))
         h, c = h[0], c[0]
         outputs = torch.zeros(trg.shape[1], trg.shape[0], 40)
@@ -304,7 +307,7 @@ class MixerBlock(nn.Module):
         self.token = nn.Sequential(nn.Linear(tokens, 32), nn.GELU(), nn.Linear(32, tokens))
         self.channel = nn.Sequential(nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.token(self.n1(x).transpose(1, 2)).transpose(1, 2)
         return x + self.channel(self.n2(x))
 
@@ -316,7 +319,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.blocks = nn.Sequential(MixerBlock(9, 16), MixerBlock(9, 16))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.blocks(x)
 
 
@@ -333,7 +336,7 @@ class DiT(nn.Module):
         self.final_ada = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
         self.final = nn.Linear(width, 8)
 
-    def forward(self, x, c):
+    def forward(self, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         x = self.x_embed(x)
         s1, k1, g1, s2, k2, g2 = self.ada(c).chunk(6, dim=1)
         x = x + g1.unsqueeze(1) * self.attn(self.norm(x) * (1 + k1.unsqueeze(1)) + s1.unsqueeze(1))
@@ -350,7 +353,7 @@ class GraphConv(nn.Module):
         self.weight = nn.Parameter(torch.randn(inputs, outputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
-    def forward(self, x, adjacency):
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         return torch.spmm(adjacency, torch.mm(x, self.weight)) + self.bias
 
 
@@ -361,7 +364,7 @@ class GCN(nn.Module):
         super().__init__()
         self.gc1, self.gc2 = GraphConv(20, 16), GraphConv(16, 7)
 
-    def forward(self, x, adjacency):
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         x = F.dropout(F.relu(self.gc1(x, adjacency)), 0.5, training=self.training)
         return F.log_softmax(self.gc2(x, adjacency), dim=1)
 
@@ -369,7 +372,7 @@ class GCN(nn.Module):
 class BitLinear(nn.Linear):
     """A linear layer that quantizes its weight."""
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale = 1.0 / self.weight.abs().mean().clamp(min=1e-5)
         quantized = self.weight + ((self.weight * scale).round().clamp(-1, 1) / scale - self.weight).detach()
         return F.linear(x, quantized, self.bias)
@@ -385,7 +388,7 @@ class LoRALinear(nn.Module):
         self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
         self.scale = nn.Parameter(torch.ones(outputs, 1))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.linear.weight + self.scale * (self.lora_b @ self.lora_a)
         return F.linear(x, weight, self.linear.bias)
 
@@ -400,7 +403,7 @@ class Adapted(nn.Module):
         self.norm = nn.LayerNorm(6)
         self.head = nn.Linear(6, 3)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.second(torch.relu(self.first(x)))
         return self.head(self.norm(self.bilinear(x, x)))
 
@@ -419,7 +422,7 @@ class StateSpace(nn.Module):
         self.D = nn.Parameter(torch.ones(inner))
         self.out_proj = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, z = self.in_proj(x).chunk(2, dim=-1)
         x = F.silu(self.conv1d(x.transpose(1, 2))[..., : z.shape[1]].transpose(1, 2))
         a = -torch.exp(self.A_log.float())
@@ -444,7 +447,7 @@ class UNet(nn.Module):
         self.up = nn.ConvTranspose2d(16, 16, 2, 2)
         self.out = nn.Conv2d(32, 3, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         skip = self.down(x)
         x = self.up(F.max_pool2d(self.depthwise(self.middle(skip)), 2))
         return self.out(torch.cat([skip, x], dim=1))
@@ -458,11 +461,11 @@ class Siamese(nn.Module):
         self.conv = nn.Conv2d(1, 8, 3)
         self.fc1, self.fc2 = nn.Linear(8, 32), nn.Linear(32, 5)
 
-    def forward_once(self, x):
+    def forward_once(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.conv(x)).mean((2, 3))
         return self.fc2(F.relu(self.fc1(x)))
 
-    def forward(self, a, b):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.forward_once(a), self.forward_once(b)
 
 
@@ -478,7 +481,7 @@ class DeepHead(nn.Module):
         self.tasks = nn.ModuleDict({"a": nn.Linear(8, 3), "b": nn.Linear(8, 4)})
         self.matrices = nn.ParameterList(nn.Parameter(torch.randn(8, 8)) for _ in range(2))
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         x = self.tokens(ids) * math.sqrt(8)
         for i in range(3):
             x = F.gelu(getattr(self, f"layer{i}")(x))
@@ -501,7 +504,7 @@ class FunctionalHead(nn.Module):
         self.gamma = nn.Parameter(torch.ones(width))
         self.unembed = nn.Parameter(torch.randn(width, vocab))
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens[ids] + self.positions[: ids.shape[1]]
         q = torch.einsum("btm,mhd->bhtd", x, self.w_q)
         k, v = (x @ self.w_kv).chunk(2, dim=-1)
@@ -520,6 +523,6 @@ class StateSpaceModel(nn.Module):
         self.tokens, self.mixer, self.norm = nn.Embedding(50, 8), StateSpace(), nn.LayerNorm(8)
         self.head = nn.Linear(8, 50, bias=False)
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids)
         return self.head(self.norm(x + self.mixer(x)))

@@ -15,12 +15,12 @@ from megaopt_core.routing import infer_roles, register_matrix_view
 PLAIN = MatrixView()
 
 
-def inside(layer, width=8):
+def inside(layer: nn.Module, width: int = 8) -> nn.Sequential:
     """Return a model with a layer in its middle, where it is neither first nor last."""
     return nn.Sequential(layer, nn.LayerNorm(width), nn.Linear(width, 4))
 
 
-def seen(layer, name="weight"):
+def seen(layer: nn.Module, name: str = "weight") -> Role | MatrixView | None:
     """Return what a layer's parameter is seen as: its role, or its view when it is a matrix."""
     decision = infer_roles(inside(layer))[f"0.{name}"]
     assert not decision.uncertain
@@ -34,30 +34,30 @@ class Table(nn.Embedding):
 class Conv1D(nn.Module):
     """The layer of the same name of transformers: stores [in, out]."""
 
-    def __init__(self, nf, nx):
+    def __init__(self, nf: int, nx: int) -> None:
         super().__init__()
         self.nf = nf
         self.weight = nn.Parameter(torch.zeros(nx, nf))
         self.bias = nn.Parameter(torch.zeros(nf))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(self.bias, x, self.weight)
 
 
 class ColumnParallel(nn.Module):
     """A linear layer by structure, which returns its bias apart."""
 
-    def __init__(self, in_features, out_features):
+    def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.zeros(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return F.linear(x, self.weight), self.bias
 
 
-def gates(count, size):
+def gates(count: int, size: int) -> MatrixView:
     """Return the view of a weight of several gates."""
     return MatrixView(split_sizes=(size,) * count)
 
@@ -317,11 +317,11 @@ def test_no_source():
 class OddSplit(nn.Module):
     """Uses two overlapping parts of a projection: no view describes that."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(4, 12)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.proj(x)
         return torch.tanh(y[..., :8]) * y[..., 4:]
 
@@ -379,11 +379,11 @@ def test_inside_a_device_context():
 class ByHand(nn.Module):
     """Uses the weight of its child without calling the child."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(4, 12, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = F.linear(input=x, weight=self.qkv.weight).chunk(3, dim=-1)
         return (q @ k.transpose(-1, -2)).softmax(-1) @ v
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from megaopt_core.params import Role
+from megaopt_core.params import Role, RoleDecision
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
 
@@ -92,7 +93,7 @@ WEIGHTS = {
 HIDDEN = ("up.weight", "down.weight")
 
 
-def decided(model):
+def decided(model: Callable[[], nn.Module]) -> dict[str, RoleDecision]:
     """Return the decisions about the weights of a model."""
     with torch.device("meta"):
         made = model()
@@ -157,7 +158,7 @@ def test_a_linear_layer_of_its_own_class():
     assert (found["head.kernel"].role, found["head.kernel"].uncertain) == (Role.OUTPUT, False)
 
 
-def patched(how):
+def patched(how: str) -> nn.Sequential:
     """Return a model whose forward was replaced on the instance."""
     with torch.device("meta"):
         model = nn.Sequential(

@@ -27,12 +27,12 @@ HEAD = "self.wte = nn.Embedding(100, 16)\nself.lm_head = nn.Linear(16, 100, bias
 FUSED = "return FusedLoss.apply(x.view(-1, 16), self.lm_head.weight, target.view(-1))"
 
 
-def fused_loss_model():
+def fused_loss_model() -> nn.Module:
     """Return a model whose head meets its input inside of an autograd.Function."""
     return generated.language_model(HEAD, "self.wte(ids)", FUSED)()
 
 
-def unread(source):
+def unread(source: str) -> nn.Module:
     """Return an instance of a class whose source cannot be read."""
     scope = {"nn": nn, "torch": torch, "F": F}
     exec(source, scope)  # noqa: S102 - the point is a class without a source
@@ -113,11 +113,11 @@ def test_nothing_is_computed_or_changed():
 class DataDependent(nn.Module):
     """Needs values."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(4, 4)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.proj(x) if x.sum().item() > 0 else x
 
 

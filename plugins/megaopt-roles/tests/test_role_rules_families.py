@@ -2,10 +2,14 @@
 
 import importlib.util
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from megaopt_core.params import Role
 from megaopt_core.params._roles import Doubt
@@ -35,7 +39,7 @@ _draw = random.Random(7)  # noqa: S311 - the same cases every time
 MIXED = [{axis: _draw.choice(list(options)) for axis, options in AXES.items()} for _ in range(150)]
 
 
-def made(generated_models, case):
+def made(generated_models: ModuleType, case: Mapping[str, Any]) -> tuple[nn.Module, dict[str, str]]:
     """Return a model that runs, and what its parameters are."""
     source, truth = families.source_of(**case)
     with torch.device("meta"):
@@ -44,7 +48,7 @@ def made(generated_models, case):
     return model, truth
 
 
-def faults(model, truth, **kwargs):
+def faults(model: nn.Module, truth: Mapping[str, str], **kwargs: Any) -> dict[str, tuple[str, str]]:
     """Return what is wrong, by name: `certain` or `doubtful`. A head that no product contracts is safe."""
     found = infer_roles(model, **kwargs)
     wrong = {

@@ -1,5 +1,7 @@
 """How many rows of a projection make a head, as its forward shapes the output."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -12,40 +14,40 @@ WIDTH, HEADS, HEAD = 24, 3, 8
 class Attention(nn.Module):
     """Attention whose subclasses say how outputs of projections become heads."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.out = nn.Linear(WIDTH, WIDTH)
         self.heads, self.head_dim = HEADS, HEAD
 
-    def attend(self, q, k, v):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return (q @ k.transpose(-2, -1)).softmax(-1) @ v
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
         q, k, v = (self.shaped(layer(x)) for layer in (self.q, self.k, self.v))
         return self.out(self.attend(q, k, v).transpose(1, 2).reshape(b, t, c))
 
 
 class ByNumber(Attention):
-    def shaped(self, y):
+    def shaped(self, y: torch.Tensor) -> torch.Tensor:
         return y.view(y.shape[0], y.shape[1], self.heads, -1).transpose(1, 2)
 
 
 class BySize(Attention):
-    def shaped(self, y):
+    def shaped(self, y: torch.Tensor) -> torch.Tensor:
         return y.view(*y.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class Unflattened(Attention):
-    def shaped(self, y):
+    def shaped(self, y: torch.Tensor) -> torch.Tensor:
         return y.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
 
 class Rotated(Attention):
     """Rotary embeddings shape a head once more."""
 
-    def shaped(self, y):
+    def shaped(self, y: torch.Tensor) -> torch.Tensor:
         y = y.view(*y.shape[:-1], self.heads, self.head_dim)
         pairs = y.reshape(*y.shape[:-1], -1, 2)
         return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2).transpose(1, 2)
@@ -54,18 +56,18 @@ class Rotated(Attention):
 class Plain(Attention):
     """One head: nothing is shaped."""
 
-    def shaped(self, y):
+    def shaped(self, y: torch.Tensor) -> torch.Tensor:
         return y
 
 
 class Fused(nn.Module):
     """Query, key and value in one, of several layouts."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
         q, k, v = self.parts(self.qkv(x), b, t)
         y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
@@ -73,30 +75,30 @@ class Fused(nn.Module):
 
 
 class SideBySide(Fused):
-    def parts(self, y, b, t):
+    def parts(self, y: torch.Tensor, b: int, t: int) -> Iterator[torch.Tensor]:
         return (part.view(b, t, HEADS, HEAD).transpose(1, 2) for part in y.chunk(3, -1))
 
 
 class AtOnce(Fused):
-    def parts(self, y, b, t):
+    def parts(self, y: torch.Tensor, b: int, t: int) -> torch.Tensor:
         return y.view(b, t, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
 
 
 class HeadByHead(Fused):
-    def parts(self, y, b, t):
+    def parts(self, y: torch.Tensor, b: int, t: int) -> Iterator[torch.Tensor]:
         return (part.transpose(1, 2) for part in y.view(b, t, HEADS, 3 * HEAD).chunk(3, -1))
 
 
 class Latent(nn.Module):
     """Latent attention: keys and values of all heads come from a few features, positions go beside them."""
 
-    def __init__(self, value=6):
+    def __init__(self, value: int = 6) -> None:
         super().__init__()
         self.value = value
         self.q, self.kv_a = nn.Linear(WIDTH, HEADS * (8 + 4)), nn.Linear(WIDTH, 10 + 4)
         self.kv_b, self.out = nn.Linear(10, HEADS * (8 + value)), nn.Linear(HEADS * value, WIDTH)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, _ = x.shape
         plain, turned = self.q(x).view(b, t, HEADS, 12).transpose(1, 2).split([8, 4], -1)
         latent, positions = self.kv_a(x).split([10, 4], -1)
@@ -113,7 +115,7 @@ def test_output_projections_of_latent_attention_take_heads(value):
     assert {found[f"{layer}.out.weight"].view.head_columns for layer in (0, 2)} == {value}
 
 
-def heads(model):
+def heads(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the head sizes of every matrix that has any."""
     decisions = infer_roles(model)
     return {name: decision.view.head_sizes for name, decision in decisions.items() if decision.view}

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ E, O, X = Role.EMBEDDING, Role.OUTPUT, Role.ELEMENTWISE  # noqa: E741 - a table 
 M, T = MatrixView(), MatrixView(transposed=True)
 
 
-def split(*sizes, **view):
+def split(*sizes: int, **view: Any) -> MatrixView:
     """Return a split view."""
     return MatrixView(split_sizes=sizes, **view)
 

@@ -1,6 +1,8 @@
 """Reading a model runs none of its code."""
 
 import enum
+from collections.abc import Iterable, Iterator
+from typing import Any, Never, Self
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from megaopt_core.routing import infer_roles
 RAN = []
 
 
-def note(what):
+def note(what: str) -> None:
     """Note that some code of the model ran."""
     RAN.append(what)
 
@@ -20,15 +22,15 @@ def note(what):
 class Journal(list):
     """A list that notes what is appended."""
 
-    def append(self, item):
+    def append(self, item: object) -> None:
         note("append")
         super().append(item)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         note("__iter__")
         return super().__iter__()
 
-    def __len__(self):
+    def __len__(self) -> int:
         note("__len__")
         return 1
 
@@ -39,41 +41,41 @@ class Settings:
     limit = 3
 
     @property
-    def width(self):
+    def width(self) -> int:
         note("property")
         return 4
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Never:
         note("__getattr__")
         raise AttributeError(name)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         note("__eq__")
         return True
 
     __hash__ = None
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         note("__bool__")
         return True
 
-    def __contains__(self, item):
+    def __contains__(self, item: object) -> bool:
         note("__contains__")
         return True
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: object) -> int:
         note("__getitem__")
         return 1
 
-    def __add__(self, other):
+    def __add__(self, other: object) -> Self:
         note("__add__")
         return self
 
-    def __call__(self, x):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         note("__call__")
         return x
 
-    def __str__(self):
+    def __str__(self) -> str:
         note("__str__")
         return "settings"
 
@@ -90,7 +92,7 @@ GLOBAL = []
 class Nosy(nn.Module):
     """Does with its own objects whatever may run their code."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
         self.norm = nn.LayerNorm(8)
@@ -98,20 +100,20 @@ class Nosy(nn.Module):
         self.table = {"first": []}
         self.pair = ([],)
 
-    def children(self):
+    def children(self) -> Iterator[nn.Module]:
         note("children")
         return super().children()
 
     @property
-    def gain(self):
+    def gain(self) -> int:
         note("module property")
         return 2
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> nn.Linear:
         note("getter")
         return self.head
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.journal.append(x)
         self.table["first"].append(x)
         self.pair[0].append(x)
@@ -146,7 +148,7 @@ def test_no_container_changes():
     assert (list.__len__(model.journal), model.table, model.pair, GLOBAL) == (0, {"first": []}, ([],), [])
 
 
-def block(order):
+def block(order: Iterable[str]) -> str:
     """Return a class of layers whose parameters are registered in an order."""
     parts = {
         "down": "self.w_down = nn.Parameter(torch.zeros(16, 64))",

@@ -39,14 +39,14 @@ class Agent(nn.Module):
 """
 
 
-def unread(name):
+def unread(name: str) -> nn.Module:
     """Return a model without a source."""
     scope = {"nn": nn, "torch": torch}
     exec(SOURCE, scope)  # noqa: S102 - the point is a class without a source
     return scope[name]()
 
 
-def weights(model):
+def weights(model: nn.Module) -> dict[str, tuple[Role, bool]]:
     """Return role and certainty of every weight."""
     found = infer_roles(model)
     return {
@@ -123,12 +123,12 @@ def test_a_narrow_autoencoder_has_a_head():
 class Detector(nn.Module):
     """Two heads, one as wide as the input."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 16), nn.ReLU())
         self.kind, self.box = nn.Linear(16, 3), nn.Linear(16, 4)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         x = self.body(x)
         return {"kind": self.kind(x), "box": self.box(x)}
 
@@ -145,12 +145,12 @@ def test_heads_as_wide_as_the_input():
 class Recorder(nn.Module):
     """Changes a list and a dictionary of its own."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(4, 4)
         self.seen, self.cache = [], {}
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append(self.proj(x))
         self.cache["last"] = x
         if x.shape[-1] != 1000:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from megaopt_core.params import Role
 from megaopt_core.routing import infer_roles
 
 
-def _expected():
+def _expected() -> dict[str, Any]:
     """Return the models of every file in `zoo` with what is expected of them."""
     found = {}
     for path in sorted((Path(__file__).parent / "zoo").glob("zoo_*.py")):

@@ -1,5 +1,6 @@
 """SOAP as the documentation writes it, in float64, written to be read and not to be fast."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,18 @@ import torch
 class Reference:
     """One matrix, its factors and its bases; eigenvectors are columns, momentum is kept in the bases."""
 
-    def __init__(self, value, *, lr, betas, shampoo_beta, eps, weight_decay, kl, sides=(True, True)):
+    def __init__(
+        self,
+        value: torch.Tensor,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        shampoo_beta: float,
+        eps: float,
+        weight_decay: float,
+        kl: bool,
+        sides: tuple[bool, bool] = (True, True),
+    ) -> None:
         self.value = value.detach().double().clone()
         self.lr, self.betas, self.shampoo_beta = lr, betas, shampoo_beta
         self.eps, self.weight_decay, self.kl, self.sides = eps, weight_decay, kl, sides
@@ -20,16 +32,16 @@ class Reference:
         self.bases = [torch.eye(size).double() for size in sizes]
         self.m, self.v = torch.zeros_like(self.value), torch.zeros_like(self.value)
 
-    def rotate(self, matrix):
+    def rotate(self, matrix: torch.Tensor) -> torch.Tensor:
         return self.bases[0].T @ matrix @ self.bases[1]
 
-    def rotate_back(self, matrix):
+    def rotate_back(self, matrix: torch.Tensor) -> torch.Tensor:
         return self.bases[0] @ matrix @ self.bases[1].T
 
-    def eigenvalues(self, side):
+    def eigenvalues(self, side: int) -> torch.Tensor:
         return (self.bases[side].T @ self.factors[side] @ self.bases[side]).diagonal()
 
-    def _accumulate(self, grad, *, plain):
+    def _accumulate(self, grad: torch.Tensor, *, plain: bool) -> None:
         weight = (1 - self.shampoo_beta) / (1 - self.shampoo_beta**self.step_number)
         left, right = grad @ grad.T, grad.T @ grad
         if self.kl and not plain and all(self.sides):
@@ -41,7 +53,7 @@ class Reference:
         for factor, new in zip(self.factors, (left, right), strict=True):
             factor.mul_(1 - weight).add_(new, alpha=weight)
 
-    def _refresh(self):
+    def _refresh(self) -> None:
         m = self.rotate_back(self.m)
         for side, active in enumerate(self.sides):
             if not active:
@@ -54,7 +66,14 @@ class Reference:
             self.bases[side] = torch.linalg.qr(self.factors[side] @ self.bases[side][:, order]).Q
         self.m = self.rotate(m)
 
-    def step(self, grad, *, frequency=1, initialize=False, transform=None):
+    def step(
+        self,
+        grad: torch.Tensor,
+        *,
+        frequency: int = 1,
+        initialize: bool = False,
+        transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         grad = grad.detach().double()
         self.step_number += 1
         only_bases = initialize and self.step_number == 1
@@ -73,7 +92,7 @@ class Reference:
             update = transform(update)
         self.value = self.value * (1 - self.lr * self.weight_decay) - self.lr * update
 
-    def begin_at(self, step, generator):
+    def begin_at(self, step: int, generator: torch.Generator) -> None:
         """Take a state in which every factor has full rank, as after some steps."""
         self.step_number = self.updates = step
         for side, size in enumerate(self.value.shape):

@@ -9,13 +9,15 @@ from megaopt_soap.symmetric import accumulate_gram, completed
 pytestmark = pytest.mark.any_python
 
 
-def deviation(rows):
+def deviation(rows: torch.Tensor) -> float:
     """Return how far rows are from orthonormal, in the Frobenius norm."""
     rows = rows.double()
     return (rows @ rows.mT - torch.eye(len(rows))).norm().item()
 
 
-def power_iteration(size, power, drift, dtype=torch.float32):
+def power_iteration(
+    size: int, power: float, drift: float, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return what a refresh decomposes: the image of an old basis under a factor whose spectrum falls with a power."""
     generator = torch.Generator().manual_seed(0)
     scales = torch.arange(1, size + 1).double() ** -power

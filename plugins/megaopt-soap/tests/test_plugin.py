@@ -22,7 +22,7 @@ from megaopt_core.params import Granularity, MatrixView, ParamSpec
 ENTRY = megaopt_optimizer_entries()["soap"]
 
 
-def spec(shape, dtype=torch.float32):
+def spec(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> ParamSpec:
     """Return the description of a parameter."""
     return ParamSpec("w", shape, dtype, dtype, "soap", 0, Granularity.TENSOR, 1.0)
 

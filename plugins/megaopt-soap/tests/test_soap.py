@@ -1,5 +1,8 @@
 """SOAP against its formulas in float64, against torch's AdamW and against emerging-optimizers' class."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from emerging_optimizers import soap as emerging_soap
@@ -14,19 +17,23 @@ NUMBERS = {"lr": 0.02, "betas": (0.9, 0.95), "shampoo_beta": 0.9, "eps": 1e-6, "
 SHAPES = [(6, 10), (10, 6), (8, 8)]
 
 
-def gradients(shape, count, seed=0, dtype=torch.float64):
+def gradients(
+    shape: tuple[int, ...], count: int, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
     """Return Gaussian gradients that the seed alone decides."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
 
 
-def make(shape, dtype=torch.float64, seed=1, **settings):
+def make(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 1, **settings: Any
+) -> tuple[nn.Parameter, SOAP]:
     """Return a parameter and its optimizer."""
     param = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
     return param, SOAP([param], **{**NUMBERS, **settings})
 
 
-def run(param, optimizer, grads):
+def run(param: torch.Tensor, optimizer: torch.optim.Optimizer, grads: Iterable[torch.Tensor]) -> None:
     """Step once with each gradient."""
     for grad in grads:
         param.grad = grad.clone()
@@ -49,7 +56,8 @@ def test_steps_follow_the_formula(soap64, kl, frequency):
 @pytest.mark.parametrize("kl", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps_follow_the_formula_from_factors_of_full_rank(soap64, shape, kl, frequency):
-    """Of any shape. A first gradient that is not square leaves a null space, of which any basis is as good."""
+    """Of any shape."""
+    # A first gradient that is not square leaves a null space, of which any basis is as good.
     param, optimizer = make(shape, use_kl_shampoo=kl, precondition_frequency=frequency)
     reference = soap64.Reference(param, kl=kl, **NUMBERS)
     reference.begin_at(5, torch.Generator().manual_seed(3))

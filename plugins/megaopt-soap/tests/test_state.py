@@ -23,13 +23,15 @@ VIEWS = [
 ]
 
 
-def gradients(shape, count, dtype=torch.float64):
+def gradients(shape: tuple[int, ...], count: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """Return Gaussian gradients."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in range(count)]
 
 
-def parameter(shape, view=None, dtype=torch.float64):
+def parameter(
+    shape: tuple[int, ...], view: MatrixView | None = None, dtype: torch.dtype = torch.float64
+) -> nn.Parameter:
     """Return a parameter that is seen through a view."""
     param = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype))
     if view is not None:
@@ -37,13 +39,13 @@ def parameter(shape, view=None, dtype=torch.float64):
     return param
 
 
-def alone(view, tensor):
+def alone(view: MatrixView, tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return every matrix of a tensor, experts apart, in memory of its own."""
     matrices = [matrix.reshape(-1, *matrix.shape[-2:]) for matrix in view.matrices(tensor)]
     return [member.detach().clone() for matrix in matrices for member in matrix]
 
 
-def begin_with_full_rank(optimizer):
+def begin_with_full_rank(optimizer: torch.optim.Optimizer) -> None:
     """Give all factors the eigenvalues 1, 2, 3...: what is in a null space is decided by rounding."""
     init_state(optimizer)
     for state in optimizer.state.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.any_python
 
 
 @pytest.fixture
-def comparison(megaopt, capsys) -> tuple[dict, str]:
+def comparison(megaopt: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> tuple[dict, str]:
     """What `compare.json` says and what is printed after four steps of two optimizers."""
     arguments = (
         "--lr",
@@ -101,7 +102,7 @@ def two_results() -> list:
 @pytest.mark.parametrize("columns", [60, 80, 100, 140])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_table_fits_the_terminal(two_results, monkeypatch, capsys, columns, terminal) -> None:
-    """No cell is cut or wrapped; what has no room for a column stands below. Colour is for terminals."""
+    """No cell is cut or wrapped; what has no room for a column stands below; colour is for terminals."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from megaopt_testing.fake_plugins import FakePlugins
 from megaopt_tools.explain_page import write_page
 
 from megaopt_core.cli import main
@@ -24,7 +25,7 @@ def deep():
 
 
 @pytest.fixture
-def deep(plugins, monkeypatch):
+def deep(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> str:
     """A factory of a model with many layers that are alike."""
     monkeypatch.chdir(plugins.folder)
     monkeypatch.setenv("COLUMNS", "200")

@@ -1,7 +1,7 @@
 """The command `megaopt schedule`, and its drawing."""
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 
 import pytest
 from hypothesis import given
@@ -15,14 +15,14 @@ from megaopt_core.cli import main
 BLANK, BOTTOM_LEFT = "\u2800", 0x40
 
 
-def parse(*options: str):
+def parse(*options: str) -> Namespace:
     """The parsed options of the command."""
     parser = ArgumentParser()
     add_schedule_arguments(parser)
     return parser.parse_args(options)
 
 
-def run(capsys, *options: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
     """Exit status, output and errors of the command."""
     status = run_schedule(parse(*options))
     captured = capsys.readouterr()

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from megaopt_core.cli import main
 
 
 @pytest.fixture
-def record(megaopt, capsys) -> dict:
+def record(megaopt: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> dict:
     """What `run.json` says after five steps of Muon."""
     assert megaopt("train", "--optimizer", "muon", "--steps", "5", "--lr", "0.01", "--out", "out") == 0
     return json.loads(Path("out/run.json").read_text())

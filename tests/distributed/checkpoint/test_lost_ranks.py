@@ -15,7 +15,7 @@ from megaopt_core.state import Ranks
 pytestmark = pytest.mark.any_python
 
 
-def timeouts(rank, size):
+def timeouts(rank: int, size: int) -> list[float]:
     """Return the seconds that the default group and the background's wait, and those of a group of our own."""
     mine = dist.new_group([0, 1], timeout=dist.default_pg_timeout / 60)
     groups = dist.group.WORLD, background_group(Ranks()), mine, background_group(Ranks(mine))
@@ -30,7 +30,7 @@ def test_the_background_group_waits_as_long_as_the_run(launch):
     assert mine == other != 7.0
 
 
-def save_alone(rank, size):
+def save_alone(rank: int, size: int) -> tuple[str, float]:
     """Let the second rank die before the background group exists; return what the first one hears, and when."""
     dist.all_reduce(torch.zeros(1))
     if rank:

@@ -1,25 +1,29 @@
 """Torch's own functions carry the state of sharded optimizers to any number of ranks."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytest.importorskip("megaopt_adam")
 pytest.importorskip("megaopt_distributed")
 pytestmark = pytest.mark.distributed
 
 
-def build(seed, sharding):
+def build(seed: int, sharding: str) -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return a model of awkward sizes and its optimizer."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.ReLU(), torch.nn.Linear(13, 3))
     return model, build_optimizer(model, "adam", lr=1e-2, clip_grad=0.0, sharding=sharding)
 
 
-def train(model, optimizer, steps):
+def train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> None:
     """Step on gradients that depend on the step alone."""
     for step in steps:
         chance = torch.Generator().manual_seed(step)
@@ -28,12 +32,12 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
-def values(model):
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter."""
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 
 
-def save(rank, size, folder, sharding):
+def save(rank: int, size: int, folder: str, sharding: str) -> dict[str, torch.Tensor]:
     """Train three steps, save with torch's functions, train three more."""
     model, optimizer = build(0, sharding)
     train(model, optimizer, range(3))
@@ -43,7 +47,7 @@ def save(rank, size, folder, sharding):
     return values(model)
 
 
-def load(rank, size, folder, sharding):
+def load(rank: int, size: int, folder: str, sharding: str) -> dict[str, torch.Tensor]:
     """Load with torch's functions into another model, and train the last three steps."""
     model, optimizer = build(1, sharding)
     state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, ProcessGroupCollection, build_optimizer, hookimpl
 
@@ -32,15 +33,17 @@ OPTIMIZERS = {
 class Newcomer(torch.optim.Optimizer):
     """A third party's optimizer: it divides momentum by the norm of the whole matrix, and knows nothing of ranks."""
 
-    def __init__(self, params, lr=0.01, weight_decay=0.0, momentum=0.9):
+    def __init__(
+        self, params: ParamsT, lr: float = 0.01, weight_decay: float = 0.0, momentum: float = 0.9
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
-    def unit(self, params):
+    def unit(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Return the tensors of each norm."""
         return [[param] for param in params]
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         """Step."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
@@ -57,7 +60,7 @@ class Newcomer(torch.optim.Optimizer):
 class AsOne(Newcomer):
     """The same with one norm for all tensors of a group."""
 
-    def unit(self, params):
+    def unit(self, params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Return all tensors."""
         return [params] if params else []
 
@@ -68,7 +71,7 @@ class ThirdParty:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return them by name; the first leaves what is no matrix to SGD."""
         return {
             "plain": OptimizerEntry(torch.optim.SGD),

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,13 +27,13 @@ from torch.distributed.checkpoint.state_dict import (
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
-def save_with_torch(path: str, model, optimizer) -> None:
+def save_with_torch(path: str, model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Save as torch's own functions do."""
     state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=path)
 
 
-def load_with_torch(path: str, model, optimizer) -> None:
+def load_with_torch(path: str, model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Load as torch's own functions do."""
     state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.load(state, checkpoint_id=path)
@@ -116,7 +119,7 @@ WHOLE_EVERYWHERE = StateDictOptions(full_state_dict=True)
 FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def local_state(optimizer) -> dict[str, torch.Tensor]:
+def local_state(optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return copies of what this rank keeps; a part of no elements is nothing."""
     return {
         f"{name}/{key}": torch.as_tensor(value).clone()

@@ -1,12 +1,16 @@
 """Experts that expert parallelism deals out and `fully_shard` cuts, beside dense matrices that lie over all ranks."""
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from megaopt_core.params import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -50,7 +54,7 @@ def viewed(model: Mixture) -> Mixture:
     return model
 
 
-def cut(mesh, dim: int) -> Mixture:
+def cut(mesh: DeviceMesh, dim: int) -> Mixture:
     """Deal experts out over `ep` and cut them over `dp`; cut what is dense over both."""
     model = Mixture()
     for name, param in list(model.experts.named_parameters()):
@@ -60,7 +64,7 @@ def cut(mesh, dim: int) -> Mixture:
     return viewed(model)
 
 
-def give(model: Mixture, step: int, boxes=None) -> None:
+def give(model: Mixture, step: int, boxes: Mapping[str, Box] | None = None) -> None:
     """Give gradients; to a cut model the parts that it holds."""
     chance = torch.Generator().manual_seed(step)
     for name, param in model.named_parameters():

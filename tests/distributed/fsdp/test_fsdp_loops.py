@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -48,7 +49,7 @@ def several(rank: int, size: int, names: list[str]) -> dict:
     return told
 
 
-def accumulation(kind: str, mesh, rank: int) -> None:
+def accumulation(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """Two backward passes a step, of which the first sends no gradients."""
     reference, model = whole_model(), cut_model(mesh)
     theirs, ours = build(reference, kind, alone()), build(model, kind, mesh)
@@ -63,7 +64,7 @@ def accumulation(kind: str, mesh, rank: int) -> None:
     require_close(model, reference)
 
 
-def torch_clips(kind: str, mesh, rank: int) -> None:
+def torch_clips(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """`torch.nn.utils.clip_grad_norm_` before a step that does not clip; the same norm, the same parameters."""
     reference, model = whole_model(), cut_model(mesh)
     theirs, ours = (
@@ -82,7 +83,7 @@ def torch_clips(kind: str, mesh, rank: int) -> None:
     require_close(model, reference)
 
 
-def frozen_and_unused(kind: str, mesh, rank: int) -> None:
+def frozen_and_unused(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """A frozen matrix beside one that trains, and a block that is left out in every other step."""
     reference, model = whole_model(), whole_model()
     for net in (reference, model):
@@ -124,7 +125,7 @@ class Tied(nn.Module):
         )
 
 
-def tied(kind: str, mesh, rank: int) -> None:
+def tied(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """The table and the head are one parameter, which is stepped once."""
     torch.manual_seed(0)
     reference = Tied()
@@ -137,7 +138,7 @@ def tied(kind: str, mesh, rank: int) -> None:
     assert [row.name for row in optimizer.report().params].count("table.weight") == 1
 
 
-def mixed_precision(kind: str, mesh, rank: int) -> None:
+def mixed_precision(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """Float32 parameters, computed with in bfloat16: what is stepped is float32; losses fall."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = cut_model(mesh, mp_policy=policy)
@@ -152,7 +153,7 @@ def mixed_precision(kind: str, mesh, rank: int) -> None:
     assert losses[-1] < losses[0]
 
 
-def not_finite(kind: str, mesh, rank: int) -> None:
+def not_finite(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """With main parameters of bfloat16 ones: an infinite gradient on one rank is found by all."""
     model = cut_model(mesh, dtype=torch.bfloat16)
     optimizer = build(model, kind, mesh, bf16=True, loss_scale=1.0)
@@ -168,7 +169,7 @@ def not_finite(kind: str, mesh, rank: int) -> None:
         assert torch.equal(whole(param), before[name])
 
 
-def bytes_of_a_step(kind: str, mesh, rank: int) -> None:
+def bytes_of_a_step(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """Counted at the process group: what the report plans, and what owners have not got themselves, there and back."""
     model = cut_model(mesh)
     optimizer = build(model, kind, mesh)
@@ -191,7 +192,7 @@ def bytes_of_a_step(kind: str, mesh, rank: int) -> None:
     assert expected <= 1.05 * bound  # shards are uneven; of even ones it is the bound
 
 
-def compiled(kind: str, mesh, rank: int) -> None:
+def compiled(kind: str, mesh: DeviceMesh, rank: int) -> None:
     """Blocks that are compiled before they are cut."""
     reference, model = whole_model(), whole_model()
     for block in model.blocks:

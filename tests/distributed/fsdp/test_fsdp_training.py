@@ -2,10 +2,12 @@
 
 import math
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -48,14 +50,14 @@ def equal_runs(rank: int, size: int, kinds: list[str], dims: dict[str, int], opt
             equal_run(kind, mesh, options)
 
 
-def expected_warning(kind: str):
+def expected_warning(kind: str) -> AbstractContextManager[Any]:
     """Return what catches the warning that one rank steps all of a group, where it must come."""
     if kind != "as_one":
         return nullcontext()
     return pytest.warns(UserWarning, match="'as_one' steps all of a group at once")
 
 
-def equal_run(kind: str, mesh, options: dict) -> None:
+def equal_run(kind: str, mesh: DeviceMesh, options: dict) -> None:
     """Train with one optimizer, and look at the report."""
     reference, model = whole_model(), cut_model(mesh, **options)
     # The bases of SOAP make much of how a gradient is rounded: both get the same, which no clipping rounds again.

@@ -1,5 +1,7 @@
 """What expert and tensor parallelism cut at once has one owner among all ranks that hold a part of it."""
 
+from collections.abc import Collection
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,9 @@ SHAPES = {"matrix": (16, 12), "uneven": (9, 14), "experts": (4, 12, 16)}
 PRECISE = {"muon": "muon_fp32_matmul_prec", "soap": "soap_fp32_matmul_prec"}
 
 
-def train(rank, size, optimizer, missing=()):
+def train(
+    rank: int, size: int, optimizer: str, missing: Collection[str] = ()
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Step on given gradients, some of which the first step lacks; return whole values, owners and what was sent."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp")) if size > 1 else None
 

@@ -1,11 +1,14 @@
 """Experts of a batch on several owners: their state goes to any world, and a resume may begin without gradients."""
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/tests"))
@@ -23,7 +26,7 @@ pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 SHAPES = {"experts": (7, 12, 16), "down": (7, 16, 12), "dense": (24, 16), "bias": (24,)}
 
 
-def build(optimizer, sharding, dtype):
+def build(optimizer: str, sharding: str, dtype: torch.dtype) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model whose experts outweigh everything else, and its optimizer."""
     chance, model = torch.Generator().manual_seed(0), nn.Module()
     for name, shape in SHAPES.items():
@@ -35,7 +38,17 @@ def build(optimizer, sharding, dtype):
     return model, build_optimizer(model, optimizer, sharding=sharding, **settings)
 
 
-def hop(rank, size, optimizer, sharding, dtype, source, target, steps, missing=()):
+def hop(
+    rank: int,
+    size: int,
+    optimizer: str,
+    sharding: str,
+    dtype: torch.dtype,
+    source: str | None,
+    target: str | None,
+    steps: range,
+    missing: Collection[str] = (),
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, str]]:
     """Load; step, of which the first lacks some gradients; save. Return states, values, and who owns what."""
     model, stepper = build(optimizer, sharding, dtype)
     if source:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ OPTIMIZERS = ("muon", "adaptive_muon", "soap")
 STATES = {"muon": "momentum_buffer", "adaptive_muon": "momentum_buffer", "soap": "exp_avg"}
 
 
-def ways(optimizer, dtype, **options):
+def ways(
+    optimizer: str, dtype: torch.dtype, **options: Any
+) -> dict[str, tuple[tuple[str, str, str], dict[str, Any]]]:
     """Return runs that must end with the same bits."""
     settings = {"bf16": True} if dtype is torch.bfloat16 else {}
     given = {"model": {"dtype": dtype, **options.pop("model", {})}, **options}

@@ -4,11 +4,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "plugins/megaopt-checkpoint/tests"))
@@ -27,7 +32,9 @@ pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 BF16 = torch.bfloat16
 
 
-def made(optimizer, sharding, tp, size, dtype, **settings):
+def made(
+    optimizer: str, sharding: str, tp: int, size: int, dtype: torch.dtype, **settings: Any
+) -> tuple[nn.Module, MegatronOptimizer, int]:
     """Build; with "ping_pong", narrow what steps everything to owners by size."""
     if sharding != "ping_pong":
         return build(optimizer, sharding, tp, size, dtype, **settings)
@@ -36,7 +43,23 @@ def made(optimizer, sharding, tp, size, dtype, **settings):
     return model, LayerWiseDistributedOptimizer(children, stepper.config, model_chunks=[model]), place
 
 
-def hop(rank, size, tp, optimizer, sharding, source, target, steps, dtype=BF16, settings=None):
+def hop(
+    rank: int,
+    size: int,
+    tp: int,
+    optimizer: str,
+    sharding: str,
+    source: str | None,
+    target: str | None,
+    steps: range,
+    dtype: torch.dtype = BF16,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[
+    tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+    dict[str, torch.Tensor],
+    dict[str, torch.Tensor],
+    int,
+]:
     """Load, return the state and the parameters; step, save."""
     model, stepper, place = made(optimizer, sharding, tp, size, dtype, bf16=dtype is BF16, **(settings or {}))
     if source:
@@ -112,7 +135,7 @@ def test_what_peers_saved_loads_at_any_other_world(launch, tmp_path):
             assert same(state, saved), (size, tp)
 
 
-def dies(rank, size, tp):
+def dies(rank: int, size: int, tp: int) -> str:
     """Rank 1 is killed before the second step; the others report their error."""
     model, stepper, place = build("muon", "layer_wise", tp, size)
     step_with(model, stepper, place, tp, 0, torch.float32)
@@ -133,7 +156,7 @@ def test_a_rank_that_dies_in_mid_step_stops_the_others_in_time(launch, tp):
     assert "Restart all ranks from the last checkpoint" in told
 
 
-def dies_in_an_exchange(rank, size, tp, folder):
+def dies_in_an_exchange(rank: int, size: int, tp: int, folder: str) -> tuple[str, int, float]:
     """Save, and step again: rank 1 is killed when some of what it sends has left; the others report their error."""
     from megaopt_distributed.buffers import point_to_point
 

@@ -2,10 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+
+from megaopt_core.optimizers import MegatronOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,7 +35,9 @@ pytestmark = pytest.mark.distributed
 HAND = OptimizerConfig(optimizer="sgd", lr=0.1, clip_grad=0.0)
 
 
-def steps_on(stepper, model, wrapped, rank, count=3):
+def steps_on(
+    stepper: MegatronOptimizer, model: nn.Module, wrapped: nn.Module, rank: int, count: int = 3
+) -> dict[str, torch.Tensor]:
     """Train on batches of this rank's own."""
     for step in range(count):
         loss_of(wrapped, batch(step, rank)).backward()
@@ -41,7 +46,7 @@ def steps_on(stepper, model, wrapped, rank, count=3):
     return values_of(model)
 
 
-def by_hand(rank, size, dtype, sharded):
+def by_hand(rank: int, size: int, dtype: torch.dtype, sharded: bool) -> dict[str, torch.Tensor]:
     """Wrap torch's optimizers by hand, and step them whole or narrowed."""
     model = blocks(dtype=dtype)
     wrapped = TorchDDP(model)
@@ -90,7 +95,7 @@ def test_ping_pong_deals_ten_parameters_to_four_ranks():
     ]
 
 
-def from_layout(rank, size):
+def from_layout(rank: int, size: int) -> tuple[bool, bool]:
     """Narrow by the layout of wrapped chunks; return whether owners are those of the layout, in all that tells them."""
     model = blocks(count=2)
     named = list(model.named_parameters())
@@ -114,7 +119,7 @@ def from_layout(rank, size):
     return mine == {name_of[param] for param in stepper.dp_cp_params_list[rank]}, mine in listed
 
 
-def cut_by_layout(rank, size):
+def cut_by_layout(rank: int, size: int) -> str | None:
     """Narrow a matrix whose halves are reduced to two ranks."""
     model = nn.Linear(16, 16, bias=False)
     wrapped = DistributedDataParallel(model, DistributedDataParallelConfig(use_distributed_optimizer=True))
@@ -134,7 +139,9 @@ def test_owners_follow_the_layout_of_wrapped_chunks(launch):
     assert launch(cut_by_layout, 2) == [told, told]
 
 
-def built(rank, size, dtype="fp32", **settings):
+def built(
+    rank: int, size: int, dtype: str = "fp32", **settings: Any
+) -> tuple[nn.Module, nn.Module, MegatronOptimizer]:
     """Build a layer-wise optimizer under torch's DDP."""
     model = blocks(dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     wrapped = TorchDDP(model) if size > 1 else model
@@ -142,7 +149,7 @@ def built(rank, size, dtype="fp32", **settings):
     return model, wrapped, build_optimizer(wrapped, "muon", sharding="layer_wise", **given)
 
 
-def norms(rank, size):
+def norms(rank: int, size: int) -> tuple[Any, ...]:
     """Return what the public methods say of collected gradients."""
     model, wrapped, stepper = built(rank, size, clip_grad=1.0)
     for param in (model.last.weight, model.blocks[0][1].weight):
@@ -180,7 +187,7 @@ def test_norms_and_zeros_are_reduced_once_over_all_ranks(launch):
         assert (few, no) == (True, False)
 
 
-def stale(rank, size, folder):
+def stale(rank: int, size: int, folder: str) -> tuple[list[str], list[str]]:
     """Save to rank files, spoil, load on the owners' ranks only, and return what the model holds and goes on to."""
     model, wrapped, stepper = built(rank, size, "bf16")
     steps_on(stepper, model, wrapped, rank, 2)
@@ -206,7 +213,7 @@ def test_after_a_load_parameters_are_gathered_before_anything_reads_them(launch,
     assert launch(stale, 2, str(tmp_path)) == [([], []), ([], [])]
 
 
-def from_another_rank(rank, size, folder):
+def from_another_rank(rank: int, size: int, folder: str) -> str | None:
     """Load the file of the neighbour."""
     _, _, stepper = built(rank, size)
     stepper.save_state_dict_to_file(f"{folder}/{rank}.pt")
@@ -225,7 +232,7 @@ def test_the_file_of_another_rank_is_refused(launch, tmp_path):
     assert "save_checkpoint" in told[0]
 
 
-def synced(rank, size):
+def synced(rank: int, size: int) -> list[list[str]]:
     """Change values on their owners alone, and bring them to all ranks in every way there is."""
     results = []
     for way in ("allgather_params", "broadcast_params", "start_param_sync_for_bucket_group_subset"):
@@ -279,7 +286,7 @@ def test_one_process_has_the_class_too():
     assert type(stepper) is LayerWiseDistributedOptimizer
 
 
-def sharded(rank, size):
+def sharded(rank: int, size: int) -> list[str]:
     """Save slices, load them into another optimizer, and compare the whole state."""
     model, wrapped, stepper = built(rank, size)
     steps_on(stepper, model, wrapped, rank, 2)

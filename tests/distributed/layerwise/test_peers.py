@@ -1,10 +1,14 @@
 """Peers step parts of one matrix together, and owners of a batch some of its matrices: equal to one process."""
 
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from megaopt_core.params import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,7 +28,15 @@ EXACT = {"muon_fp32_matmul_prec": "highest"}
 STEPS = 3
 
 
-def train(rank, size, optimizer, sharding, dtype, missing, settings):
+def train(
+    rank: int,
+    size: int,
+    optimizer: str,
+    sharding: str,
+    dtype: torch.dtype,
+    missing: Collection[str],
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, torch.Tensor], list[tuple[Any, ...]], dict[str, Box], int, dict[str, str]]:
     """Step on given gradients, of which some are missing in the first step; tell what is stepped here, and how much."""
     given = {**EXACT, **settings, **({"bf16": True} if dtype is torch.bfloat16 else {})}
     model, stepper, _ = build(optimizer, sharding, 1, size, dtype, **given)
@@ -43,7 +55,7 @@ def train(rank, size, optimizer, sharding, dtype, missing, settings):
     return values, said, boxes, state, owners
 
 
-def furthest(expected, found):
+def furthest(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> float:
     """Return how far the parameter that is furthest off is, of its norm."""
     return max(
         float((found[name].float() - value.float()).norm() / value.float().norm())
@@ -124,7 +136,7 @@ def test_peers_under_every_wrapper(launch):
             assert furthest(expected, found) < 1e-5, name
 
 
-def large(rank, size, sharding):
+def large(rank: int, size: int, sharding: str) -> tuple[torch.Tensor, str]:
     """Step one matrix that is worth the exchange; return it, and who owns it."""
     torch.manual_seed(0)
     model = nn.Linear(16384, 640, bias=False)
@@ -143,7 +155,9 @@ def test_the_cost_model_chooses_peers_for_one_large_matrix(launch):
         assert furthest({"weight": alone}, {"weight": weight}) < 1e-5
 
 
-def experts(rank, size, sharding, settings):
+def experts(
+    rank: int, size: int, sharding: str, settings: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], list[Box]]:
     """Step a batch of experts and a dense matrix; return values, this rank's runs, and the elements of its state."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Module()
@@ -180,7 +194,7 @@ def test_a_batch_goes_apart_into_whole_matrices(launch, size):
     assert max(sizes[0] for _, sizes in runs) <= 4
 
 
-def refused(rank, size, optimizer, sharding):
+def refused(rank: int, size: int, optimizer: str, sharding: str) -> str:
     """Ask for peers where nobody takes them."""
     try:
         build(optimizer, sharding, 1, size, peers_per_matrix=2)

@@ -1,7 +1,9 @@
 """A matrix that tensor parallelism cuts has one owner, goes to it and comes back in one collective a direction."""
 
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,16 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 STEPS = 3
 
 
-def train(rank, size, tp, optimizer, sharding, dtype, missing, settings):
+def train(
+    rank: int,
+    size: int,
+    tp: int,
+    optimizer: str,
+    sharding: str,
+    dtype: torch.dtype,
+    missing: Collection[str],
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, torch.Tensor], int, list[tuple[Any, ...]], list[str]]:
     """Step a few times; the missing ones get no gradient in the first. Return parameters, place, what steps said."""
     given = {**settings, **({"bf16": True} if dtype is torch.bfloat16 else {})}
     model, stepper, place = build(optimizer, sharding, tp, size, dtype, **given)
@@ -40,7 +51,11 @@ def train(rank, size, tp, optimizer, sharding, dtype, missing, settings):
     return values, place, said, owned
 
 
-def wrong(alone, ranks, tp):
+def wrong(
+    alone: tuple[dict[str, torch.Tensor], int, list[tuple[Any, ...]], list[str]],
+    ranks: Sequence[tuple[dict[str, torch.Tensor], int, list[tuple[Any, ...]], list[str]]],
+    tp: int,
+) -> list[tuple[int, str]]:
     """Return what differs from one process, on any rank."""
     return [
         (rank, name)
@@ -85,7 +100,7 @@ def test_clipping_counts_every_element_once(launch):
             assert (value - cut(name, alone[0][name], 2, place)).norm() <= 1e-6 * value.norm()
 
 
-def collectives(rank, size, layers):
+def collectives(rank: int, size: int, layers: int) -> int:
     """Return how many collectives over the tensor-parallel ranks two steps begin."""
     import tensor_parallel
 
@@ -112,7 +127,7 @@ def test_a_step_exchanges_twice_however_many_matrices_there_are(launch):
 EARLY = {"overlap_param_gather_with_optimizer_step": True}
 
 
-def order_of_events(rank, size, layers):
+def order_of_events(rank: int, size: int, layers: int) -> list[str]:
     """Return what one step begins and ends, in order: exchanges, and inner steps over matrices."""
     import tensor_parallel
 
@@ -161,7 +176,9 @@ def test_values_that_travel_early_are_the_same_bits(launch, size, dtype):
     assert wrong(alone, ranks, 2) == []
 
 
-def one_matrix(rank, size, sharding, settings):
+def one_matrix(
+    rank: int, size: int, sharding: str, settings: Mapping[str, Any]
+) -> tuple[torch.Tensor, list[float | None], int]:
     """Step a model in which one matrix alone is cut, beside a frozen one, and the second step has no gradient of it."""
     torch.manual_seed(0)
     model = torch.nn.Module()
@@ -193,7 +210,7 @@ def test_ranks_that_own_nothing_step_along(launch, size):
             torch.testing.assert_close(values, expected.chunk(size)[rank], rtol=1e-6, atol=1e-7)
 
 
-def changed_between_steps(rank, size):
+def changed_between_steps(rank: int, size: int) -> list[str]:
     """Load other values into the model, step with a learning rate of 0, and return what the model holds."""
     model, stepper, place = build("muon", "layer_wise", 2, size, lr=0.0)
     step_with(model, stepper, place, 2, 0, torch.float32)

@@ -1,7 +1,9 @@
 """Owners in every kind of world: few matrices, many ranks, experts, accumulation, clipping."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +65,7 @@ def test_clipping_comes_within_rounding(launch):
             assert (found[name] - value).norm() <= 2e-6 * value.norm(), name
 
 
-def many(rank, size, runs):
+def many(rank: int, size: int, runs: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, torch.Tensor]]:
     """Step on given gradients, run after run."""
     return {
         name: given_gradients(rank, size, *arguments, **options)
@@ -89,7 +91,15 @@ def test_at_more_ranks_given_gradients_make_the_same_bits(launch, size):
         assert {name: differing(alone[name], result[name]) for name in runs} == {name: [] for name in runs}
 
 
-def mixture(rank, size, sharding, place, experts_of, optimizer="muon", dtype=torch.float32):
+def mixture(
+    rank: int,
+    size: int,
+    sharding: str,
+    place: int,
+    experts_of: int,
+    optimizer: str = "muon",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[dict[str, torch.Tensor], int]:
     """Step a model with experts on given gradients; return what this rank has of it."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Module()
@@ -129,7 +139,7 @@ def mixture(rank, size, sharding, place, experts_of, optimizer="muon", dtype=tor
     return {name: param.detach().clone() for name, param in model.named_parameters()}, states
 
 
-def on_mesh(rank, size, optimizer, dtype):
+def on_mesh(rank: int, size: int, optimizer: str, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], int]:
     """Step with experts on two expert-parallel ranks, each with two copies."""
     return mixture(rank, size, "layer_wise", rank % 2, 2, optimizer, dtype)
 
@@ -152,7 +162,9 @@ def test_experts_have_owners_in_their_own_group(launch, optimizer, dtype):
         assert max(states) * len(states) <= 1.1 * all_states
 
 
-def cut_twice(rank, size, sharding, optimizer="muon", settings=None):
+def cut_twice(
+    rank: int, size: int, sharding: str, optimizer: str = "muon", settings: Mapping[str, Any] | None = None
+) -> tuple[dict[str, torch.Tensor], int, tuple[int, int], dict[str, str]]:
     """Step a dense matrix that two ranks cut, and experts that expert and tensor parallelism cut at once."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp")) if size > 1 else None
     ep, tp = (mesh["ep"].get_local_rank(), mesh["tp"].get_local_rank()) if mesh is not None else (0, 0)
@@ -205,7 +217,7 @@ def test_expert_and_tensor_parallelism_cut_experts_at_once(launch, settings):
         assert "expert_tp" in owners[f"experts{ep}"]
 
 
-def unequal(rank, size):
+def unequal(rank: int, size: int) -> float:
     """Return how far parameters are from a replicated run at four ranks, through gloo's own reductions."""
     settings = {"muon_fp32_matmul_prec": "highest"}
     expected, _ = train(rank, size, "muon", "replicated", "torch", settings=settings)
@@ -219,7 +231,7 @@ def test_four_ranks_reduce_in_buckets_to_owners(launch):
     assert max(launch(unequal, 4)) <= 1e-5
 
 
-def told_twice(rank, size):
+def told_twice(rank: int, size: int) -> tuple[dict[str, str], list[list[str]], bool]:
     """Build twice, and return what the report says of owners, and which matrices live here."""
     from layerwise_runs import blocks, owned
 

@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import define, frozen
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from megaopt_core import Granularity, ParamSpec, ShardingStrategy, hookimpl
-from megaopt_core.sharding import LiveModel, Piece, PieceSpec, ShardedParams
+from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy, hookimpl
+from megaopt_core.params import RankCoordinates
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    Piece,
+    PieceSpec,
+    ShardedParams,
+    World,
+)
 
 megaopt_api = "1"
 
@@ -21,7 +31,7 @@ class RowLayout:
 
     specs: Sequence[ParamSpec]
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return the rows of a rank, without parameters of which it has none."""
         shards = [(spec.shard(rank), spec.group) for spec in self.specs]
         return [PieceSpec.of(shard, group) for shard, group in shards if shard.numel]
@@ -34,19 +44,19 @@ class LocalRows(ShardedParams):
     pieces: Sequence[Piece]
     stats_group: object
 
-    def collect_grads(self):
+    def collect_grads(self) -> None:
         """Take the local part of every gradient."""
         for piece in self.pieces:
             grad = piece.model_params[0].grad
             piece.grad = None if grad is None else grad.to_local()
 
-    def take_model_values(self):
+    def take_model_values(self) -> None:
         """Nothing to do: pieces are the local tensors."""
 
-    def start_param_sync(self):
+    def start_param_sync(self) -> None:
         """Nothing to do: the forward pass gathers."""
 
-    def finish_param_sync(self):
+    def finish_param_sync(self) -> None:
         """Nothing to wait for."""
 
 
@@ -57,7 +67,7 @@ class FSDP2(ShardingStrategy):
     name: str = "fsdp2"
     granularities: frozenset[Granularity] = frozenset({Granularity.ELEMENT})
 
-    def refuse(self, param, spec):
+    def refuse(self, param: nn.Parameter, spec: ParamSpec) -> str | None:
         """Take parameters that are sharded by rows over one mesh dimension."""
         if not isinstance(param, DTensor):
             return "it is no DTensor; call fully_shard on the model first"
@@ -65,11 +75,19 @@ class FSDP2(ShardingStrategy):
             return f"it is divided by {spec.dividing}, not by one axis along dimension 0"
         return None
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> RowLayout:
         """Return who has which rows."""
         return RowLayout(tuple(specs))
 
-    def attach(self, layout, model: LiveModel, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> LocalRows:
         """Return this rank's rows."""
         pieces = []
         for spec in layout.pieces(model.rank):

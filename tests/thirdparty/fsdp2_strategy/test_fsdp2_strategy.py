@@ -1,6 +1,7 @@
 """A third party's strategy for FSDP2 trains like a replicated optimizer and shares checkpoints with `distributed`."""
 
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -13,26 +14,29 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.registry import PluginRegistry, reset_registry
 
 DISTRIBUTED = Path(__file__).parents[2] / "distributed"
 SETTINGS = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.5}
 
 
-def use_plugin():
+def use_plugin() -> None:
     """Install the strategy into this process's registry, as an entry point would."""
     sys.path.insert(0, str(Path(__file__).parent))
     point = EntryPoint("fsdp2", "fsdp2_plugin", "megaopt")
     reset_registry(PluginRegistry([*entry_points(group="megaopt"), point]))
 
 
-def bare():
+def bare() -> nn.Sequential:
     """Return the same model on every rank; 13 rows do not divide by two, and one layer has a single row."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 13), nn.Tanh(), nn.Linear(13, 6), nn.LayerNorm(6), nn.Linear(6, 1))
 
 
-def train(model, optimizer, rank, steps):
+def train(
+    model: nn.Module, optimizer: MegatronOptimizer, rank: int, steps: Iterable[int]
+) -> list[float | None]:
     """Train for some steps, each rank on inputs of its own, and return the norms."""
     norms = []
     for step in steps:
@@ -43,7 +47,7 @@ def train(model, optimizer, rank, steps):
     return norms
 
 
-def values_of(model):
+def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter, whole."""
     module = getattr(model, "module", model)
     return {
@@ -52,7 +56,7 @@ def values_of(model):
     }
 
 
-def build(kind):
+def build(kind: str) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model and its optimizer: replicated, distributed or FSDP2."""
     model = bare()
     if kind == "fsdp2":
@@ -61,7 +65,9 @@ def build(kind):
     return (wrapped := TorchDDP(model)), build_optimizer(wrapped, "adam", sharding=kind, **SETTINGS)
 
 
-def compare(rank, size, folder):
+def compare(
+    rank: int, size: int, folder: str
+) -> dict[str, tuple[dict[str, torch.Tensor], list[float | None]]]:
     """Train all three kinds; then continue each sharded one from the other's checkpoint."""
     use_plugin()
     results = {}

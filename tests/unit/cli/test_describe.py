@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from megaopt_testing.fake_plugins import FakePlugins
 
 from megaopt_core.cli import main
 from megaopt_core.config import CORE_FIELD_NAMES
@@ -27,7 +28,7 @@ def megaopt_optimizer_entries():
 
 
 @pytest.fixture
-def _kept(plugins, monkeypatch) -> None:
+def _kept(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     plugins.install("kept", PLUGIN, version="1.2")
     plugins.registry()

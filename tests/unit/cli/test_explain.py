@@ -2,8 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+from megaopt_testing.fake_plugins import FakePlugins
 
 from megaopt_core.cli import main, parse_assignments
 
@@ -94,7 +96,7 @@ number = 5
 
 
 @pytest.fixture
-def folder(plugins, monkeypatch):
+def folder(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with models, and a plugin."""
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(plugins.folder)

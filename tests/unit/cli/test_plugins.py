@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from megaopt_testing.fake_plugins import FakePlugins
 
 from megaopt_core.cli import main
 
@@ -22,7 +23,7 @@ def megaopt_param_overrides(config, model_chunks):
 
 
 @pytest.fixture
-def three(plugins, monkeypatch):
+def three(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> FakePlugins:
     """One that works, one that does not, one that is blocked."""
     monkeypatch.setenv("COLUMNS", "120")
     plugins.install("good", GOOD, version="1.2")

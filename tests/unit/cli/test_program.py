@@ -1,5 +1,7 @@
 """`megaopt`: its commands, those of plugins, and how errors are shown."""
 
+import argparse
+
 import pytest
 
 from megaopt_core.cli import main
@@ -17,7 +19,7 @@ def megaopt_commands(commands):
 """
 
 
-def commands_of(parser) -> list[str]:
+def commands_of(parser: argparse.ArgumentParser) -> list[str]:
     """Names of a parser's commands."""
     (action,) = [action for action in parser._actions if action.dest == "command"]
     return list(action.choices)

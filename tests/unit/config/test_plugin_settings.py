@@ -6,6 +6,7 @@ import pickle
 import sys
 
 import pytest
+from megaopt_testing.fake_plugins import FakePlugins
 
 from megaopt_core import OptimizerConfig
 from megaopt_core.errors import (
@@ -41,7 +42,7 @@ def megaopt_optimizer_entries():
 
 
 @pytest.fixture
-def settings_cls(plugins) -> type:
+def settings_cls(plugins: FakePlugins) -> type:
     """The settings class of an installed plugin."""
     module = plugins.install("muon", MUON)
     plugins.registry().load()

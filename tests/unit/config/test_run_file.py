@@ -1,5 +1,7 @@
 """A run in one file: read with the line of every error, and written so that it reads back equal."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from megaopt_core import (
 from megaopt_core.errors import ConfigFileError, OverrideError
 
 
-def _write(tmp_path, text):
+def _write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(text)
     return path

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +154,7 @@ NAMED = {
 }
 
 
-def _found(dotted):
+def _found(dotted: str) -> Any:
     """Return what a dotted name of ours is."""
     package, *attributes = dotted.split(".")
     found = importlib.import_module(package) if package == "megaopt_core" else pytest.importorskip(package)

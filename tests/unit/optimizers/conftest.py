@@ -30,7 +30,7 @@ class TorchOptimizers:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         adamw, sgd = torch.optim.AdamW, torch.optim.SGD
         return {
             "t_adam": OptimizerEntry(

@@ -1,5 +1,7 @@
 """The proof that a step changed what it should: every tensor of the first step, samples of later ones."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -41,7 +43,7 @@ def test_memory_in_any_order_is_looked_at(make, frozen_by) -> None:
 class Replacing(torch.optim.SGD):
     """Puts new memory under its parameters in every step."""
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         """Step, out of place."""
         for group in self.param_groups:
             for param in group["params"]:

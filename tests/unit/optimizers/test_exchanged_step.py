@@ -3,7 +3,8 @@
 import io
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 from megaopt_core import Granularity, OptimizerEntry, ParamKey, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, ShardingError
+from megaopt_core.optimizers import MegatronOptimizer
 
 
 class Normalized(torch.optim.Optimizer):
@@ -160,7 +162,9 @@ POLICIES = {
 }
 
 
-def _pair(mlp, policy: str, name: str = "normalized", **settings: Any) -> list[tuple[nn.Module, Any]]:
+def _pair(
+    mlp: Callable[..., nn.Module], policy: str, name: str = "normalized", **settings: Any
+) -> list[tuple[nn.Module, Any]]:
     """Return a model with an optimizer that steps whole, and the same with one that splits."""
     dtype, precision = POLICIES[policy]
     made = []
@@ -278,13 +282,17 @@ def test_state_is_there_before_the_first_step(mlp) -> None:
         assert state["exp_avg"].abs().sum() == state["second"].abs().sum() == 0
 
 
-def _through_files(tmp_path, one, two) -> None:
+def _through_files(
+    tmp_path: Path, one: tuple[nn.Module, MegatronOptimizer], two: tuple[nn.Module, MegatronOptimizer]
+) -> None:
     files = pytest.importorskip("megaopt_checkpoint")
     files.save_checkpoint(tmp_path / "saved", *one)
     files.load_checkpoint(tmp_path / "saved", *two)
 
 
-def _through_state_dicts(tmp_path, one, two) -> None:
+def _through_state_dicts(
+    tmp_path: Path, one: tuple[nn.Module, MegatronOptimizer], two: tuple[nn.Module, MegatronOptimizer]
+) -> None:
     saved = io.BytesIO()
     torch.save([part.state_dict() for part in one], saved)
     saved.seek(0)
@@ -292,7 +300,9 @@ def _through_state_dicts(tmp_path, one, two) -> None:
         part.load_state_dict(state_dict)
 
 
-def _through_dcp(tmp_path, one, two) -> None:
+def _through_dcp(
+    tmp_path: Path, one: tuple[nn.Module, MegatronOptimizer], two: tuple[nn.Module, MegatronOptimizer]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch remarks that there is one process only
         where = {"checkpoint_id": tmp_path / "saved", "no_dist": True}

@@ -3,6 +3,8 @@
 import copy
 import io
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +73,9 @@ def _specs(params: list[nn.Parameter]) -> PieceSpec:
     return PieceSpec(0, (offset,), tuple(members))
 
 
-def _build(policy: str, *, counting=None, seed: int = 0, **settings):
+def _build(
+    policy: str, *, counting: Mapping[int, Counting] | None = None, seed: int = 0, **settings: Any
+) -> tuple[list[nn.Parameter], MegatronOptimizer]:
     dtype, precision_settings, make = POLICIES[policy]
     generator = torch.Generator().manual_seed(seed)
     params = [
@@ -273,23 +277,23 @@ class Several(ShardedParams):
 
     stats_group = None
 
-    def __init__(self, pieces, model):
+    def __init__(self, pieces: list[Piece], model: LiveModel) -> None:
         self.pieces, self.model = pieces, model
 
-    def collect_grads(self):
+    def collect_grads(self) -> None:
         for piece in self.pieces:
             ((_, shard),) = piece.spec.members
             grad = self.model.grad(shard)
             piece.grad = None if grad is None else grad.view(piece.param.shape)
 
-    def take_model_values(self):
+    def take_model_values(self) -> None:
         for piece in self.pieces:
             self.model.fill(piece)
 
-    def start_param_sync(self):
+    def start_param_sync(self) -> None:
         for piece in self.pieces:
             ((_, shard),) = piece.spec.members
             self.model.store(shard, piece.param.detach())
 
-    def finish_param_sync(self):
+    def finish_param_sync(self) -> None:
         pass

@@ -1,6 +1,8 @@
 """Model values that somebody else writes between two steps are taken over, element by element, never overwritten."""
 
 import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +11,18 @@ from hypothesis import given, settings, strategies
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
-from megaopt_core import hookimpl
+from megaopt_core import ProcessGroupCollection, hookimpl
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
 from megaopt_core.precision._storage import Remainder, take_changed
-from megaopt_core.sharding import LiveModel, PieceSpec, Replicated, ReplicatedParams
+from megaopt_core.sharding import (
+    LiveModel,
+    ParamLayout,
+    PieceSpec,
+    Replicated,
+    ReplicatedParams,
+    ShardingStrategy,
+)
 
 MIXED = [
     {"bf16": True},
@@ -24,12 +34,12 @@ MIXED = [
 ]
 
 
-def dtype_of(precision) -> torch.dtype:
+def dtype_of(precision: Mapping[str, Any]) -> torch.dtype:
     """The model's dtype under a configuration."""
     return torch.float16 if precision.get("fp16") else torch.bfloat16
 
 
-def mains_of(model, optimizer) -> list[torch.Tensor]:
+def mains_of(model: nn.Module, optimizer: MegatronOptimizer) -> list[torch.Tensor]:
     """Copies of all main values; of a parameter without one, the parameter."""
     return [
         optimizer.state[param].get("main_param", param).detach().clone().float()
@@ -37,18 +47,18 @@ def mains_of(model, optimizer) -> list[torch.Tensor]:
     ]
 
 
-def by_copy(param, values) -> None:
+def by_copy(param: torch.Tensor, values: torch.Tensor) -> None:
     """As `load_state_dict` writes."""
     with torch.no_grad():
         param.copy_(values)
 
 
-def by_data(param, values) -> None:
+def by_data(param: torch.Tensor, values: torch.Tensor) -> None:
     """As weight averages often write: no version is counted."""
     param.data.copy_(values)
 
 
-def by_new_memory(param, values) -> None:
+def by_new_memory(param: torch.Tensor, values: torch.Tensor) -> None:
     """Other memory, in which the old values never were."""
     param.data = values.to(param.dtype)
 
@@ -116,18 +126,18 @@ def test_only_written_elements_change(mlp, build, give, precision) -> None:
     assert torch.equal(after[0][1].bfloat16(), torch.full((5,), 0.25, dtype=torch.bfloat16))
 
 
-def by_alias(param, at, value) -> None:
+def by_alias(param: torch.Tensor, at: tuple[int, int], value: float) -> None:
     """Through memory that is shared and counts nothing."""
     param.data[at] = value
 
 
-def by_numpy(param, at, value) -> None:
+def by_numpy(param: torch.Tensor, at: tuple[int, int], value: float) -> None:
     """Through an array of the same memory."""
     bits = torch.tensor(value, dtype=param.dtype).view(torch.int16).item()
     param.detach().view(torch.int16).numpy()[at] = bits
 
 
-def by_storage(param, at, value) -> None:
+def by_storage(param: torch.Tensor, at: tuple[int, int], value: float) -> None:
     """As a kernel writes: to an address."""
     flat = torch.tensor([], dtype=param.dtype).set_(param.untyped_storage())
     flat[at[0] * param.stride(0) + at[1] * param.stride(1)] = value
@@ -245,7 +255,15 @@ class OwnParams(ReplicatedParams):
 class OwnMemory(Replicated):
     """Replicates into memory of its own."""
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> OwnParams:
         """Return pieces that share nothing with the model."""
         specs: list[PieceSpec] = [spec for spec in layout.pieces(model.rank) if spec.group in set(groups)]
         return OwnParams([model.new_piece(spec) for spec in specs], live=model)
@@ -257,7 +275,7 @@ class OwnMemoryPlugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         """One strategy."""
         return {"own_memory": OwnMemory(name="own_memory")}
 

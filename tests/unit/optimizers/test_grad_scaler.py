@@ -13,11 +13,13 @@ from megaopt_core.errors import ConfigurationError, StateDictError
 class Model:
     """The rule in ten lines."""
 
-    def __init__(self, scale, least, growth, backoff, window, hysteresis):
+    def __init__(
+        self, scale: float, least: float, growth: float, backoff: float, window: int, hysteresis: int
+    ) -> None:
         self.scale, self.least, self.growth, self.backoff = scale, least, growth, backoff
         self.window, self.hysteresis, self.good, self.left = window, hysteresis, 0, hysteresis
 
-    def update(self, overflow):
+    def update(self, overflow: bool) -> None:
         self.good = 0 if overflow else self.good + 1
         self.left -= overflow
         if overflow and self.left <= 0:

@@ -1,6 +1,7 @@
 """Sums of squares and zero counts over gradients."""
 
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from megaopt_core.optimizers._gradients.statistics import count_zeros, scale_gra
 CPU = torch.device("cpu")
 
 
-def _exact(grads) -> float:
+def _exact(grads: Iterable[torch.Tensor]) -> float:
     real = (torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads)
     return sum(grad.double().square().sum().item() for grad in real)
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import (
     FP32Optimizer,
@@ -151,7 +153,15 @@ def test_a_scheduler_checks_what_groups_say_since(mlp, build, key, value, messag
 class Checked(torch.optim.SGD):
     """An optimizer whose constructor refuses what its settings class does not know of."""
 
-    def __init__(self, params, lr=0.1, momentum=0.0, rounds=1, kind="a", shape=2):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        rounds: int = 1,
+        kind: str = "a",
+        shape: int = 2,
+    ) -> None:
         if shape % 2:
             raise ValueError("shape must be even")
         super().__init__(params, lr, momentum=momentum)
@@ -164,7 +174,7 @@ class CheckedPlugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         import attrs
 
         settings = attrs.make_class(
@@ -235,7 +245,7 @@ def test_what_an_override_may_hold_a_group_may_hold(key, value) -> None:
     assert _takes(optimizer.step, ConfigurationError) is right
 
 
-def _takes(action, refusal) -> bool:
+def _takes(action: Callable[[], object], refusal: type[Exception]) -> bool:
     try:
         action()
     except refusal:

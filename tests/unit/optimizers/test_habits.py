@@ -6,6 +6,7 @@ from torch import nn
 
 from megaopt_core import OptimizerConfig, ParamKey, build_optimizer, get_megatron_optimizer, route
 from megaopt_core.errors import ConfigurationError
+from megaopt_core.optimizers import MegatronOptimizer
 
 CONFIG = {"lr": 0.1}
 
@@ -117,7 +118,7 @@ def test_a_model_without_anything_to_train_is_named() -> None:
 
 
 @pytest.fixture
-def mixed():
+def mixed() -> tuple[nn.Sequential, MegatronOptimizer]:
     """A chain of which one optimizer has momentum and the other betas, as Muon and Adam are."""
     model = net()
     overrides = {"1.*": "t_adam"}

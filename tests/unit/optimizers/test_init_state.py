@@ -4,15 +4,20 @@ import importlib
 import io
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, build_optimizer
 from megaopt_core.errors import StateDictError
 from megaopt_core.execution._copies import Copies
+from megaopt_core.optimizers import MegatronOptimizer
 
 CLASSES = {
     "Adadelta": [{}],
@@ -52,11 +57,13 @@ def _give(model: nn.Sequential, step: int) -> None:
         layer.weight.grad = None if unused else torch.randn(5, 5, generator=generator)
 
 
-def _wrapped(model: nn.Module, cls, settings) -> FP32Optimizer:
+def _wrapped(
+    model: nn.Module, cls: Callable[..., torch.optim.Optimizer], settings: Mapping[str, Any]
+) -> FP32Optimizer:
     return FP32Optimizer(cls(model.named_parameters(), **settings), OptimizerConfig(clip_grad=0.0))
 
 
-def _run(model, optimizer, steps: range) -> list[torch.Tensor]:
+def _run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[torch.Tensor]:
     if hasattr(optimizer, "train"):
         optimizer.train()
     torch.manual_seed(7)
@@ -66,7 +73,7 @@ def _run(model, optimizer, steps: range) -> list[torch.Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def _same(left, right) -> bool:
+def _same(left: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(left, right, strict=True))
 
 
@@ -103,7 +110,9 @@ def test_main_parameters_step_as_fp32_ones_do(cls, settings, precise) -> None:
     assert _same(mains, theirs.parameters())
 
 
-def _by_state_dict(model, first, resumed, second, folder) -> None:
+def _by_state_dict(
+    model: nn.Module, first: MegatronOptimizer, resumed: nn.Module, second: MegatronOptimizer, folder: Path
+) -> None:
     file = io.BytesIO()
     torch.save((model.state_dict(), first.state_dict()), file)
     file.seek(0)
@@ -112,13 +121,17 @@ def _by_state_dict(model, first, resumed, second, folder) -> None:
     second.load_state_dict(state)
 
 
-def _by_checkpoint(model, first, resumed, second, folder) -> None:
+def _by_checkpoint(
+    model: nn.Module, first: MegatronOptimizer, resumed: nn.Module, second: MegatronOptimizer, folder: Path
+) -> None:
     files = pytest.importorskip("megaopt_checkpoint")
     files.save_checkpoint(folder / "saved", model=model, optimizer=first)
     files.load_checkpoint(folder / "saved", model=resumed, optimizer=second)
 
 
-def _by_dcp(model, first, resumed, second, folder) -> None:
+def _by_dcp(
+    model: nn.Module, first: MegatronOptimizer, resumed: nn.Module, second: MegatronOptimizer, folder: Path
+) -> None:
     dcp.save(
         {"m": model.state_dict(), "o": first.checkpoint_state()}, checkpoint_id=folder / "dcp", no_dist=True
     )
@@ -126,7 +139,14 @@ def _by_dcp(model, first, resumed, second, folder) -> None:
     dcp.load(values, checkpoint_id=folder / "dcp", no_dist=True)
 
 
-def _require_resumed(cls, settings, saved_after: int, loaded_after: int, carry, tmp_path) -> None:
+def _require_resumed(
+    cls: Callable[..., torch.optim.Optimizer],
+    settings: Mapping[str, Any],
+    saved_after: int,
+    loaded_after: int,
+    carry: Callable[..., None],
+    tmp_path: Path,
+) -> None:
     through, cut, resumed = _matrices(), _matrices(), _matrices(3)
     expected = _run(through, _wrapped(through, cls, settings), range(3))
     first, second = _wrapped(cut, cls, settings), _wrapped(resumed, cls, settings)
@@ -157,7 +177,7 @@ def test_a_checkpoint_from_before_or_after_the_first_step_is_resumed(
     _require_resumed(cls, settings, saved_after, loaded_after, carry, tmp_path)
 
 
-def _third_party(module: str, name: str):
+def _third_party(module: str, name: str) -> Any:
     return getattr(pytest.importorskip(module), name)
 
 
@@ -194,7 +214,7 @@ def test_optimizers_of_others_step_as_they_do_alone(module, name) -> None:
 class Odd(torch.optim.SGD):
     """Counts in its group, in an attribute and with a generator, cannot step before `train()` or on very little."""
 
-    def __init__(self, params, refuses: bool = False) -> None:
+    def __init__(self, params: ParamsT, refuses: bool = False) -> None:
         super().__init__(params, lr=0.1)
         self.calls: list[int] = []
         self.generator = torch.Generator().manual_seed(1)
@@ -207,7 +227,7 @@ class Odd(torch.optim.SGD):
         for group in self.param_groups:
             group["train_mode"] = True
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError("not in train mode")
         for group in self.param_groups:
@@ -294,13 +314,13 @@ def test_state_that_the_constructor_makes_stays(mlp, give, plugins) -> None:
 class Picky(torch.optim.SGD):
     """Divides by its learning rate or by its gradients, and keeps a count for nobody and a sum for its group."""
 
-    def __init__(self, params, by: str) -> None:
+    def __init__(self, params: ParamsT, by: str) -> None:
         super().__init__(params, lr=0.1)
         self.by = by
         for group in self.param_groups:
             group["sum"] = torch.zeros(1)
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         self.state["count"] = self.state.get("count", 0) + 1
         for group in self.param_groups:
             for param in group["params"]:
@@ -423,7 +443,7 @@ def test_copies_follow_containers() -> None:
 class Helper:
     """Knows the parameters of an optimizer, by object and by identity."""
 
-    def __init__(self, params) -> None:
+    def __init__(self, params: Iterable[torch.Tensor]) -> None:
         self.counts = dict.fromkeys(params, 0)
         self.places = {id(param): place for place, param in enumerate(self.counts)}
 
@@ -431,17 +451,17 @@ class Helper:
 class Helped(torch.optim.SGD):
     """Steps by a helper and a method of its own, as some optimizers of others do."""
 
-    def __init__(self, params) -> None:
+    def __init__(self, params: ParamsT) -> None:
         super().__init__(params, lr=0.1)
         self.helper = Helper([param for group in self.param_groups for param in group["params"]])
         self.update = self._update
 
-    def _update(self, param, group) -> None:
+    def _update(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
         self.helper.counts[param] += 1
         self.state[param]["place"] = torch.full((1,), self.helper.places[id(param)])
         param.data.add_(param.grad + 1.0, alpha=-1.0)
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             for param in group["params"]:
                 self.update(param, group)

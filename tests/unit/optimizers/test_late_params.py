@@ -1,7 +1,9 @@
 """What trains after the build: unfrozen, added, replaced, excluded, frozen again, converted."""
 
 import warnings
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from megaopt_core.errors import OwnershipError
 PRECISIONS = [{}, {"bf16": True}, {"bf16": True, "use_precision_aware_optimizer": True}]
 
 
-def model_of(precision, seed=0) -> nn.Sequential:
+def model_of(precision: Mapping[str, Any], seed: int = 0) -> nn.Sequential:
     """Three layers, in the dtype of a precision."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -21,7 +23,7 @@ def model_of(precision, seed=0) -> nn.Sequential:
     return model.to(torch.bfloat16 if precision else torch.float32)
 
 
-def backward(model, seed=0) -> None:
+def backward(model: nn.Module, seed: int = 0) -> None:
     """Gradients of a loss of random inputs."""
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
     model(inputs.to(model[0].weight.dtype)).float().square().sum().backward()
@@ -277,7 +279,7 @@ class Buffered(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Call the module."""
         return self.module(inputs)
 

@@ -1,9 +1,12 @@
 """Optimizers with modes, and optimizers that change their own groups."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, hookimpl
 
@@ -11,7 +14,7 @@ from megaopt_core import OptimizerEntry, hookimpl
 class ScheduleFree(torch.optim.Optimizer):
     """SGD whose training weights are an interpolation; evaluation uses the average, as schedule-free methods do."""
 
-    def __init__(self, params, lr: float, beta: float = 0.9) -> None:
+    def __init__(self, params: ParamsT, lr: float, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": True})
 
     @torch.no_grad()
@@ -31,7 +34,7 @@ class ScheduleFree(torch.optim.Optimizer):
         self._switch(False)
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             if not group["train_mode"]:
                 raise RuntimeError("step in evaluation mode")
@@ -51,11 +54,11 @@ class ScheduleFree(torch.optim.Optimizer):
 class ProdigyLike(torch.optim.Optimizer):
     """SGD whose step size `d` is estimated over the whole group and kept in it."""
 
-    def __init__(self, params, lr: float) -> None:
+    def __init__(self, params: ParamsT, lr: float) -> None:
         super().__init__(params, {"lr": lr, "d": 1e-3})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             grads = [param.grad for param in group["params"] if param.grad is not None]
             group["d"] *= 1.0 + float(sum(grad.square().sum() for grad in grads)) / 1000.0
@@ -68,7 +71,7 @@ class Plugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {
             "schedule_free": OptimizerEntry(ScheduleFree),
             "prodigy_like": OptimizerEntry(ProdigyLike, granularity="group"),
@@ -76,7 +79,7 @@ class Plugin:
 
 
 @pytest.fixture(autouse=True)
-def plugin():
+def plugin() -> Iterator[None]:
     """Register the two."""
     with temporary_plugin(Plugin(), "modes"):
         yield

@@ -1,21 +1,24 @@
 """Precision-aware states: fp32 arithmetic, less memory."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, hookimpl
 from megaopt_core.errors import UnsupportedSettingError
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision import _param_remainders as precision_aware
 
 AWARE = {"bf16": True, "use_precision_aware_optimizer": True}
 
 
-def _train(model: nn.Module, optimizer, give, steps: int = 6) -> None:
+def _train(model: nn.Module, optimizer: MegatronOptimizer, give: Callable[..., None], steps: int = 6) -> None:
     for step in range(steps):
         give(model, step)
         optimizer.step()
@@ -51,11 +54,11 @@ def test_batches_are_bit_equal_to_one_batch(mlp, build, give, monkeypatch) -> No
 class _CountsInItsGroup(torch.optim.Optimizer):
     """Adam-like in that its step size depends on a count that the group keeps."""
 
-    def __init__(self, params, lr: float) -> None:
+    def __init__(self, params: ParamsT, lr: float) -> None:
         super().__init__(params, {"lr": lr, "k": 0})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             group["k"] += 1
             for param in group["params"]:
@@ -67,7 +70,7 @@ class _Counting:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {"counting": OptimizerEntry(_CountsInItsGroup)}
 
 
@@ -200,7 +203,7 @@ def _rows() -> list[tuple[dict[str, object], float]]:
     return [(eval(f"dict({settings})"), float(total)) for settings, total in found]  # noqa: S307 - our own page
 
 
-def _bytes(model: nn.Module, optimizer) -> int:
+def _bytes(model: nn.Module, optimizer: MegatronOptimizer) -> int:
     """Count every byte that parameters and optimizer keep between steps, shared memory once."""
     tensors = [*model.parameters(), *optimizer.get_main_params()]
     for part in optimizer.parts:

@@ -1,5 +1,7 @@
 """torch's own schedulers on single and chained optimizers."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.optim import lr_scheduler, swa_utils
@@ -28,7 +30,7 @@ SCHEDULERS = {
 }
 
 
-def _advance(name: str, scheduler) -> None:
+def _advance(name: str, scheduler: Any) -> None:
     scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
 
 

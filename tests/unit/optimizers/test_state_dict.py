@@ -2,6 +2,8 @@
 
 import copy
 import io
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.distributed.checkpoint import state_dict as dcp
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, ParamKey
 from megaopt_core.errors import StateDictError
+from megaopt_core.optimizers import MegatronOptimizer
 
 CHAIN = {ParamKey(name="0.weight"): {"optimizer": "t_sgd"}, ParamKey(name="2.*"): {"optimizer": "t_momentum"}}
 CASES = [
@@ -32,14 +35,20 @@ CASES = [
 ]
 
 
-def _train(model: nn.Module, optimizer, give, steps: range) -> None:
+def _train(model: nn.Module, optimizer: MegatronOptimizer, give: Callable[..., None], steps: range) -> None:
     for step in steps:
         give(model, step)
         optimizer.step()
 
 
 def _resumed(
-    mlp, build, give, dtype, overrides, settings, carry
+    mlp: Callable[..., nn.Module],
+    build: Callable[..., MegatronOptimizer],
+    give: Callable[..., None],
+    dtype: torch.dtype,
+    overrides: Mapping[ParamKey, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    carry: Callable[..., None],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return parameters of a run through, and of one whose state went through `carry(model, from, to)`."""
     through, cut = mlp(dtype), mlp(dtype)

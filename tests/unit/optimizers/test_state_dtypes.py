@@ -1,12 +1,18 @@
 """Which states are kept in fewer bits, and which setting says so, is the entry's."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from attrs import field, frozen
 from megaopt_testing import temporary_plugin
+from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, UnsupportedSettingError
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
 NARROW = frozenset({torch.float32, torch.bfloat16, torch.float8_e5m2})
@@ -21,11 +27,11 @@ class Settings:
 class Sums(torch.optim.Optimizer):
     """Divides gradients by the root of the sum of their squares, averaged first."""
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params: ParamsT, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
             for param in group["params"]:
                 state = self.state[param]
@@ -40,7 +46,7 @@ class Plugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         return {
             "sums": OptimizerEntry(
                 Sums,
@@ -55,13 +61,13 @@ class Plugin:
 
 
 @pytest.fixture(autouse=True)
-def plugin():
+def plugin() -> Iterator[None]:
     """Register it for every test here."""
     with temporary_plugin(Plugin(), "sums"):
         yield
 
 
-def make(**settings):
+def make(**settings: Any) -> tuple[nn.Linear, MegatronOptimizer]:
     """Return a model of one parameter and its optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 4, bias=False, dtype=torch.bfloat16)

@@ -17,7 +17,7 @@ CHAIN = {ParamKey(name="2.*"): {"optimizer": "t_momentum"}}
 
 
 @pytest.fixture(params=[{}, CHAIN], ids=["single", "chain"])
-def overrides(request):
+def overrides(request: pytest.FixtureRequest) -> dict[ParamKey, dict[str, str]]:
     """None, or such that the optimizer is a chain."""
     return request.param
 

@@ -6,21 +6,23 @@ On a CPU results are read without waiting, so that they are; here a CPU is taken
 import contextlib
 import math
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig
+from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, StepResult
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.optimizers import _step_gradients
+from megaopt_core.optimizers import MegatronOptimizer, _step_gradients
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
 
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy")
 
 
 @contextlib.contextmanager
-def host_reads():
+def host_reads() -> Iterator[list[str]]:
     """Yield a list of what reads a tensor's value on the host meanwhile."""
     found, originals = [], {name: getattr(torch.Tensor, name) for name in READS}
     for name, original in originals.items():
@@ -38,12 +40,14 @@ def host_reads():
 
 
 @pytest.fixture
-def waited_for(monkeypatch):
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat a CPU as a device that the host waits for."""
     monkeypatch.setattr(_step_gradients, "READS_ARE_FREE", frozenset())
 
 
-def make(cls=torch.optim.AdamW, *, fused=True, **settings):
+def make(
+    cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, fused: bool = True, **settings: Any
+) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model with bf16 or fp32 parameters, and its optimizer."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if settings.get("bf16") else torch.float32
@@ -54,14 +58,14 @@ def make(cls=torch.optim.AdamW, *, fused=True, **settings):
     return model, kind(inner, config)
 
 
-def give_grads(model, step, factor=1.0):
+def give_grads(model: nn.Module, step: int, factor: float = 1.0) -> None:
     """Give gradients that depend on the step alone."""
     chance = torch.Generator().manual_seed(step)
     for param in model.parameters():
         param.grad = (torch.randn(param.shape, generator=chance) * factor).to(param.dtype)
 
 
-def train(made, steps=5, factor=1.0):
+def train(made: tuple[nn.Module, MegatronOptimizer], steps: int = 5, factor: float = 1.0) -> list[StepResult]:
     """Step, and return the results."""
     model, optimizer = made
     results = []

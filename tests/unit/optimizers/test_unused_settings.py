@@ -17,7 +17,7 @@ HALF = "only a dynamic loss scale reads it, which fp16=True without loss_scale h
 class Named(nn.Module):
     """A table and a projection; one norm has the name of a query's."""
 
-    def __init__(self, dtype=torch.float32):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.table = nn.Embedding(5, 4, dtype=dtype)
         self.table.weight.is_embedding_or_output_parameter = True

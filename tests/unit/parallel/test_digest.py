@@ -9,7 +9,7 @@ SIZES = [2, 7, 2000, 30_000, 70_000, 600_003]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
 
 
-def values(size, dtype):
+def values(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Return random values."""
     return torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
 
@@ -48,7 +48,7 @@ def test_order_of_small_tensors_and_swapped_rows_count() -> None:
     assert digest_of_tensors([stack]) != digest_of_tensors([stack[[1, 0, 2, 3]]])
 
 
-def many(rows, columns, count, dtype):
+def many(rows: int, columns: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return tensors of one shape with random values."""
     return list(values(count * rows * columns, dtype).view(count, rows, columns).unbind(0))
 

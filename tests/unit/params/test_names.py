@@ -22,7 +22,7 @@ class Net(nn.Module):
 class OwnWrapper(nn.Module):
     megaopt_wrapper = True
 
-    def __init__(self, module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
@@ -30,7 +30,7 @@ class OwnWrapper(nn.Module):
 class FullyShardedDataParallel(nn.Module):
     """Registers children as torch's class of the same name does."""
 
-    def __init__(self, module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._fsdp_wrapped_module = module
 
@@ -48,7 +48,7 @@ NAMES = [
 ]
 
 
-def names(model):
+def names(model: nn.Module) -> list[str]:
     """Return the canonical names."""
     return [entry.name for entry in named_params(model)]
 

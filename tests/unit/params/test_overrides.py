@@ -1,6 +1,7 @@
 """Overrides combine in any order, and say who conflicts."""
 
 import copy
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,7 @@ OVERRIDES = st.lists(
 )
 
 
-def _combined(overrides):
+def _combined(overrides: Iterable[ParamGroupOverride]) -> str | ParamGroupOverride | None:
     try:
         return combine_param_group_overrides(overrides)
     except OverrideConflictError as error:

@@ -14,7 +14,7 @@ small = st.integers(1, 4)
 
 
 @st.composite
-def views(draw):
+def views(draw: st.DrawFn) -> tuple[MatrixView, tuple[int, ...]]:
     """Return a view of any kind, and a shape that it fits."""
     batch = draw(st.lists(small, max_size=2))
     transposed, split_dim = draw(st.booleans()), draw(st.integers(0, 1))

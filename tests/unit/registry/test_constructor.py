@@ -1,9 +1,12 @@
 """Constructor arguments come from prefixed settings, then from core fields; nothing is dropped in silence."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from attrs import frozen
 from megaopt_testing.plugins import temporary_plugin
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerConfig, OptimizerEntry, hookimpl
 from megaopt_core.errors import ConfigurationError, PluginError
@@ -28,7 +31,7 @@ class Lost:
 class Strict(torch.optim.SGD):
     """Needs a learning rate."""
 
-    def __init__(self, params, lr, momentum=0.0, weight_decay=0.0):
+    def __init__(self, params: ParamsT, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
 
@@ -43,13 +46,13 @@ class Plugin:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return them."""
         return {"first": FIRST, "second": SECOND, "losing": LOSING}
 
 
 @pytest.fixture(autouse=True)
-def plugin():
+def plugin() -> Iterator[None]:
     """Register them."""
     with temporary_plugin(Plugin(), name="constructor_test"):
         yield

@@ -3,6 +3,8 @@
 import itertools
 import logging
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -255,7 +257,7 @@ NEW_KINDS = {**VERSIONS, **LATE, **ANSWERS, **IN_USE}
 FAULTS = {**IMPORT_TIME, **HOOK_TIME, **NONSENSE, **ENTRY_TIME, **CLASHES, **NEW_KINDS}
 
 
-def step_of(name: str, **settings) -> bool:
+def step_of(name: str, **settings: Any) -> bool:
     """Build an optimizer and step it once."""
     model = torch.nn.Linear(3, 2)
     optimizer = build_optimizer(model, name, lr=0.1, **settings)
@@ -263,7 +265,7 @@ def step_of(name: str, **settings) -> bool:
     return optimizer.step().update_successful
 
 
-def said_by(work, *errors) -> str:
+def said_by(work: Callable[[], object], *errors: type[Exception]) -> str:
     """Return the words of what a block raises or warns of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

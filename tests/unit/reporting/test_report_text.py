@@ -1,14 +1,15 @@
 """A report is one screen of tables in words that a user knows; `report(full=True)` has a row for every parameter."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
-from megaopt_testing.fake_plugins import plugins
+from megaopt_testing.fake_plugins import FakePlugins
+from torch import nn
 
 from megaopt_core import build_optimizer
-
-__all__ = ["plugins"]
+from megaopt_core.optimizers import MegatronOptimizer
 
 PLUGIN = """
 def matrices_only(spec, view):
@@ -58,7 +59,7 @@ def gpt2(width: int = 8) -> torch.nn.Module:
 
 
 @pytest.fixture
-def build(plugins):
+def build(plugins: FakePlugins) -> Callable[[nn.Module], MegatronOptimizer]:
     """Build with an optimizer for matrices and one for the rest."""
     plugins.install("two", PLUGIN)
     plugins.registry("roles")

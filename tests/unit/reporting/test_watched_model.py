@@ -1,12 +1,14 @@
 """What happens to a model after its optimizer was built is found and told."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
 from megaopt_testing.plugins import temporary_plugin
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
+from megaopt_core.optimizers import MegatronOptimizer
 
 
 class Plain:
@@ -15,7 +17,7 @@ class Plain:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return it."""
         return {"plain": OptimizerEntry(torch.optim.SGD)}
 
@@ -23,18 +25,18 @@ class Plain:
 class Model(torch.nn.Module):
     """An embedding and a head of the same shape."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(5, 3)
         self.head = torch.nn.Linear(3, 5, bias=False)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return scores."""
         return self.head(self.embed(tokens))
 
 
 @pytest.fixture
-def built():
+def built() -> Iterator[tuple[Model, MegatronOptimizer]]:
     """A model with its optimizer."""
     with temporary_plugin(Plain(), name="plain"):
         model = Model()

@@ -9,6 +9,8 @@ import pytest
 import torch
 from attrs import field, frozen
 from megaopt_testing.plugins import temporary_plugin
+from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from megaopt_core import Granularity, OptimizerEntry, Role, hookimpl
 from megaopt_core.config import between
@@ -26,7 +28,7 @@ class WholeSettings:
 class Whole(torch.optim.SGD):
     """Takes whole matrices; `rate` is a constructor setting that groups do not keep."""
 
-    def __init__(self, params, lr, momentum=0.0, rate=0.5):
+    def __init__(self, params: ParamsT, lr: float, momentum: float = 0.0, rate: float = 0.5) -> None:
         super().__init__(params, lr=lr, momentum=momentum)
         self.rate = rate
 
@@ -46,7 +48,7 @@ class StandIn:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk):
+    def megaopt_annotate_params(self, model_chunk: nn.Module) -> dict[str, RoleDecision]:
         """Read the models of these tests, so that no other reader is needed: a hidden matrix and a head."""
         roles = {
             "hidden.weight": RoleDecision(Role.MATRIX, "hidden", MATRIX),
@@ -56,7 +58,7 @@ class StandIn:
         return {name: role for name, role in roles.items() if name in known}
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return the three."""
         return {
             "plain": OptimizerEntry(torch.optim.SGD, supports_fp16=True),

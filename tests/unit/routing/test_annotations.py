@@ -1,7 +1,10 @@
 """What plugins say about parameters: who knows wins over who reads, who is certain over who guesses."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from megaopt_testing.fake_plugins import FakePlugins
 
 from megaopt_core.errors import PluginHookError, RoutingError
 from megaopt_core.params import MATRIX, Doubt, Role, RoleDecision
@@ -22,7 +25,7 @@ KNOWN_OTHERWISE = "{'0.weight': MatrixView(split_sizes=(4, 4))}"
 
 
 @pytest.fixture
-def decide(plugins):
+def decide(plugins: FakePlugins) -> Callable[..., RoleDecision]:
     """Return what `0.weight` of a small model is, when these plugins and no others answer."""
 
     def decided(*answers):

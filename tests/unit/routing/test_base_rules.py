@@ -1,5 +1,7 @@
 """What the core knows about parameters without a reader: element-wise where there is doubt, and who would tell."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ def megaopt_optimizer_entries():
 
 
 @pytest.fixture(autouse=True)
-def _no_reader():
+def _no_reader() -> Iterator[None]:
     reset_registry(PluginRegistry([], environ={}))
     yield
     reset_registry()
@@ -30,7 +32,7 @@ def _no_reader():
 class Raw(nn.Module):
     """A matrix that no module type explains."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(4, 4))
 

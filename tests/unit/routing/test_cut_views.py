@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from megaopt_core import ProcessGroupCollection
 from megaopt_core.errors import ViewError
@@ -12,7 +13,7 @@ from megaopt_core.routing._inventory import take_inventory
 TWO = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
 
 
-def _model(sizes, *, cut=True):
+def _model(sizes: tuple[int, ...], *, cut: bool = True) -> nn.Module:
     model = torch.nn.Module()
     model.hidden = torch.nn.Linear(4, 8, bias=False)
     weight = model.hidden.weight

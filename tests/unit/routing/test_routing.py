@@ -17,6 +17,7 @@ from megaopt_core import (
     ParamKey,
     ParamPredicate,
     Role,
+    Routing,
     RunFile,
     get_mup_config_overrides,
     get_standard_config_overrides,
@@ -32,25 +33,25 @@ from megaopt_core.errors import (
     UnmatchedKeyError,
 )
 from megaopt_core.routing._groups import GroupKey, order_children
-from megaopt_core.sharding import Replicated
+from megaopt_core.sharding import Replicated, ShardingStrategy
 
 
 class Model(torch.nn.Module):
     """An embedding, a hidden layer with a norm, a head."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(7, 4)
         self.norm = torch.nn.LayerNorm(4)
         self.hidden = torch.nn.Linear(4, 4)
         self.head = torch.nn.Linear(4, 7, bias=False)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return scores."""
         return self.head(self.norm(torch.relu(self.hidden(self.embed(tokens)))))
 
 
-def _optimizers(routing):
+def _optimizers(routing: Routing) -> dict[str, str]:
     return {name: entry.spec.optimizer for name, entry in routing.params.items()}
 
 
@@ -356,7 +357,7 @@ class TwoStrategies:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         return {
             "matrices": Fallback("matrices", frozenset({Granularity.TENSOR}), "elements"),
             "elements": Fallback("elements", frozenset({Granularity.ELEMENT}), "matrices"),

@@ -1,5 +1,7 @@
 """A routing that was stored is followed, whatever is found in the model here."""
 
+from typing import Any
+
 import pytest
 import torch
 from megaopt_testing.plugins import temporary_plugin
@@ -22,14 +24,14 @@ NAMES = ("embed.weight", "hidden.weight", "hidden.bias", "head.weight")
 class Model(torch.nn.Module):
     """What the stand-in reader knows: `hidden` is a matrix, `head` is not."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(7, 4)
         self.hidden = torch.nn.Linear(4, 4)
         self.head = torch.nn.Linear(4, 7, bias=False)
 
 
-def stored(**changes):
+def stored(**changes: StoredParam) -> StoredRouting:
     """Return a routing that is found nowhere: the head is stepped as a matrix, the hidden layer by `plain`."""
     params = {name: StoredParam("plain", Role.ELEMENTWISE) for name in NAMES}
     params["head.weight"] = StoredParam("whole", Role.MATRIX, MatrixView(transposed=True), (7, 4))
@@ -38,7 +40,7 @@ def stored(**changes):
     )
 
 
-def config(**settings):
+def config(**settings: Any) -> OptimizerConfig:
     """Return a configuration whose own routing is another one."""
     return OptimizerConfig(optimizer="whole", lr=0.1, **settings)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def entry_point(name: str = "restarts") -> EntryPoint:
 
 
 @pytest.fixture
-def _plugin(monkeypatch) -> Iterator[None]:
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(PLUGINS)
     reset_registry(PluginRegistry(entry_points=[entry_point()], environ={}))
     yield
@@ -32,7 +33,7 @@ def sgd() -> torch.optim.SGD:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
-def scheduler_on(optimizer, style: str, **changes) -> OptimizerParamScheduler:
+def scheduler_on(optimizer: torch.optim.Optimizer, style: str, **changes: Any) -> OptimizerParamScheduler:
     """A scheduler without warm-up that decays to zero over 20 steps."""
     settings = {"init_lr": 0.0, "max_lr": 1.0, "min_lr": 0.0, "lr_warmup_steps": 0, "lr_decay_steps": 20}
     settings |= {"start_wd": 0.0, "end_wd": 0.4, "wd_incr_steps": 10, "wd_incr_style": "linear"}

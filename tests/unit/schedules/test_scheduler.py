@@ -3,6 +3,7 @@
 import inspect
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,17 +28,17 @@ SETTINGS = {
 }
 
 
-def sgd(**group) -> torch.optim.SGD:
+def sgd(**group: Any) -> torch.optim.SGD:
     """A plain torch optimizer with one group, which has these further keys."""
     return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(2))], **group}], lr=9.0)
 
 
-def scheduler_on(optimizer=None, **changes) -> OptimizerParamScheduler:
+def scheduler_on(optimizer: torch.optim.Optimizer | None = None, **changes: Any) -> OptimizerParamScheduler:
     """A scheduler whose settings are the ones above but for the changes."""
     return OptimizerParamScheduler(sgd() if optimizer is None else optimizer, **(SETTINGS | changes))
 
 
-def values(optimizer) -> list[tuple[float, float]]:
+def values(optimizer: torch.optim.Optimizer) -> list[tuple[float, float]]:
     """Learning rate and weight decay of every group."""
     return [(float(group["lr"]), group["weight_decay"]) for group in optimizer.param_groups]
 

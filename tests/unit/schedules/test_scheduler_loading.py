@@ -2,6 +2,8 @@
 
 import copy
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,7 +53,7 @@ OLD_NAMES = [
 ]
 
 
-def scheduler_with(settings, **flags) -> OptimizerParamScheduler:
+def scheduler_with(settings: Mapping[str, Any], **flags: bool) -> OptimizerParamScheduler:
     """A scheduler on two groups, one of which decays nothing."""
     groups = [
         {"params": [nn.Parameter(nn.init.zeros_(nn.Parameter().new_empty(1)))]} | extra
@@ -60,14 +62,14 @@ def scheduler_with(settings, **flags) -> OptimizerParamScheduler:
     return OptimizerParamScheduler(optim.SGD(groups, lr=9.0), **settings, **flags)
 
 
-def seen(scheduler) -> tuple:
+def seen(scheduler: OptimizerParamScheduler) -> tuple:
     """All that a user can see of a scheduler and its groups."""
     groups = [(group["lr"], group["weight_decay"]) for group in scheduler.optimizer.param_groups]
     return scheduler.state_dict(), groups
 
 
 @st.composite
-def settings_and_step(draw) -> tuple[dict, int]:
+def settings_and_step(draw: st.DrawFn) -> tuple[dict, int]:
     """Valid settings of any style, and a number of steps."""
     top = draw(st.floats(1e-6, 10))
     d = draw(st.integers(1, 1000))

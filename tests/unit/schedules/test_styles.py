@@ -16,7 +16,18 @@ LR_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WD_STYLES = ("constant", "linear", "cosine")
 
 
-def lr_formula(style: str, t: float, *, init, top, low, w, d, wsd=None, curve=None) -> float:
+def lr_formula(
+    style: str,
+    t: float,
+    *,
+    init: float,
+    top: float,
+    low: float,
+    w: int,
+    d: int,
+    wsd: int | None = None,
+    curve: str | None = None,
+) -> float:
     """The learning rate as the documentation states it."""
     if w > 0 and t <= w:
         return init + (top - init) * t / w
@@ -42,7 +53,7 @@ def lr_formula(style: str, t: float, *, init, top, low, w, d, wsd=None, curve=No
     return low + coefficient * (top - low)
 
 
-def wd_formula(style: str, t: float, *, start, end, steps) -> float:
+def wd_formula(style: str, t: float, *, start: float, end: float, steps: int) -> float:
     """Weight decay as the documentation states it."""
     if t > steps or style == "constant":
         return end
@@ -52,7 +63,7 @@ def wd_formula(style: str, t: float, *, start, end, steps) -> float:
 
 
 @st.composite
-def lr_settings(draw) -> dict:
+def lr_settings(draw: st.DrawFn) -> dict:
     """Valid settings of a learning rate, WSD's included."""
     top = draw(st.floats(1e-6, 10.0))
     d = draw(st.integers(1, 5000))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params import Shard
+from megaopt_core.params import Box, Shard
 from megaopt_core.sharding._elements import elements_of, store_elements
 
 WHOLE = torch.arange(24.0).view(4, 3, 2)
@@ -55,7 +55,7 @@ def test_storing_is_the_inverse_of_reading(data):
 
 
 @st.composite
-def boxes(draw, outer):
+def boxes(draw: st.DrawFn, outer: Box) -> Box:
     """A box inside another."""
     offsets = tuple(at + draw(st.integers(0, size - 1)) for at, size in zip(*outer, strict=True))
     sizes = tuple(

@@ -10,7 +10,7 @@ from megaopt_core.sharding import LayoutOptions, World, require_partition
 WORLD = World({"pp": 2, "dp": 2})
 
 
-def of_stage(stage, name, shape):
+def of_stage(stage: int, name: str, shape: tuple[int, ...]) -> ParamSpec:
     """Return a parameter of one pipeline stage."""
     placements = (AxisPlacement("pp", 2, index=stage),)
     numel = float(torch.Size(shape).numel())

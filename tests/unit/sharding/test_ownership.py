@@ -1,15 +1,18 @@
 """Ownership over several axes: copies, peers and alignment."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 from attrs import frozen
 
 from megaopt_core.errors import OwnershipError
-from megaopt_core.params import AxisPlacement, Granularity, ParamSpec
+from megaopt_core.params import AxisPlacement, Granularity, ParamSpec, RankCoordinates
 from megaopt_core.sharding import Peers, PieceSpec, World, require_partition
 
 
-def spec_of(name="w", shape=(16, 4), **more):
+def spec_of(name: str = "w", shape: tuple[int, ...] = (16, 4), **more: Any) -> ParamSpec:
     """Return a parameter as pure data."""
     dtype = torch.float32
     return ParamSpec(name, shape, dtype, dtype, "adam", 0, Granularity.ELEMENT, 1.0, **more)
@@ -21,12 +24,12 @@ class Layout:
 
     of: object
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return what the function says."""
         return self.of(rank)
 
 
-def check(specs, of, **axes):
+def check(specs: Sequence[ParamSpec], of: Callable[[RankCoordinates], list[PieceSpec]], **axes: int) -> None:
     """Raise unless the pieces are a partition."""
     require_partition("mine", Layout(of), specs, World(axes))
 
@@ -34,7 +37,7 @@ def check(specs, of, **axes):
 CUT = AxisPlacement("tp", 2, dim=0)
 
 
-def halves(spec):
+def halves(spec: ParamSpec) -> Callable[[RankCoordinates], list[PieceSpec]]:
     """Cut a rank's part in two along `dp`."""
 
     def of(rank):
@@ -68,7 +71,9 @@ def test_a_part_that_another_rank_has_is_missing():
         check([spec], lambda rank: halves(spec)(rank) if rank.get("tp", 0) == 0 else [], dp=2, tp=2)
 
 
-def replicas(spec, size, *, places=None):
+def replicas(
+    spec: ParamSpec, size: int, *, places: Sequence[int] | None = None
+) -> Callable[[RankCoordinates], list[PieceSpec]]:
     """Let blocks of ranks along `dp` step the same rows."""
 
     def of(rank):

@@ -1,5 +1,6 @@
 """What a strategy gets wrong is said when an optimizer is built: nothing is lost in silence."""
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +23,19 @@ from megaopt_core import (
 from megaopt_core.errors import OwnershipError, ShardingError
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.params import ParamInfo
+from megaopt_core.params import ParamInfo, RankCoordinates, Shard
 from megaopt_core.routing._wrapped_model import reduced_elsewhere
-from megaopt_core.sharding import LayoutOptions, Peers, Piece, PieceSpec, World, require_partition
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    Peers,
+    Piece,
+    PieceSpec,
+    ShardedParams,
+    World,
+    require_partition,
+)
 from megaopt_core.sharding._attached import make_peer_groups
 
 SPEC = ParamSpec(
@@ -40,12 +51,12 @@ class Given:
 
     ranks: tuple
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return those of a rank."""
         return self.ranks[rank.get("dp", 0)]
 
 
-def piece(shard, index, dim=None, size=2):
+def piece(shard: Shard, index: int, dim: int | None = None, size: int = 2) -> PieceSpec:
     """Return a piece of one of two peers."""
     return PieceSpec.of(shard, 0, peers=Peers("dp", size, index, dim))
 
@@ -95,7 +106,7 @@ class Seen(torch.optim.SGD):
 
     infos: list[ParamInfo] = []  # noqa: RUF012 - one list for the test
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         """Note them, and step."""
         self.infos.extend(param.param_info for group in self.param_groups for param in group["params"])
         super().step(closure)
@@ -107,15 +118,23 @@ class Careless(ShardingStrategy):
     name = "careless"
     granularities = frozenset(Granularity)
 
-    def __init__(self, change=None):
+    def __init__(self, change: Callable[[ShardedParams], object] | None = None) -> None:
         self.change = change or (lambda sharded: None)
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> Given:
         """Return whole pieces, each with one peer: itself."""
         pieces = [PieceSpec.of(spec.shard({}), spec.group, peers=Peers("dp", 1, 0, dim=0)) for spec in specs]
         return Given((pieces,))
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ShardedParams:
         """Return the parameters, changed."""
         made = get_registry().strategy("replicated").attach(layout, model, pgs, groups, is_expert=is_expert)
         self.change(made)
@@ -127,16 +146,16 @@ class Plugin:
 
     megaopt_api = "1"
 
-    def __init__(self, strategy):
+    def __init__(self, strategy: ShardingStrategy) -> None:
         self.strategy = strategy
 
     @hookimpl
-    def megaopt_sharding_strategies(self):
+    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
         """Return the strategy."""
         return {"careless": self.strategy}
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return the optimizer."""
         return {"seen": OptimizerEntry(Seen, supports_peers=True)}
 
@@ -156,7 +175,7 @@ def test_one_process_steps_what_has_peers_elsewhere():
         assert {info.peers for info in Seen.infos} == {None}
 
 
-def flattened(sharded):
+def flattened(sharded: ShardedParams) -> None:
     """Attach a tensor of another shape than the layout says."""
     whole = sharded.pieces[0]
     sharded.pieces[0] = Piece(whole.spec, torch.nn.Parameter(torch.zeros(6)), whole.model_params)

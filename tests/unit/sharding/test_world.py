@@ -1,5 +1,7 @@
 """Placements over axes say what each rank has, and worlds who there is."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,14 +13,14 @@ from megaopt_core.sharding import Peers, PieceSpec, World
 from megaopt_core.sharding._stage_specs import _Held, _merged
 
 
-def spec_of(name="w", shape=(8, 4), **more):
+def spec_of(name: str = "w", shape: tuple[int, ...] = (8, 4), **more: Any) -> ParamSpec:
     """Return a parameter as pure data."""
     dtype = torch.float32
     return ParamSpec(name, shape, dtype, dtype, "adam", 0, Granularity.ELEMENT, 1.0, **more)
 
 
 @st.composite
-def placements(draw, dims):
+def placements(draw: st.DrawFn, dims: int) -> tuple[AxisPlacement, ...]:
     """Up to three axes, some of which cut."""
     names = draw(st.permutations(["tp", "dp", "ep"]))[: draw(st.integers(0, 3))]
     return tuple(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -17,12 +18,12 @@ from megaopt_core.params import MatrixView
 
 
 @pytest.fixture(params=EXPECTED)
-def name(request):
+def name(request: pytest.FixtureRequest) -> str:
     """Return the name of a model."""
     return request.param
 
 
-def build(name):
+def build(name: str) -> nn.Module:
     """Return the stand-in for a model on the meta device."""
     with torch.device("meta"):
         return REPLICAS[name]()

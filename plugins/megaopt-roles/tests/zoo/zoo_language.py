@@ -19,14 +19,14 @@ def split(*sizes: int, **view: Any) -> MatrixView:
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, dim=16, heads=2):
+    def __init__(self, dim: int = 16, heads: int = 2) -> None:
         super().__init__()
         self.c_attn = nn.Linear(dim, 3 * dim)
         self.c_proj = nn.Linear(dim, dim)
         self.n_head, self.n_embd = heads, dim
         self.flash = hasattr(F, "scaled_dot_product_attention")
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.size()
         q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
         k = k.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)
@@ -40,29 +40,29 @@ class CausalSelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, dim=16):
+    def __init__(self, dim: int = 16) -> None:
         super().__init__()
         self.c_fc = nn.Linear(dim, 4 * dim)
         self.gelu = nn.GELU()
         self.c_proj = nn.Linear(4 * dim, dim)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.c_proj(self.gelu(self.c_fc(x)))
 
 
 class TransformerBlock(nn.Module):
-    def __init__(self, dim=16):
+    def __init__(self, dim: int = 16) -> None:
         super().__init__()
         self.ln_1, self.attn = nn.LayerNorm(dim), CausalSelfAttention(dim)
         self.ln_2, self.mlp = nn.LayerNorm(dim), FeedForward(dim)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
 class NanoGPT(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
@@ -75,7 +75,9 @@ class NanoGPT(nn.Module):
         self.lm_head = nn.Linear(16, 40, bias=False)
         self.transformer.wte.weight = self.lm_head.weight
 
-    def forward(self, idx, targets=None):
+    def forward(
+        self, idx: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         pos = torch.arange(0, idx.size(1), dtype=torch.long, device=idx.device)
         x = self.transformer.wte(idx) + self.transformer.wpe(pos)
         for block in self.transformer.h:
@@ -95,22 +97,22 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 class CastedLinear(nn.Linear):
-    def __init__(self, in_features, out_features):
+    def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight.type_as(x))
 
 
 class StackedAttention(nn.Module):
-    def __init__(self, dim=16, heads=2, head_dim=8):
+    def __init__(self, dim: int = 16, heads: int = 2, head_dim: int = 8) -> None:
         super().__init__()
         hdim = heads * head_dim
         self.num_heads, self.head_dim, self.hdim = heads, head_dim, hdim
         self.qkvo_w = nn.Parameter(torch.empty(4, hdim, dim))
         self.attn_gate = CastedLinear(12, heads)
 
-    def forward(self, x, ve, sa_lambdas):
+    def forward(self, x: torch.Tensor, ve: torch.Tensor, sa_lambdas: torch.Tensor) -> torch.Tensor:
         b, t = x.size(0), x.size(1)
         q, k, v = (
             F.linear(x, self.qkvo_w[:3].flatten(end_dim=1).type_as(x))
@@ -128,19 +130,19 @@ class StackedAttention(nn.Module):
 
 
 class SquaredMLP(nn.Module):
-    def __init__(self, dim=16):
+    def __init__(self, dim: int = 16) -> None:
         super().__init__()
         self.c_fc = nn.Parameter(torch.empty(4 * dim, dim))
         self.c_proj = nn.Parameter(torch.empty(4 * dim, dim))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.linear(x, self.c_fc.type_as(x))
         x = F.relu(x).square()
         return F.linear(x, self.c_proj.T.type_as(x))
 
 
 class SpeedrunGPT(nn.Module):
-    def __init__(self, layers=2, dim=16, vocab=40):
+    def __init__(self, layers: int = 2, dim: int = 16, vocab: int = 40) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, dim)
         self.value_embeds = nn.ModuleList([nn.Embedding(vocab, dim) for _ in range(2)])
@@ -150,7 +152,7 @@ class SpeedrunGPT(nn.Module):
         self.scalars = nn.Parameter(torch.ones(5 * layers))
         self.lambdas = nn.Parameter(torch.ones(layers, 2))
 
-    def forward(self, ids, targets):
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         ve = [value_embed(ids) for value_embed in self.value_embeds]
         x = x0 = norm(self.embed(ids)[None])
         skips = []
@@ -170,13 +172,13 @@ class SpeedrunGPT(nn.Module):
 class GroupedAttention(nn.Module):
     """The fused q, k, v repeat per group."""
 
-    def __init__(self, dim=16, heads=4, groups=2, size=4):
+    def __init__(self, dim: int = 16, heads: int = 4, groups: int = 2, size: int = 4) -> None:
         super().__init__()
         self.attn = nn.Linear(dim, (heads + 2 * groups) * size, bias=False)
         self.proj = nn.Linear(heads * size, dim, bias=False)
         self.heads, self.groups, self.size = heads, groups, size
 
-    def forward(self, x, cos, sin):
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         b, t, _ = x.size()
         qkv = self.attn(x)
         q_per_kv = self.heads // self.groups
@@ -192,7 +194,16 @@ class GroupedAttention(nn.Module):
 class LatentAttention(nn.Module):
     """Multi-head latent attention: low-rank queries, a shared compressed cache."""
 
-    def __init__(self, dim=16, heads=2, q_rank=6, kv_rank=4, nope=4, rope=2, v_dim=4):
+    def __init__(
+        self,
+        dim: int = 16,
+        heads: int = 2,
+        q_rank: int = 6,
+        kv_rank: int = 4,
+        nope: int = 4,
+        rope: int = 2,
+        v_dim: int = 4,
+    ) -> None:
         super().__init__()
         self.heads, self.kv_rank, self.nope, self.rope, self.v_dim = heads, kv_rank, nope, rope, v_dim
         self.wq_a = nn.Linear(dim, q_rank, bias=False)
@@ -203,7 +214,7 @@ class LatentAttention(nn.Module):
         self.wkv_b = nn.Linear(kv_rank, heads * (nope + v_dim), bias=False)
         self.wo = nn.Linear(heads * v_dim, dim, bias=False)
 
-    def forward(self, x, freqs):
+    def forward(self, x: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
         b, t, _ = x.size()
         q = self.wq_b(self.q_norm(self.wq_a(x))).view(b, t, self.heads, self.nope + self.rope)
         q_nope, q_pe = torch.split(q, [self.nope, self.rope], dim=-1)
@@ -217,14 +228,14 @@ class LatentAttention(nn.Module):
 
 
 class LatentLM(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(40, 16)
         self.grouped, self.latent = GroupedAttention(), LatentAttention()
         self.norm = nn.RMSNorm(16)
         self.head = nn.Linear(16, 40, bias=False)
 
-    def forward(self, tokens, cos, sin):
+    def forward(self, tokens: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         h = self.embed(tokens)
         h = h + self.grouped(h, cos, sin)
         h = h + self.latent(h, cos)
@@ -234,7 +245,7 @@ class LatentLM(nn.Module):
 class TimeMix(nn.Module):
     """Data-dependent decay with low-rank pieces stored [in, out], and token shift."""
 
-    def __init__(self, c=16, heads=2, rank=4):
+    def __init__(self, c: int = 16, heads: int = 2, rank: int = 4) -> None:
         super().__init__()
         self.head_size, self.n_head = c // heads, heads
         self.x_r = nn.Parameter(torch.empty(1, 1, c))
@@ -249,7 +260,7 @@ class TimeMix(nn.Module):
         self.output = nn.Linear(c, c, bias=False)
         self.time_shift = nn.ZeroPad2d((0, 0, 1, -1))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.size()
         xx = self.time_shift(x) - x
         xr, xw = x + xx * self.x_r, x + xx * self.x_w
@@ -269,13 +280,13 @@ class TimeMix(nn.Module):
 class ScalarLSTM(nn.Module):
     """An sLSTM: block-diagonal recurrent weights by head, run step by step."""
 
-    def __init__(self, dim=16, heads=2):
+    def __init__(self, dim: int = 16, heads: int = 2) -> None:
         super().__init__()
         self.heads, self.size = heads, dim // heads
         self.gates = nn.Linear(dim, 4 * dim)
         self.recurrent = nn.Parameter(torch.zeros(heads, dim // heads, 4 * (dim // heads)))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.zeros_like(x[:, 0])
         c = torch.zeros_like(h)
         outputs = []
@@ -291,7 +302,7 @@ class ScalarLSTM(nn.Module):
 
 
 class RecurrentLM(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.emb = nn.Embedding(40, 16)
         self.ln0 = nn.LayerNorm(16)
@@ -299,7 +310,7 @@ class RecurrentLM(nn.Module):
         self.ln_out = nn.LayerNorm(16)
         self.head = nn.Linear(16, 40, bias=False)
 
-    def forward(self, idx):
+    def forward(self, idx: torch.Tensor) -> torch.Tensor:
         x = self.ln0(self.emb(idx))
         x = x + self.mix(x)
         x = x + self.cell(x)
@@ -309,7 +320,7 @@ class RecurrentLM(nn.Module):
 class SharedEncoder(nn.Module):
     """One layer for all depths, factorized embeddings, a tied decoder with a bias of its own."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.words, self.positions, self.types = nn.Embedding(40, 8), nn.Embedding(12, 8), nn.Embedding(2, 8)
         self.expand = nn.Linear(8, 16)
@@ -321,7 +332,7 @@ class SharedEncoder(nn.Module):
         self.pooler = nn.Linear(16, 16)
         self.order = nn.Linear(16, 2)
 
-    def forward(self, ids, types):
+    def forward(self, ids: torch.Tensor, types: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = self.words(ids) + self.positions(torch.arange(ids.size(1))) + self.types(types)
         h = self.expand(h)
         for _ in range(4):

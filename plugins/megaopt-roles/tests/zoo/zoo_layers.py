@@ -18,7 +18,7 @@ def split(*sizes: int, **view: Any) -> MatrixView:
 
 
 class KANLinear(nn.Module):
-    def __init__(self, cin, cout, grid=3):
+    def __init__(self, cin: int, cout: int, grid: int = 3) -> None:
         super().__init__()
         self.base_weight = nn.Parameter(torch.zeros(cout, cin))
         self.spline_weight = nn.Parameter(torch.zeros(cout, cin, grid))
@@ -26,14 +26,14 @@ class KANLinear(nn.Module):
         self.register_buffer("grid", torch.zeros(cin, grid))
         self.out_features = cout
 
-    def b_splines(self, x):
+    def b_splines(self, x: torch.Tensor) -> torch.Tensor:
         return torch.exp(-((x.unsqueeze(-1) - self.grid) ** 2))
 
     @property
-    def scaled_spline_weight(self):
+    def scaled_spline_weight(self) -> torch.Tensor:
         return self.spline_weight * self.spline_scaler.unsqueeze(-1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         base = F.linear(F.silu(x), self.base_weight)
         spline = F.linear(
             self.b_splines(x).view(x.size(0), -1), self.scaled_spline_weight.view(self.out_features, -1)
@@ -42,11 +42,11 @@ class KANLinear(nn.Module):
 
 
 class KAN(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([KANLinear(6, 8), KANLinear(8, 8), nn.Linear(8, 3)])
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
         return x
@@ -55,7 +55,7 @@ class KAN(nn.Module):
 class HyperNetwork(nn.Module):
     """Makes the weights of another layer; z is a learned code per layer."""
 
-    def __init__(self, z=4, cin=8, cout=8):
+    def __init__(self, z: int = 4, cin: int = 8, cout: int = 8) -> None:
         super().__init__()
         self.z = nn.Parameter(torch.zeros(2, z))
         self.w1, self.b1 = nn.Parameter(torch.zeros(z, 16)), nn.Parameter(torch.zeros(16))
@@ -63,7 +63,7 @@ class HyperNetwork(nn.Module):
         self.inp, self.out = nn.Linear(5, cin), nn.Linear(cout, 3)
         self.cin, self.cout = cin, cout
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.inp(x)
         for i in range(2):
             h = torch.tanh(torch.matmul(self.z[i], self.w1) + self.b1)
@@ -73,32 +73,32 @@ class HyperNetwork(nn.Module):
 
 
 class DoRALinear(nn.Module):
-    def __init__(self, cin=8, cout=8, rank=2):
+    def __init__(self, cin: int = 8, cout: int = 8, rank: int = 2) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(cout, cin), requires_grad=False)
         self.m = nn.Parameter(torch.ones(1, cout))
         self.lora_A = nn.Parameter(torch.zeros(rank, cin))
         self.lora_B = nn.Parameter(torch.zeros(cout, rank))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         adapted = self.weight + self.lora_B @ self.lora_A
         return F.linear(x, (adapted / adapted.norm(dim=1, keepdim=True)) * self.m.T)
 
 
 class LoRAWrapped(nn.Module):
-    def __init__(self, linear, rank=2, alpha=4):
+    def __init__(self, linear: nn.Linear, rank: int = 2, alpha: int = 4) -> None:
         super().__init__()
         self.linear = linear
         self.A = nn.Parameter(torch.zeros(linear.in_features, rank))
         self.B = nn.Parameter(torch.zeros(rank, linear.out_features))
         self.alpha = alpha
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) + self.alpha * (x @ self.A @ self.B)
 
 
 class TernaryLinear(nn.Linear):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         w = self.weight
         scale = 1.0 / w.abs().mean().clamp_(min=1e-5)
         quantized = (w * scale).round().clamp_(-1, 1) / scale
@@ -107,14 +107,14 @@ class TernaryLinear(nn.Linear):
 
 
 class Tuned(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.tok = nn.Embedding(30, 8)
         self.dora, self.lora, self.bit = DoRALinear(), LoRAWrapped(nn.Linear(8, 8)), TernaryLinear(8, 8)
         self.curvature = nn.Parameter(torch.tensor(1.0))
         self.head = nn.Linear(8, 30)
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.bit(F.relu(self.lora(F.relu(self.dora(self.tok(ids))))))
         x = torch.tanh(self.curvature.sqrt() * x) / self.curvature.sqrt()
         return self.head(x)
@@ -123,7 +123,7 @@ class Tuned(nn.Module):
 class FlatExperts(nn.Module):
     """All experts of a layer in one 2-D weight, cut by view."""
 
-    def __init__(self, experts=4, ffn=6, d=8):
+    def __init__(self, experts: int = 4, ffn: int = 6, d: int = 8) -> None:
         super().__init__()
         self.experts, self.ffn, self.d = experts, ffn, d
         self.router = nn.Linear(d, experts, bias=False)
@@ -131,7 +131,7 @@ class FlatExperts(nn.Module):
         self.v1 = nn.Parameter(torch.zeros(experts * ffn, d))
         self.w2 = nn.Parameter(torch.zeros(experts * ffn, d))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, top = self.router(x).softmax(-1).topk(2, dim=-1)
         w1 = self.w1.view(self.experts, self.ffn, self.d)
         v1 = self.v1.view(self.experts, self.ffn, self.d)
@@ -146,13 +146,13 @@ class FlatExperts(nn.Module):
 
 
 class GroupedExperts(nn.Module):
-    def __init__(self, experts=4, d=8, hidden=6):
+    def __init__(self, experts: int = 4, d: int = 8, hidden: int = 6) -> None:
         super().__init__()
         self.w1 = nn.Parameter(torch.zeros(experts, hidden, d))
         self.w2 = nn.Parameter(torch.zeros(experts, d, hidden))
         self.w3 = nn.Parameter(torch.zeros(experts, hidden, d))
 
-    def forward(self, x, counts):
+    def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         offsets = torch.cumsum(counts, dim=0, dtype=torch.int32)
         h = F.silu(torch._grouped_mm(x.bfloat16(), self.w1.bfloat16().transpose(-2, -1), offs=offsets))
         h = h * torch._grouped_mm(x.bfloat16(), self.w3.bfloat16().transpose(-2, -1), offs=offsets)
@@ -162,7 +162,7 @@ class GroupedExperts(nn.Module):
 class SwitchLayer(nn.Module):
     """Experts as modules in a dictionary, the router as a bare weight."""
 
-    def __init__(self, experts=3, d=8):
+    def __init__(self, experts: int = 3, d: int = 8) -> None:
         super().__init__()
         self.gate = nn.Parameter(torch.zeros(d, experts))
         self.experts = nn.ModuleDict(
@@ -172,7 +172,7 @@ class SwitchLayer(nn.Module):
             }
         )
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         probs = F.softmax(x @ self.gate, dim=-1)
         index = probs.argmax(-1)
         out = x.clone()
@@ -182,14 +182,14 @@ class SwitchLayer(nn.Module):
 
 
 class Mixture(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.tok = nn.Embedding(30, 8)
         self.flat, self.grouped, self.switch = FlatExperts(), GroupedExperts(), SwitchLayer()
         self.norm = nn.LayerNorm(8)
         self.head = nn.Linear(8, 30)
 
-    def forward(self, ids, counts):
+    def forward(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         x = self.tok(ids).flatten(0, 1)
         x = x + self.flat(x)
         x = x + self.grouped(x, counts)

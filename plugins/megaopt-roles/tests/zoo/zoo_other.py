@@ -18,7 +18,7 @@ def split(*sizes: int, **view: Any) -> MatrixView:
 
 
 class DeepFM(nn.Module):
-    def __init__(self, fields=(10, 12), k=4):
+    def __init__(self, fields: tuple[int, ...] = (10, 12), k: int = 4) -> None:
         super().__init__()
         self.first_order = nn.ModuleList([nn.Embedding(n, 1) for n in fields])
         self.second_order = nn.ModuleList([nn.Embedding(n, k) for n in fields])
@@ -26,7 +26,7 @@ class DeepFM(nn.Module):
         self.dnn = nn.Sequential(nn.Linear(3 + k * len(fields), 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
         self.dnn_out = nn.Linear(8, 1)
 
-    def forward(self, dense, sparse):
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
         first = torch.cat([table(sparse[:, i]) for i, table in enumerate(self.first_order)], dim=1).sum(
             1, keepdim=True
         )
@@ -38,13 +38,13 @@ class DeepFM(nn.Module):
 
 
 class DLRM(nn.Module):
-    def __init__(self, rows=(10, 20), d=4):
+    def __init__(self, rows: tuple[int, ...] = (10, 20), d: int = 4) -> None:
         super().__init__()
         self.emb_l = nn.ModuleList([nn.EmbeddingBag(n, d, mode="sum") for n in rows])
         self.bot_l = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, d), nn.ReLU())
         self.top_l = nn.Sequential(nn.Linear(d + 3, 8), nn.ReLU(), nn.Linear(8, 1), nn.Sigmoid())
 
-    def forward(self, dense, offsets, indices):
+    def forward(self, dense: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         x = self.bot_l(dense)
         ly = [emb(indices[k], offsets[k]) for k, emb in enumerate(self.emb_l)]
         t = torch.cat([x, *ly], dim=1).view(x.size(0), -1, x.size(1))
@@ -56,7 +56,7 @@ class DLRM(nn.Module):
 class Cross(nn.Module):
     """A cross network of low rank with experts, and a bare vector per layer."""
 
-    def __init__(self, d=8, rank=2, experts=3):
+    def __init__(self, d: int = 8, rank: int = 2, experts: int = 3) -> None:
         super().__init__()
         self.U = nn.ParameterList([nn.Parameter(torch.zeros(experts, d, rank)) for _ in range(2)])
         self.V = nn.ParameterList([nn.Parameter(torch.zeros(experts, d, rank)) for _ in range(2)])
@@ -64,7 +64,7 @@ class Cross(nn.Module):
         self.gating = nn.ModuleList([nn.Linear(d, 1, bias=False) for _ in range(experts)])
         self.head = nn.Linear(d, 1)
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         x_0 = inputs.unsqueeze(2)
         x_l = x_0
         for i in range(2):
@@ -79,17 +79,17 @@ class Cross(nn.Module):
 
 
 class TwoTower(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.user = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6))
         self.item = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6))
 
-    def forward(self, users, items):
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         return (F.normalize(self.user(users), dim=-1) * F.normalize(self.item(items), dim=-1)).sum(-1)
 
 
 class Dueling(nn.Module):
-    def __init__(self, actions=4):
+    def __init__(self, actions: int = 4) -> None:
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(4, 8, 8, 4), nn.ReLU(), nn.Conv2d(8, 8, 4, 2), nn.ReLU(), nn.Flatten()
@@ -97,7 +97,7 @@ class Dueling(nn.Module):
         self.value = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1))
         self.advantage = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, actions))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.features(x)
         value, advantage = self.value(x), self.advantage(x)
         return value + advantage - advantage.mean(dim=1, keepdim=True)
@@ -106,26 +106,26 @@ class Dueling(nn.Module):
 class SoftActorCritic(nn.Module):
     """No forward of its own: the algorithm calls its parts."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.trunk = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
         self.mean, self.log_std = nn.Linear(16, 2), nn.Linear(16, 2)
         self.q1 = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
         self.q2 = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 
-    def act(self, obs):
+    def act(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = self.trunk(obs)
         mean, log_std = self.mean(h), self.log_std(h).clamp(-20, 2)
         action = mean + log_std.exp() * torch.randn_like(mean)
         return torch.tanh(action), log_std
 
-    def evaluate(self, obs, action):
+    def evaluate(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         x = torch.cat([obs, action], dim=-1)
         return torch.min(self.q1(x), self.q2(x))
 
 
 class GraphAttention(nn.Module):
-    def __init__(self, cin=8, cout=4, heads=2):
+    def __init__(self, cin: int = 8, cout: int = 4, heads: int = 2) -> None:
         super().__init__()
         self.heads, self.cout = heads, cout
         self.lin = nn.Linear(cin, heads * cout, bias=False)
@@ -133,7 +133,7 @@ class GraphAttention(nn.Module):
         self.att_dst = nn.Parameter(torch.zeros(1, heads, cout))
         self.bias = nn.Parameter(torch.zeros(heads * cout))
 
-    def forward(self, x, edge_index):
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
         src, dst = edge_index
         h = self.lin(x).view(-1, self.heads, self.cout)
         alpha = (h * self.att_src).sum(-1)[src] + (h * self.att_dst).sum(-1)[dst]
@@ -143,13 +143,13 @@ class GraphAttention(nn.Module):
 
 
 class BareGraphAttention(nn.Module):
-    def __init__(self, cin, cout):
+    def __init__(self, cin: int, cout: int) -> None:
         super().__init__()
         self.W = nn.Parameter(torch.zeros(cin, cout))
         self.a = nn.Parameter(torch.zeros(2 * cout, 1))
         self.cout = cout
 
-    def forward(self, h, adj):
+    def forward(self, h: torch.Tensor, adj: torch.Tensor) -> torch.Tensor:
         wh = torch.mm(h, self.W)
         e = torch.matmul(wh, self.a[: self.cout, :]) + torch.matmul(wh, self.a[self.cout :, :]).T
         attention = torch.where(adj > 0, F.leaky_relu(e), torch.full_like(e, -9e15))
@@ -157,20 +157,20 @@ class BareGraphAttention(nn.Module):
 
 
 class GraphNet(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.atoms = nn.Embedding(20, 8)
         self.conv1, self.conv2 = GraphAttention(), BareGraphAttention(8, 8)
         self.lin = nn.Linear(8, 3)
 
-    def forward(self, z, edge_index, adj):
+    def forward(self, z: torch.Tensor, edge_index: torch.Tensor, adj: torch.Tensor) -> torch.Tensor:
         x = F.elu(self.conv1(self.atoms(z), edge_index))
         x = self.conv2(x, adj)
         return F.log_softmax(self.lin(x), dim=1)
 
 
 class GatedResidual(nn.Module):
-    def __init__(self, d, hidden, out):
+    def __init__(self, d: int, hidden: int, out: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(d, hidden), nn.Linear(hidden, hidden)
         self.context = nn.Linear(d, hidden, bias=False)
@@ -178,7 +178,7 @@ class GatedResidual(nn.Module):
         self.skip = nn.Linear(d, out) if d != out else None
         self.norm = nn.LayerNorm(out)
 
-    def forward(self, x, context=None):
+    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
         residual = x if self.skip is None else self.skip(x)
         h = self.fc1(x)
         if context is not None:
@@ -187,7 +187,7 @@ class GatedResidual(nn.Module):
 
 
 class Forecaster(nn.Module):
-    def __init__(self, d=8, quantiles=3):
+    def __init__(self, d: int = 8, quantiles: int = 3) -> None:
         super().__init__()
         self.static = nn.Embedding(5, d)
         self.real = nn.Linear(1, d)
@@ -196,7 +196,7 @@ class Forecaster(nn.Module):
         self.attn = nn.MultiheadAttention(d, 2, batch_first=True)
         self.outputs = nn.ModuleList([nn.Linear(d, 1) for _ in range(quantiles)])
 
-    def forward(self, static, series):
+    def forward(self, static: torch.Tensor, series: torch.Tensor) -> torch.Tensor:
         x = self.grn(self.real(series), self.static(static).unsqueeze(1))
         x, _ = self.lstm(x)
         x, _ = self.attn(x, x, x)
@@ -204,23 +204,23 @@ class Forecaster(nn.Module):
 
 
 class NBeatsBlock(nn.Module):
-    def __init__(self, backcast=10, forecast=5, width=16, theta=4):
+    def __init__(self, backcast: int = 10, forecast: int = 5, width: int = 16, theta: int = 4) -> None:
         super().__init__()
         self.fc = nn.Sequential(nn.Linear(backcast, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.theta_b, self.theta_f = nn.Linear(width, theta, bias=False), nn.Linear(width, theta, bias=False)
         self.backcast_fc, self.forecast_fc = nn.Linear(theta, backcast), nn.Linear(theta, forecast)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = self.fc(x)
         return self.backcast_fc(self.theta_b(x)), self.forecast_fc(self.theta_f(x))
 
 
 class NBeats(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([NBeatsBlock() for _ in range(2)])
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         forecast = 0
         for blk in self.blocks:
             b, f = blk(x)
@@ -232,13 +232,13 @@ class NBeats(nn.Module):
 class Relations(nn.Module):
     """Knowledge-graph embeddings, and a bilinear decoder with a matrix per relation."""
 
-    def __init__(self, entities=20, relations=3, d=6):
+    def __init__(self, entities: int = 20, relations: int = 3, d: int = 6) -> None:
         super().__init__()
         self.entity, self.relation = nn.Embedding(entities, d), nn.Embedding(relations, d)
         self.matrices = nn.Parameter(torch.zeros(relations, d, d))
         self.bilinear = nn.Bilinear(d, d, 1)
 
-    def forward(self, head, rel, tail):
+    def forward(self, head: torch.Tensor, rel: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
         h, t = self.entity(head), self.entity(tail)
         score = (h * self.relation(rel) * t).sum(-1)
         score = score + torch.einsum("bi,bij,bj->b", h, self.matrices[rel], t)

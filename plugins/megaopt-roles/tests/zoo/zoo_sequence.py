@@ -1,5 +1,6 @@
 """Taggers, translators, trees and memories, and what each of their parameters is."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ def split(*sizes: int, **view: Any) -> MatrixView:
 
 
 class CRF(nn.Module):
-    def __init__(self, tags=5):
+    def __init__(self, tags: int = 5) -> None:
         super().__init__()
         self.transitions = nn.Parameter(torch.empty(tags, tags))
         self.start_transitions = nn.Parameter(torch.empty(tags))
 
-    def forward(self, emissions, tags):
+    def forward(self, emissions: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
         score = self.start_transitions[tags[0]] + emissions[0, torch.arange(2), tags[0]]
         total = self.start_transitions + emissions[0]
         for i in range(1, emissions.size(0)):
@@ -33,38 +34,40 @@ class CRF(nn.Module):
 
 
 class Tagger(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.word_embeds = nn.Embedding(40, 8)
         self.lstm = nn.LSTM(8, 6, bidirectional=True)
         self.hidden2tag = nn.Linear(12, 5)
         self.crf = CRF()
 
-    def forward(self, sentence, tags):
+    def forward(self, sentence: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
         out, _ = self.lstm(self.word_embeds(sentence))
         return self.crf(self.hidden2tag(out), tags)
 
 
 class AdditiveAttention(nn.Module):
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.Wa, self.Ua, self.Va = nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, 1)
 
-    def forward(self, query, keys):
+    def forward(self, query: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = self.Va(torch.tanh(self.Wa(query) + self.Ua(keys))).squeeze(2).unsqueeze(1)
         weights = F.softmax(scores, dim=-1)
         return torch.bmm(weights, keys), weights
 
 
 class AttentionDecoder(nn.Module):
-    def __init__(self, size=8, vocab=40):
+    def __init__(self, size: int = 8, vocab: int = 40) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, size)
         self.attention = AdditiveAttention(size)
         self.gru = nn.GRU(2 * size, size, batch_first=True)
         self.out = nn.Linear(size, vocab)
 
-    def forward(self, encoder_outputs, hidden, target=None):
+    def forward(
+        self, encoder_outputs: torch.Tensor, hidden: torch.Tensor, target: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         token = torch.zeros(encoder_outputs.size(0), 1, dtype=torch.long)
         outputs = []
         for i in range(4):
@@ -75,7 +78,9 @@ class AttentionDecoder(nn.Module):
             )
         return F.log_softmax(torch.cat(outputs, dim=1), dim=-1), hidden
 
-    def step(self, token, hidden, encoder_outputs):
+    def step(
+        self, token: torch.Tensor, hidden: torch.Tensor, encoder_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         embedded = F.dropout(self.embedding(token))
         context, weights = self.attention(hidden.permute(1, 0, 2), encoder_outputs)
         output, hidden = self.gru(torch.cat((embedded, context), dim=2), hidden)
@@ -83,13 +88,13 @@ class AttentionDecoder(nn.Module):
 
 
 class Translator(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(30, 8)
         self.gru = nn.GRU(8, 8, batch_first=True)
         self.decoder = AttentionDecoder()
 
-    def forward(self, source, target):
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         outputs, hidden = self.gru(self.embedding(source))
         return self.decoder(outputs, hidden, target)[0]
 
@@ -97,7 +102,7 @@ class Translator(nn.Module):
 class PointerNetwork(nn.Module):
     """Its output is a choice among its inputs: the scores come from a vector of weights."""
 
-    def __init__(self, size=8):
+    def __init__(self, size: int = 8) -> None:
         super().__init__()
         self.embed = nn.Linear(2, size)
         self.encoder = nn.LSTM(size, size, batch_first=True)
@@ -106,7 +111,7 @@ class PointerNetwork(nn.Module):
         self.vt = nn.Linear(size, 1, bias=False)
         self.start = nn.Parameter(torch.zeros(1, size))
 
-    def forward(self, points):
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
         memory, (h, c) = self.encoder(self.embed(points))
         h, c = h[-1], c[-1]
         x = self.start.expand(points.size(0), -1)
@@ -120,7 +125,7 @@ class PointerNetwork(nn.Module):
 
 
 class TreeLSTM(nn.Module):
-    def __init__(self, size=8):
+    def __init__(self, size: int = 8) -> None:
         super().__init__()
         self.emb = nn.Embedding(40, size)
         self.W_iou = nn.Linear(size, 3 * size, bias=False)
@@ -129,12 +134,12 @@ class TreeLSTM(nn.Module):
         self.U_f = nn.Linear(2 * size, 2 * size)
         self.classifier = nn.Linear(size, 5)
 
-    def node(self, iou, c):
+    def node(self, iou: torch.Tensor, c: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
         i, o, u = torch.chunk(iou + self.b_iou, 3, 1)
         c = torch.sigmoid(i) * torch.tanh(u) + c
         return torch.sigmoid(o) * torch.tanh(c), c
 
-    def forward(self, words, levels):
+    def forward(self, words: torch.Tensor, levels: Iterable[torch.Tensor]) -> torch.Tensor:
         h, c = self.node(self.W_iou(self.emb(words)), 0)
         for children in levels:
             h_cat = h[children].flatten(1)
@@ -144,7 +149,9 @@ class TreeLSTM(nn.Module):
 
 
 class NeuralTuringMachine(nn.Module):
-    def __init__(self, inputs=6, size=16, cells=10, width=4, outputs=6):
+    def __init__(
+        self, inputs: int = 6, size: int = 16, cells: int = 10, width: int = 4, outputs: int = 6
+    ) -> None:
         super().__init__()
         self.width = width
         self.memory_bias = nn.Parameter(torch.zeros(cells, width))
@@ -154,7 +161,7 @@ class NeuralTuringMachine(nn.Module):
         self.write_params = nn.Linear(size, 3 * width + 1)
         self.out = nn.Linear(size + width, outputs)
 
-    def forward(self, sequence):
+    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
         memory = self.memory_bias.clone().repeat(sequence.size(1), 1, 1)
         read = self.initial_read.expand(sequence.size(1), -1)
         state, outputs = None, []
@@ -175,14 +182,14 @@ class NeuralTuringMachine(nn.Module):
 
 
 class TextCNN(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(40, 8)
         self.static = nn.Embedding.from_pretrained(torch.zeros(40, 8), freeze=False)
         self.convs = nn.ModuleList([nn.Conv2d(1, 4, (k, 16)) for k in (3, 4)])
         self.fc = nn.Linear(8, 3)
 
-    def forward(self, text):
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = torch.cat([self.embedding(text), self.static(text)], dim=-1).unsqueeze(1)
         x = [F.relu(conv(x)).squeeze(3) for conv in self.convs]
         x = torch.cat([F.max_pool1d(i, i.size(2)).squeeze(2) for i in x], 1)
@@ -190,11 +197,11 @@ class TextCNN(nn.Module):
 
 
 class SkipGram(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.in_embed, self.out_embed = nn.Embedding(40, 8, sparse=True), nn.Embedding(40, 8, sparse=True)
 
-    def forward(self, center, context, negative):
+    def forward(self, center: torch.Tensor, context: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         v = self.in_embed(center)
         positive = F.logsigmoid((v * self.out_embed(context)).sum(-1))
         return -(

@@ -21,7 +21,7 @@ def split(*sizes: int, **view: Any) -> MatrixView:
 class RelativeAttention(nn.Module):
     """Attention whose bare bias table is indexed by a buffer of offsets."""
 
-    def __init__(self, dim=16, heads=2, window=3):
+    def __init__(self, dim: int = 16, heads: int = 2, window: int = 3) -> None:
         super().__init__()
         self.heads, self.window = heads, window
         self.relative_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
@@ -30,7 +30,7 @@ class RelativeAttention(nn.Module):
         self.to_qkv = nn.Linear(dim, dim * 3, bias=False)
         self.to_out = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.1))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, n, c = x.shape
         qkv = self.to_qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv[0], qkv[1], qkv[2]
@@ -43,7 +43,7 @@ class RelativeAttention(nn.Module):
 class GatheredAttention(nn.Module):
     """The same with the index repeated per head and gathered, and a 4-D table that is interpolated."""
 
-    def __init__(self, dim=16, heads=2, size=4):
+    def __init__(self, dim: int = 16, heads: int = 2, size: int = 4) -> None:
         super().__init__()
         self.heads = heads
         self.relative_bias_table = nn.Parameter(torch.zeros(49, heads))
@@ -52,7 +52,7 @@ class GatheredAttention(nn.Module):
         self.qkv = nn.Linear(dim, dim * 3)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
         )
@@ -64,7 +64,7 @@ class GatheredAttention(nn.Module):
 
 
 class WindowClassifier(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 4, 4)
         self.pos = nn.Parameter(torch.zeros(1, 16, 4, 4))
@@ -72,7 +72,7 @@ class WindowClassifier(nn.Module):
         self.norm = nn.LayerNorm(16)
         self.head = nn.Linear(16, 5)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = (self.stem(x) + self.pos).flatten(2).transpose(1, 2)
         x = x + self.window(x)
         x = x + self.gathered(x)
@@ -80,16 +80,16 @@ class WindowClassifier(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Conv2d(c, c // 4, 1), nn.Conv2d(c // 4, c, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.sigmoid(self.fc2(F.silu(self.fc1(x.mean((2, 3), keepdim=True)))))
 
 
 class InvertedResidual(nn.Module):
-    def __init__(self, c=8):
+    def __init__(self, c: int = 8) -> None:
         super().__init__()
         self.expand = nn.Conv2d(c, 4 * c, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(4 * c)
@@ -98,13 +98,13 @@ class InvertedResidual(nn.Module):
         self.project = nn.Conv2d(4 * c, c, 1, bias=False)
         self.layer_scale = nn.Parameter(torch.ones(c, 1, 1))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.se(self.depthwise(F.silu(self.bn1(self.expand(x)))))
         return x + self.layer_scale * self.project(y)
 
 
 class StandardizedConv(nn.Conv2d):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         w = self.weight
         w = w - w.mean(dim=[1, 2, 3], keepdim=True)
         w = w / (w.std(dim=(1, 2, 3), keepdim=True) + 1e-5)
@@ -114,7 +114,7 @@ class StandardizedConv(nn.Conv2d):
 class SmallConvNet(nn.Module):
     """Ends like many of torchvision's: pooling, then a sequence of dropout and linear layers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
             StandardizedConv(3, 8, 3), nn.ReLU(), InvertedResidual(), nn.MaxPool2d(2)
@@ -129,19 +129,19 @@ class SmallConvNet(nn.Module):
             nn.Linear(24, 10),
         )
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
 
 
 class ResBlock(nn.Module):
-    def __init__(self, cin, cout, emb):
+    def __init__(self, cin: int, cout: int, emb: int) -> None:
         super().__init__()
         self.norm1, self.conv1 = nn.GroupNorm(2, cin), nn.Conv2d(cin, cout, 3, padding=1)
         self.emb = nn.Linear(emb, 2 * cout)
         self.norm2, self.conv2 = nn.GroupNorm(2, cout), nn.Conv2d(cout, cout, 3, padding=1)
         self.skip = nn.Conv2d(cin, cout, 1) if cin != cout else nn.Identity()
 
-    def forward(self, x, emb):
+    def forward(self, x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
         scale, shift = self.emb(F.silu(emb))[:, :, None, None].chunk(2, dim=1)
         h = self.conv2(F.silu(self.norm2(h) * (1 + scale) + shift))
@@ -149,14 +149,14 @@ class ResBlock(nn.Module):
 
 
 class ConvAttention(nn.Module):
-    def __init__(self, c, heads=2):
+    def __init__(self, c: int, heads: int = 2) -> None:
         super().__init__()
         self.heads = heads
         self.norm = nn.GroupNorm(2, c)
         self.qkv = nn.Conv1d(c, 3 * c, 1)
         self.proj_out = nn.Conv1d(c, c, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, c, *spatial = x.shape
         x = x.reshape(b, c, -1)
         qkv = self.qkv(self.norm(x))
@@ -167,7 +167,7 @@ class ConvAttention(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    def __init__(self, c=8, classes=4):
+    def __init__(self, c: int = 8, classes: int = 4) -> None:
         super().__init__()
         self.time_embed = nn.Sequential(nn.Linear(c, 32), nn.SiLU(), nn.Linear(32, 32))
         self.label_emb = nn.Embedding(classes, 32)
@@ -178,7 +178,7 @@ class DiffusionUNet(nn.Module):
         self.up_blocks = nn.ModuleList([ResBlock(4 * c, c, 32), ResBlock(2 * c, c, 32)])
         self.norm_out, self.conv_out = nn.GroupNorm(2, c), nn.Conv2d(c, 3, 3, padding=1)
 
-    def forward(self, x, t, y):
+    def forward(self, x: torch.Tensor, t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         freqs = torch.exp(-math.log(1e4) * torch.arange(4) / 4)
         args = t[:, None].float() * freqs[None]
         emb = self.time_embed(torch.cat([torch.cos(args), torch.sin(args)], dim=-1)) + self.label_emb(y)
@@ -198,7 +198,7 @@ class DiffusionUNet(nn.Module):
 class QuantizedAutoencoder(nn.Module):
     """The codes are looked up by distance: the table is an nn.Embedding, or a bare codebook."""
 
-    def __init__(self, d=8, codes=12):
+    def __init__(self, d: int = 8, codes: int = 12) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Conv2d(3, d, 4, 2, 1), nn.ReLU(), nn.Conv2d(d, d, 1))
         self.codebook = nn.Embedding(codes, d)
@@ -206,7 +206,7 @@ class QuantizedAutoencoder(nn.Module):
             nn.Conv2d(d, d, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(d, 3, 4, 2, 1)
         )
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         z = self.encoder(x).permute(0, 2, 3, 1).contiguous()
         flat = z.view(-1, z.shape[-1])
         distances = (
@@ -222,7 +222,7 @@ class QuantizedAutoencoder(nn.Module):
 
 
 class NeRF(nn.Module):
-    def __init__(self, depth=4, width=16, views=9):
+    def __init__(self, depth: int = 4, width: int = 16, views: int = 9) -> None:
         super().__init__()
         self.skips = [2]
         self.pts_linears = nn.ModuleList(
@@ -234,7 +234,7 @@ class NeRF(nn.Module):
         self.alpha_linear = nn.Linear(width, 1)
         self.rgb_linear = nn.Linear(width // 2, 3)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         input_pts, input_views = torch.split(x, [15, 9], dim=-1)
         h = input_pts
         for i, _ in enumerate(self.pts_linears):
@@ -249,14 +249,14 @@ class NeRF(nn.Module):
 
 
 class ConvLSTM(nn.Module):
-    def __init__(self, cin=3, hidden=4):
+    def __init__(self, cin: int = 3, hidden: int = 4) -> None:
         super().__init__()
         self.hidden = hidden
         self.conv = nn.Conv2d(cin + hidden, 4 * hidden, 3, padding=1)
         self.peephole = nn.Parameter(torch.zeros(1, hidden, 8, 8))
         self.final = nn.Conv2d(hidden, cin, 1)
 
-    def forward(self, video):
+    def forward(self, video: torch.Tensor) -> torch.Tensor:
         h = c = torch.zeros(video.size(0), self.hidden, 8, 8)
         for t in range(video.size(1)):
             combined = self.conv(torch.cat([video[:, t], h], dim=1))
@@ -267,7 +267,7 @@ class ConvLSTM(nn.Module):
 
 
 class Capsules(nn.Module):
-    def __init__(self, routes=6, capsules=3, cin=4, cout=5):
+    def __init__(self, routes: int = 6, capsules: int = 3, cin: int = 4, cout: int = 5) -> None:
         super().__init__()
         self.primary = nn.Conv2d(1, 8, 3)
         self.W = nn.Parameter(torch.zeros(1, routes, capsules, cout, cin))
@@ -275,7 +275,7 @@ class Capsules(nn.Module):
             nn.Linear(cout * capsules, 16), nn.ReLU(), nn.Linear(16, 64), nn.Sigmoid()
         )
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         u = self.primary(x).view(x.size(0), 6, 4)
         u = torch.stack([u] * 3, dim=2).unsqueeze(4)
         u_hat = torch.matmul(torch.cat([self.W] * 2, dim=0), u)
@@ -290,7 +290,7 @@ class Capsules(nn.Module):
 class Contrastive(nn.Module):
     """A backbone with its classifier taken away, and a projector with a bottleneck after it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
             nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
@@ -302,14 +302,14 @@ class Contrastive(nn.Module):
             nn.Linear(16, 12, bias=False),
         )
 
-    def forward(self, x1, x2):
+    def forward(self, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         z1 = F.normalize(self.projector(self.backbone(x1).flatten(1)), dim=1)
         z2 = F.normalize(self.projector(self.backbone(x2).flatten(1)), dim=1)
         return z1 @ z2.T / 0.1
 
 
 class MaskedAutoencoder(nn.Module):
-    def __init__(self, dim=16, patch=12):
+    def __init__(self, dim: int = 16, patch: int = 12) -> None:
         super().__init__()
         self.patch_embed = nn.Linear(patch, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
@@ -322,7 +322,7 @@ class MaskedAutoencoder(nn.Module):
         self.decoder_norm = nn.LayerNorm(8)
         self.decoder_pred = nn.Linear(8, patch)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.patch_embed(x) + self.pos_embed[:, 1:, :]
         n, length, d = x.shape
         keep = torch.argsort(torch.rand(n, length), dim=1)[:, :3]

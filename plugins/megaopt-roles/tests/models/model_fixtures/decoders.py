@@ -4,6 +4,8 @@ They stand in for transformers, timm and peft where those are not installed. No 
 head, and none is needed to run: what counts is that its source does with every parameter what the real one does.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
@@ -12,36 +14,46 @@ __all__ = ["DECODERS", "MLP", "Attention", "GatedMLP", "RMSNorm"]
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 class Conv1D(nn.Module):
-    def __init__(self, nf, nx):
+    def __init__(self, nf: int, nx: int) -> None:
         super().__init__()
         self.nf = nf
         self.weight = nn.Parameter(torch.empty(nx, nf))
         self.bias = nn.Parameter(torch.zeros(nf))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.size()[:-1], self.nf)
 
 
 class Attention(nn.Module):
     """Separate q, k and v, under whatever names."""
 
-    def __init__(self, names="q_proj k_proj v_proj o_proj", *, width=32, keys=32, bias=False, heads=4):
+    def __init__(
+        self,
+        names: str = "q_proj k_proj v_proj o_proj",
+        *,
+        width: int = 32,
+        keys: int = 32,
+        bias: bool = False,
+        heads: int = 4,
+    ) -> None:
         super().__init__()
         self.names, self.heads = names.split(), heads
         sizes = (width, keys, keys, width)
         for name, size in zip(self.names, sizes, strict=True):
             setattr(self, name, nn.Linear(width, size, bias=bias))
 
-    def forward(self, x, memory=None, bias=None):
+    def forward(
+        self, x: torch.Tensor, memory: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         memory = x if memory is None else memory
         q, k, v, out = (getattr(self, name) for name in self.names)
         shape = (*x.shape[:-1], self.heads, -1)
@@ -53,36 +65,38 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two layers, under whatever names."""
 
-    def __init__(self, names="fc1 fc2", inner=48, *, bias=True):
+    def __init__(self, names: str = "fc1 fc2", inner: int = 48, *, bias: bool = True) -> None:
         super().__init__()
         self.names = names.split()
         setattr(self, self.names[0], nn.Linear(32, inner, bias=bias))
         setattr(self, self.names[1], nn.Linear(inner, 32, bias=bias))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return getattr(self, self.names[1])(F.gelu(getattr(self, self.names[0])(x)))
 
 
 class GatedMLP(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = nn.Linear(32, 48, bias=False), nn.Linear(32, 48, bias=False)
         self.down_proj = nn.Linear(48, 32, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
     """A pre-norm block: attention, then a layer of its own kind, under whatever names."""
 
-    def __init__(self, names, norm, attention, mlp):
+    def __init__(
+        self, names: str, norm: Callable[[int], nn.Module], attention: nn.Module, mlp: nn.Module
+    ) -> None:
         super().__init__()
         self.names = names.split()
         for name, module in zip(self.names, (norm(32), attention, norm(32), mlp), strict=True):
             self.add_module(name, module)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, attention, second, mlp = (getattr(self, name) for name in self.names)
         x = x + attention(first(x))
         return x + mlp(second(x))
@@ -91,7 +105,14 @@ class Block(nn.Module):
 class Body(nn.Module):
     """Embedding, blocks, norm, under whatever names."""
 
-    def __init__(self, names, block, norm, *, positions=0):
+    def __init__(
+        self,
+        names: str,
+        block: Callable[[], nn.Module],
+        norm: Callable[[int], nn.Module],
+        *,
+        positions: int = 0,
+    ) -> None:
         super().__init__()
         self.names = names.split()
         setattr(self, self.names[0], nn.Embedding(96, 32))
@@ -101,7 +122,7 @@ class Body(nn.Module):
         setattr(self, self.names[2], norm(32))
         self.positions = positions
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = getattr(self, self.names[0])(ids)
         if self.positions:
             x = x + self.wpe(torch.arange(ids.shape[1], device=ids.device))
@@ -113,7 +134,7 @@ class Body(nn.Module):
 class Decoder(nn.Module):
     """A language model: a body under its name, and a head that may be tied."""
 
-    def __init__(self, name, body, *, tied=False):
+    def __init__(self, name: str, body: nn.Module, *, tied: bool = False) -> None:
         super().__init__()
         self.name = name
         setattr(self, name, body)
@@ -121,7 +142,9 @@ class Decoder(nn.Module):
         if tied:
             self.lm_head.weight = next(body.children()).weight
 
-    def forward(self, ids, labels=None):
+    def forward(
+        self, ids: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         logits = self.lm_head(getattr(self, self.name)(ids))
         return (
             (logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
@@ -131,21 +154,21 @@ class Decoder(nn.Module):
 
 
 class FusedConv1D(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.c_attn, self.c_proj = Conv1D(96, 32), Conv1D(32, 32)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.c_attn(x).split(32, dim=2)
         return self.c_proj(F.scaled_dot_product_attention(q, k, v))
 
 
 class Conv1DMLP(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.c_fc, self.c_proj = Conv1D(128, 32), Conv1D(32, 128)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.c_proj(F.gelu(self.c_fc(x)))
 
 
@@ -169,11 +192,11 @@ def llama(*, tied: bool = False) -> nn.Module:
 class NormedAttention(Attention):
     """q and k pass a norm per head."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(keys=16)
         self.q_norm, self.k_norm = RMSNorm(8), RMSNorm(8)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], -1, 8)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(*x.shape[:-1], -1, 8)).transpose(1, 2)
         v = self.v_proj(x).view(*x.shape[:-1], -1, 8).transpose(1, 2)
@@ -183,24 +206,24 @@ class NormedAttention(Attention):
 
 
 class Router(nn.Module):
-    def __init__(self, *, bias=False):
+    def __init__(self, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4, 32))
         self.bias = nn.Parameter(torch.zeros(4)) if bias else None
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return F.linear(x, self.weight, self.bias).softmax(-1).topk(2, dim=-1)
 
 
 class Experts(nn.Module):
     """Stacks `[experts, out, in]`, gate and up block by block."""
 
-    def __init__(self, inner):
+    def __init__(self, inner: int) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(4, 2 * inner, 32))
         self.down_proj = nn.Parameter(torch.empty(4, 32, inner))
 
-    def forward(self, x, index, weights):
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(x)
         for expert in index.unique():
             rows, place = torch.where(index == expert)
@@ -213,18 +236,18 @@ class Experts(nn.Module):
 class InterleavedExperts(nn.Module):
     """Stacks `[experts, in, out]` with biases, gate and up row by row."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(4, 32, 96))
         self.gate_up_proj_bias = nn.Parameter(torch.empty(4, 96))
         self.down_proj = nn.Parameter(torch.empty(4, 48, 32))
         self.down_proj_bias = nn.Parameter(torch.empty(4, 32))
 
-    def gated(self, y):
+    def gated(self, y: torch.Tensor) -> torch.Tensor:
         gate, up = y[..., ::2], y[..., 1::2]
         return (up + 1) * gate * torch.sigmoid(gate)
 
-    def forward(self, x, index, weights):
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(x)
         for expert in index.unique():
             rows, place = torch.where(index == expert)
@@ -235,13 +258,13 @@ class InterleavedExperts(nn.Module):
 
 
 class Mixture(nn.Module):
-    def __init__(self, router, experts, *, gate="gate"):
+    def __init__(self, router: nn.Module, experts: nn.Module, *, gate: str = "gate") -> None:
         super().__init__()
         self.gate_name = gate
         self.add_module(gate, router)
         self.experts = experts
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
         weights, index = getattr(self, self.gate_name)(flat)
         return self.experts(flat, index, weights).view(x.shape)
@@ -264,11 +287,11 @@ def mixtral() -> nn.Module:
 class SinkAttention(Attention):
     """A learned score per head that takes what no key gets."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(keys=16, bias=True)
         self.sinks = nn.Parameter(torch.zeros(4))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         scores = torch.cat([q @ k.transpose(-1, -2), self.sinks.reshape(1, -1, 1)], dim=-1)
         return self.o_proj(scores.softmax(-1)[..., :-1] @ v)
@@ -285,11 +308,11 @@ def gpt_oss() -> nn.Module:
 class FusedPerHead(nn.Module):
     """q, k and v side by side within each head."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.query_key_value, self.dense = nn.Linear(32, 96), nn.Linear(32, 32)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.query_key_value(x).view(*x.shape[:-1], -1, 24).transpose(1, 2)
         q, k, v = qkv.chunk(3, dim=-1)
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
@@ -299,12 +322,12 @@ class FusedPerHead(nn.Module):
 class ParallelBlock(nn.Module):
     """Attention and layer side by side."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(32), nn.LayerNorm(32)
         self.attention, self.mlp = FusedPerHead(), MLP("dense_h_to_4h dense_4h_to_h")
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.attention(self.input_layernorm(x)) + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -315,12 +338,12 @@ def gpt_neox() -> nn.Module:
 class FusedSlices(nn.Module):
     """q, k and v cut out by position."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.heads, self.groups, self.size = 4, 2, 8
         self.o_proj, self.qkv_proj = nn.Linear(32, 32, bias=False), nn.Linear(32, 64, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv_proj(x)
         end, keys = self.heads * self.size, self.groups * self.size
         q, k, v = qkv[..., :end], qkv[..., end : end + keys], qkv[..., end + keys :]
@@ -328,11 +351,11 @@ class FusedSlices(nn.Module):
 
 
 class FusedGate(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = nn.Linear(32, 96, bias=False), nn.Linear(48, 32, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(up * F.silu(gate))
 
@@ -349,14 +372,14 @@ def phi3() -> nn.Module:
 class Mixer(nn.Module):
     """Mamba's mixer, one step after the other."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.A_log, self.D = nn.Parameter(torch.zeros(64, 4)), nn.Parameter(torch.ones(64))
         self.conv1d = nn.Conv1d(64, 64, 4, groups=64, padding=3)
         self.in_proj, self.x_proj = nn.Linear(32, 128, bias=False), nn.Linear(64, 11, bias=False)
         self.dt_proj, self.out_proj = nn.Linear(3, 64), nn.Linear(64, 32, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden, gate = self.in_proj(x).transpose(1, 2).chunk(2, dim=1)
         hidden = F.silu(self.conv1d(hidden)[..., : x.shape[1]])
         step, b, c = torch.split(self.x_proj(hidden.transpose(1, 2)), [3, 4, 4], dim=-1)
@@ -371,11 +394,11 @@ class Mixer(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm, self.mixer = RMSNorm(32), Mixer()
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.mixer(self.norm(x))
 
 

@@ -1,9 +1,20 @@
 """Live pieces whose owners send them to all other ranks: what every strategy of this package attaches."""
 
+from collections.abc import Callable, Sequence
+
 import torch.distributed as dist
 from attrs import define, field
 
-from megaopt_core.sharding import ShardedParams, Travel, finish_grad_sync
+from megaopt_core import ProcessGroupCollection
+from megaopt_core.sharding import (
+    LiveModel,
+    ParamLayout,
+    Piece,
+    PieceSpec,
+    ShardedParams,
+    Travel,
+    finish_grad_sync,
+)
 
 
 @define(eq=False)
@@ -25,7 +36,7 @@ class BroadcastParams(ShardedParams):
     senders: list
     _under_way: list = field(factory=list, init=False)
 
-    def collect_grads(self):
+    def collect_grads(self) -> None:
         """Take the gradients of the elements that are stepped here."""
         finish_grad_sync(self.model.chunks)
         for piece in self.pieces:
@@ -33,12 +44,12 @@ class BroadcastParams(ShardedParams):
             grad = self.model.grad(shard)
             piece.grad = None if grad is None else grad.view(piece.param.shape)
 
-    def take_model_values(self):
+    def take_model_values(self) -> None:
         """Fill memory that is a piece's own."""
         for piece in self.pieces:
             self.model.fill(piece)
 
-    def start_param_sync(self):
+    def start_param_sync(self) -> None:
         """Put the stepped values into the model, and begin to send them."""
         for piece in self.pieces:
             ((_, shard),) = piece.spec.members
@@ -51,14 +62,14 @@ class BroadcastParams(ShardedParams):
             work = dist.broadcast(values, group=self.group, group_src=sender, async_op=True)
             self._under_way.append((work, shard, values))
 
-    def finish_param_sync(self):
+    def finish_param_sync(self) -> None:
         """Wait, and put what has arrived into the model."""
         for work, shard, values in self._under_way:
             work.wait()
             self.model.store(shard, values)
         self._under_way.clear()
 
-    def travels(self):
+    def travels(self) -> dict[str, Travel]:
         """Tell of whole tensors that an owner steps alone, and sends to the others."""
         others = 0 if self.group is None else self.group.size() - 1
         mine = 0 if self.group is None else self.group.rank()
@@ -70,7 +81,14 @@ class BroadcastParams(ShardedParams):
         }
 
 
-def attach(layout, model, pgs, groups, is_expert, make_piece):
+def attach(
+    layout: ParamLayout,
+    model: LiveModel,
+    pgs: ProcessGroupCollection,
+    groups: Sequence[int],
+    is_expert: bool,
+    make_piece: Callable[[PieceSpec], Piece],
+) -> BroadcastParams:
     """Return the pieces of some groups; `make_piece(spec)` brings each to life."""
     axis, group = "expert_dp" if is_expert else "dp", pgs.shard_group(is_expert=is_expert)
     senders = [

@@ -4,9 +4,19 @@ from collections.abc import Sequence
 
 import torch
 from attrs import frozen
+from torch import nn
 
-from megaopt_core import Granularity, ParamSpec, ShardingStrategy
-from megaopt_core.sharding import Piece, PieceSpec, World
+from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
+from megaopt_core.params import RankCoordinates
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    Piece,
+    PieceSpec,
+    ShardedParams,
+    World,
+)
 from megaopt_strategies.broadcast import attach
 from megaopt_strategies.round_robin import held, refuse_divided
 
@@ -18,7 +28,7 @@ class ExpertLayout:
     specs: Sequence[ParamSpec]
     world: World
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return a rank's experts and tensors."""
         found = []
         for turn, spec, shard in held(self.specs, rank):
@@ -41,15 +51,23 @@ class ByExpert(ShardingStrategy):
     name: str = "by_expert"
     granularities: frozenset = frozenset({Granularity.ELEMENT, Granularity.TENSOR})
 
-    def refuse(self, param, spec):
+    def refuse(self, param: nn.Parameter, spec: ParamSpec) -> str | None:
         """Take what is whole on every rank of the axis."""
         return refuse_divided(spec)
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> ExpertLayout:
         """Divide."""
         return ExpertLayout(tuple(specs), world)
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ShardedParams:
         """Return views of the model's memory."""
 
         def live(spec):

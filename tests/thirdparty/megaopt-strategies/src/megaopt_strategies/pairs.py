@@ -3,9 +3,19 @@
 from collections.abc import Sequence
 
 from attrs import frozen
+from torch import nn
 
-from megaopt_core import Granularity, ParamSpec, ShardingStrategy
-from megaopt_core.sharding import Peers, PieceSpec, World
+from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
+from megaopt_core.params import RankCoordinates
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    Peers,
+    PieceSpec,
+    ShardedParams,
+    World,
+)
 from megaopt_strategies.broadcast import attach
 from megaopt_strategies.round_robin import held, refuse_divided
 
@@ -17,7 +27,7 @@ class PairLayout:
     specs: Sequence[ParamSpec]
     world: World
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return the tensors of a rank; its peer has the same."""
         found = []
         for turn, spec, shard in held(self.specs, rank):
@@ -36,14 +46,22 @@ class Pairs(ShardingStrategy):
     name: str = "pairs"
     granularities: frozenset = frozenset({Granularity.ELEMENT, Granularity.TENSOR})
 
-    def refuse(self, param, spec):
+    def refuse(self, param: nn.Parameter, spec: ParamSpec) -> str | None:
         """Take what is whole on every rank of the axis."""
         return refuse_divided(spec)
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> PairLayout:
         """Deal the parameters to pairs."""
         return PairLayout(tuple(specs), world)
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ShardedParams:
         """Return this rank's tensors, in memory of their own."""
         return attach(layout, model, pgs, groups, is_expert, model.new_piece)

@@ -3,9 +3,19 @@
 from collections.abc import Sequence
 
 from attrs import frozen
+from torch import nn
 
-from megaopt_core import Granularity, ParamSpec, ShardingStrategy
-from megaopt_core.sharding import Peers, PieceSpec, World
+from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
+from megaopt_core.params import RankCoordinates
+from megaopt_core.sharding import (
+    LayoutOptions,
+    LiveModel,
+    ParamLayout,
+    Peers,
+    PieceSpec,
+    ShardedParams,
+    World,
+)
 from megaopt_strategies.broadcast import attach
 
 
@@ -16,7 +26,7 @@ class PartLayout:
     specs: Sequence[ParamSpec]
     world: World
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return a rank's part of every tensor."""
         found = []
         for spec in (spec for spec in self.specs if spec.held_by(rank)):
@@ -39,16 +49,24 @@ class Parts(ShardingStrategy):
     name: str = "parts"
     granularities: frozenset = frozenset({Granularity.TENSOR})
 
-    def refuse(self, param, spec):
+    def refuse(self, param: nn.Parameter, spec: ParamSpec) -> str | None:
         """Take whole tensors of optimizers that have peers."""
         if not spec.takes_peers:
             return f"{spec.optimizer!r} has no peers (supports_peers)"
         return f"it is divided already: {spec.dividing}" if spec.dividing else None
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> PartLayout:
         """Cut every tensor."""
         return PartLayout(tuple(specs), world)
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ShardedParams:
         """Return this rank's parts, in memory of their own."""
         return attach(layout, model, pgs, groups, is_expert, model.new_piece)

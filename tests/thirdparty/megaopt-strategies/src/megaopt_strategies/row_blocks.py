@@ -1,17 +1,19 @@
 """Blocks of rows in memory of their own, dealt like cards: a rank may have several of one parameter, or none."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
+from torch import nn
 
-from megaopt_core import Granularity, ParamSpec, ShardingStrategy
-from megaopt_core.sharding import PieceSpec, World
+from megaopt_core import Granularity, ParamSpec, ProcessGroupCollection, ShardingStrategy
+from megaopt_core.params import RankCoordinates
+from megaopt_core.sharding import LayoutOptions, LiveModel, ParamLayout, PieceSpec, ShardedParams, World
 from megaopt_strategies.broadcast import attach
 from megaopt_strategies.round_robin import held, refuse_divided
 
 
-def blocks(sizes, ranks, alignment):
+def blocks(sizes: Sequence[int], ranks: int, alignment: int) -> Iterator[tuple[int, int]]:
     """Yield `(first, last)` rows of blocks, about two a rank, that end at multiples of so many elements."""
     rows, row = sizes[0], math.prod(sizes[1:])
     unit = alignment // math.gcd(alignment, row)
@@ -27,7 +29,7 @@ class BlockLayout:
     specs: Sequence[ParamSpec]
     world: World
 
-    def pieces(self, rank):
+    def pieces(self, rank: RankCoordinates) -> list[PieceSpec]:
         """Return the blocks of a rank."""
         found = []
         for turn, spec, shard in held(self.specs, rank):
@@ -51,14 +53,22 @@ class RowBlocks(ShardingStrategy):
     granularities: frozenset = frozenset({Granularity.ELEMENT})
     fallback: str = "round_robin"
 
-    def refuse(self, param, spec):
+    def refuse(self, param: nn.Parameter, spec: ParamSpec) -> str | None:
         """Take what is whole on every rank of the axis."""
         return refuse_divided(spec)
 
-    def layout(self, specs, world, options):
+    def layout(self, specs: Sequence[ParamSpec], world: World, options: LayoutOptions) -> BlockLayout:
         """Cut and deal."""
         return BlockLayout(tuple(specs), world)
 
-    def attach(self, layout, model, pgs, groups, *, is_expert=False):
+    def attach(
+        self,
+        layout: ParamLayout,
+        model: LiveModel,
+        pgs: ProcessGroupCollection,
+        groups: Sequence[int],
+        *,
+        is_expert: bool = False,
+    ) -> ShardedParams:
         """Return this rank's blocks, in memory of their own."""
         return attach(layout, model, pgs, groups, is_expert, model.new_piece)

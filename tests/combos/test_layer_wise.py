@@ -6,6 +6,7 @@ from torch import nn
 
 from megaopt_core import Granularity, build_optimizer, get_registry
 from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.optimizers import MegatronOptimizer
 
 pytest.importorskip("megaopt_layerwise")
 
@@ -16,7 +17,7 @@ NAMES = [
 ]
 
 
-def build(name: str, sharding: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(name: str, sharding: str) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 8))

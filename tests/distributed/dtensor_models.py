@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 WIDTH, HIDDEN = 12, 20
 ADAPTIVE = {"muon_fp32_matmul_prec": "highest", "adaptive_muon_moment2_method": "normuon"}
@@ -111,11 +112,11 @@ def average_over(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 def train(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: MegatronOptimizer,
     steps: Iterable[int],
     replicas: int = 1,
     mesh: DeviceMesh | None = None,
-) -> list[float]:
+) -> list[float | None]:
     """Step on the batches of all replicas; return the norms."""
     norms = []
     for step in steps:
@@ -131,7 +132,7 @@ def train(
     return norms
 
 
-def build(model: nn.Module, kind: str, groups: Any, **more: Any) -> torch.optim.Optimizer:
+def build(model: nn.Module, kind: str, groups: Any, **more: Any) -> MegatronOptimizer:
     """Return an optimizer that clips."""
     name, settings = OPTIMIZERS[kind]
     settings = {"lr": 0.02, "weight_decay": 0.1, "clip_grad": 1.0} | settings | more

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from megaopt_core.optimizers import MegatronOptimizer
+
 PRIMES = (13, 29, 7)
 
 
@@ -55,7 +57,7 @@ def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name.removeprefix("module."): param.detach().clone() for name, param in model.named_parameters()}
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def states_of(optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return every optimizer state and main parameter whole and flat, put together from what all ranks hold."""
     held = [None] * dist.get_world_size()
     dist.all_gather_object(held, list(_held_by(optimizer)))
@@ -80,7 +82,7 @@ def _joined(shape: tuple[int, ...], parts: Mapping[Any, torch.Tensor]) -> torch.
     return whole.flatten()
 
 
-def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+def _held_by(optimizer: MegatronOptimizer) -> Iterator[Any]:
     for part in optimizer.parts:
         for index, (piece, tensor) in enumerate(zip(part.pieces, part.stepped, strict=True)):
             state = part.inner.state[tensor]

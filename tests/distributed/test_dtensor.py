@@ -54,7 +54,7 @@ def test_a_cut_model_trains_as_the_whole_one(launch, dims) -> None:
     launch(equal_runs, math.prod(dims.values()), installed(), dims)
 
 
-def accumulate(model: nn.Module, optimizer: MegatronOptimizer) -> list[float]:
+def accumulate(model: nn.Module, optimizer: MegatronOptimizer) -> list[float | None]:
     """Step on two backward passes at a time, with gradients that are kept and filled with zeros; return the norms."""
     norms = []
     for step in range(0, 6, 2):

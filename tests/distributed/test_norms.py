@@ -1,6 +1,7 @@
 """Norms, counts and skipped steps over ranks: every gradient counts once, and all ranks agree."""
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ class Part(nn.Module):
             self.register_parameter(name, param)
 
 
-def measured(module: nn.Module, pgs: object) -> tuple[float, int, dict]:
+def measured(module: nn.Module, pgs: object) -> tuple[float | None, int | None, Mapping[str | None, float]]:
     """Step once and return norm, zeros and the norms of all groups."""
     settings = {"lr": 0.0, "clip_grad": 1e9, "log_num_zeros_in_grad": True}
     optimizer = build_optimizer(module, "sgd", overrides={}, pg_collection=pgs, **settings)
@@ -306,7 +307,7 @@ def test_a_rank_without_parameters_of_an_optimizer_joins_in(launch) -> None:
 # Chains by hand.
 
 
-def chain_by_hand(rank: int, size: int) -> tuple:
+def chain_by_hand(rank: int, size: int) -> float | None:
     """Step a chain that was put together by hand."""
     world = dist.group.WORLD
     pgs = ProcessGroupCollection(pp=world, mp=world)

@@ -100,7 +100,7 @@ def trained(
 
 def phases(
     rank: int, size: int, runs: Mapping[str, tuple[str, str, str, Mapping[str, Any]]], folder: str
-) -> dict[str, Any]:
+) -> dict[tuple[str, str, str], list[str]]:
     """Return, run by run, the parameters that differ from those of a run that was never disturbed."""
     warnings.simplefilter("ignore")  # a model on the CPU gains nothing
     found = {}

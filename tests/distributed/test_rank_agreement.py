@@ -337,9 +337,7 @@ def test_weights_that_are_loaded_after_the_build_pass():
     assert launch(filled_later, 2) == [True, True]
 
 
-def parallel_parts(
-    rank: int, size: int
-) -> tuple[tuple[bool, tuple[str, ...] | None], tuple[str, ...] | None]:
+def parallel_parts(rank: int, size: int) -> tuple[tuple[bool, tuple[str, ...]], tuple[str, ...]]:
     """Two pipeline stages of two tensor-parallel ranks: other layers, other shards, the same norms."""
     tensor = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     pipeline = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]

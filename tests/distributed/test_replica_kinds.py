@@ -1,6 +1,6 @@
 """Ranks compare frozen parameters, state, settings of groups and buffers too, also of what was wrapped by hand."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -83,7 +83,7 @@ IN_CHECK = {**AT_THE_FIRST_STEP, "buffer": "buffer 'table': norm "}
 
 def changes(
     rank: int, size: int, names: Iterable[str], settings_of: Mapping[str, Any]
-) -> list[tuple[str, tuple[str, ...] | None]]:
+) -> list[tuple[str, tuple[str, ...]]]:
     """Return for each change on one rank what the first step raises, and what `check()` says after a step."""
     answers = []
     for name in names:
@@ -129,7 +129,7 @@ def by_hand(
     width: int = 4,
     clip: float = 1.0,
     value: float = 0.0,
-    cls: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     bf16: bool = False,
     moment: float | None = None,
 ) -> tuple[nn.Parameter, MegatronOptimizer]:

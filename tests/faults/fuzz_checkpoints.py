@@ -35,7 +35,7 @@ from megaopt_core.errors import CheckpointCorruptError, MegaoptError
 class Trial:
     """One folder that is spoiled, looked at and restored, again and again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.good, self.bad = Path(folder) / "good", Path(folder) / "bad"
         save_good(self.good)
         shutil.copytree(self.good, self.bad)

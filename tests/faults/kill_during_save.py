@@ -26,19 +26,20 @@ import torch.distributed as dist
 from megaopt_checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 
 from megaopt_core import build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 MODES = ("alone", "all of two", "one of two", "alone, in the background")
 PATIENCE = 300.0
 WIDTH = 512
 
 
-def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build() -> tuple[torch.nn.Module, MegatronOptimizer]:
     """Return a model of half a million parameters and its optimizer."""
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH))
     return model, build_optimizer(model, "adam", lr=1e-3)
 
 
-def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: float) -> None:
+def fill(model: torch.nn.Module, optimizer: MegatronOptimizer, number: float) -> None:
     """Put one number everywhere."""
     with torch.no_grad():
         for param in model.parameters():
@@ -47,7 +48,7 @@ def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: float
                 optimizer.state[param][key].fill_(number)
 
 
-def holds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> set[float]:
+def holds(model: torch.nn.Module, optimizer: MegatronOptimizer) -> set[float]:
     """Return the numbers that are anywhere."""
     numbers = set()
     for param in model.parameters():

@@ -10,6 +10,7 @@ from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from torch import nn
 
 from megaopt_core import ParamKey, ProcessGroupCollection, build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.registry import reset_registry
 
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "clip_grad": 0.0}
@@ -61,7 +62,7 @@ class Model(nn.Module):
 
 def build(
     sharding: str, optimizer: str = "muon", precision: str = "fp32", seed: int = 0, **settings: Any
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model and its optimizer; `tensor parallel` cuts some matrices over all ranks and replicates the rest."""
     dtype, more = PRECISIONS[precision]
     name, own = OPTIMIZERS[optimizer]
@@ -77,7 +78,7 @@ def build(
     return model, build_optimizer(model, name, overrides=overrides, sharding=sharding, **given)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> list[float]:
+def train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> list[float | None]:
     """Take steps with gradients that depend on their number alone; `never` gets none, `few` every other time."""
     norms = []
     for step in steps:
@@ -121,7 +122,9 @@ def against_one_process(
     return results
 
 
-def trained_with_ddp(rank: int, size: int, installed: str) -> dict[str, Any]:
+def trained_with_ddp(
+    rank: int, size: int, installed: str
+) -> list[tuple[dict[str, torch.Tensor], list[float | None]]]:
     """Return parameters after training on inputs of each rank's own, sharded and replicated."""
     use(installed)
     results = []

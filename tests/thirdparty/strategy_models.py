@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from megaopt_core import MatrixView, ProcessGroupCollection, build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 CUTS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "experts": 1}
 """Dimension along which tensor parallelism cuts a parameter."""
@@ -62,7 +63,7 @@ def own_part(name: str, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch
 
 def make(
     sharding: str, case: str = "bf16 adam", seed: int = 0, groups: Any = None, **more: Any
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model and its optimizer; `groups` have a tensor-parallel one where the model is cut."""
     torch.manual_seed(seed)
     settings = {"lr": 1e-2, **SETTINGS.get(case, {"optimizer": case, "clip_grad": 0.0}), **more}
@@ -77,8 +78,8 @@ def make(
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], groups: Any = None
-) -> list[float]:
+    model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int], groups: Any = None
+) -> list[float | None]:
     """Step with gradients that depend on the number of the step alone; return the norms."""
     tensor_parallel = groups.tp if groups is not None else None
     shapes = {name: param.shape for name, param in Model().named_parameters()}

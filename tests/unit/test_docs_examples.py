@@ -13,6 +13,7 @@ from megaopt_testing import temporary_plugin
 
 from megaopt_core import OptimizerEntry, OptimizerParamScheduler, build_optimizer, get_registry, hookimpl
 from megaopt_core.errors import UnknownNameError
+from megaopt_core.optimizers import MegatronOptimizer
 
 files = pytest.importorskip("megaopt_checkpoint")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -76,7 +77,7 @@ def _module(block: str) -> ModuleType:
     return module
 
 
-def _train(model: Model, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def _train(model: Model, optimizer: MegatronOptimizer, steps: range) -> None:
     for step in steps:
         chance = torch.Generator().manual_seed(step)
         for param in model.parameters():
@@ -84,7 +85,7 @@ def _train(model: Model, optimizer: torch.optim.Optimizer, steps: range) -> None
         optimizer.step()
 
 
-def _scheduler(optimizer: torch.optim.Optimizer, style: str) -> OptimizerParamScheduler:
+def _scheduler(optimizer: MegatronOptimizer, style: str) -> OptimizerParamScheduler:
     offers = get_registry().schedules()[style]
     rate = style if offers.learning_rate is not None else "constant"
     decay = style if offers.weight_decay is not None else "constant"

@@ -18,6 +18,7 @@ from training import logical_state, make, train, values
 
 from megaopt_core import DynamicGradScaler
 from megaopt_core.errors import CheckpointError
+from megaopt_core.optimizers import MegatronOptimizer
 
 
 class Scheduler:
@@ -65,7 +66,7 @@ def copied(good: Path, path: Path) -> Path:
 
 
 def snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any
+    model: nn.Module, optimizer: MegatronOptimizer, scheduler: Any
 ) -> tuple[dict[str, torch.Tensor], Any]:
     """Return all that a load may change, by value."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

@@ -5,7 +5,7 @@ in memory of its own.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -131,15 +131,16 @@ class CutPlugin:
         self.strategies = {f"cut{seed}": RandomCuts(f"cut{seed}", seed, **where) for seed in seeds}
 
     @hookimpl
-    def megaopt_sharding_strategies(self) -> dict[str, ShardingStrategy]:
+    def megaopt_sharding_strategies(self) -> Mapping[str, ShardingStrategy]:
         return self.strategies
 
 
 @contextmanager
-def random_cuts(*seeds: int, **where: Any) -> Iterator[None]:
+def random_cuts(*seeds: int, **where: Any) -> Iterator[list[str]]:
     """Register a strategy a seed for the time of a `with` block.
 
-    With `ranks` and `rank` this process stands for one rank of several, whose layouts a world of one rank does not fit.
+    The block gets their names. With `ranks` and `rank` this process stands for one rank of several, whose layouts a
+    world of one rank does not fit.
     """
     with ExitStack() as patches:
         if "rank" in where:

@@ -17,6 +17,7 @@ from megaopt_testing.models import TinyGPT
 from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, get_registry, hookimpl
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.state import SlicedTensor, collect_state
 
 
@@ -51,7 +52,7 @@ def make(
     width: int = 8,
     layers: int = 1,
     **settings: Any,
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model and its optimizer."""
     torch.manual_seed(seed)
     model = TinyGPT(width=width, layers=layers).to(dtype)
@@ -62,7 +63,7 @@ def make(
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], scheduler: Any = None
+    model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int], scheduler: Any = None
 ) -> None:
     """Take the steps of these numbers, with gradients that depend on the numbers alone."""
     for step in steps:
@@ -80,7 +81,7 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: param.detach().clone() for name, param in model.named_parameters()}
 
 
-def logical_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def logical_state(optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return this rank's state as `{key: whole tensor with NaN where another rank holds it}`."""
     found = {}
     for key, tensor in collect_state(optimizer).tensors.items():

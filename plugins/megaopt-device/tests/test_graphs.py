@@ -105,7 +105,7 @@ def plugin() -> Iterator[None]:
 
 def make(
     name: str = "signed_none", *, dtype: torch.dtype = torch.float32, capture: bool = True, **settings: Any
-) -> tuple[nn.Module, MegatronOptimizer, RecordingCapture]:
+) -> tuple[nn.Sequential, MegatronOptimizer, RecordingCapture]:
     """Return a model, its optimizer, and what captures: in place of CUDA."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24), nn.LayerNorm(24), nn.Linear(24, 8)).to(dtype)
@@ -160,8 +160,8 @@ def values(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, torch.Te
 
 
 def assert_same(
-    one: tuple[nn.Module, MegatronOptimizer, RecordingCapture],
-    other: tuple[nn.Module, MegatronOptimizer, RecordingCapture],
+    one: tuple[nn.Module, MegatronOptimizer, *tuple[Any, ...]],
+    other: tuple[nn.Module, MegatronOptimizer, *tuple[Any, ...]],
 ) -> None:
     """Compare all values of two runs, bit for bit."""
     expected, found = values(*one[:2]), values(*other[:2])
@@ -177,7 +177,7 @@ def train_with_other_betas(model: nn.Module, optimizer: MegatronOptimizer, steps
         train(model, optimizer, [step])
 
 
-def train_without_first_gradient(run: tuple[nn.Module, MegatronOptimizer, RecordingCapture]) -> None:
+def train_without_first_gradient(run: tuple[nn.Sequential, MegatronOptimizer, RecordingCapture]) -> None:
     """Six steps, then two without a gradient for the first parameter."""
     model, optimizer, _ = run
     train(model, optimizer, range(6))

@@ -1,6 +1,7 @@
 """Cautious weight decay of Muon and adaptive Muon."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ LR, WD = 0.02, 0.5
 
 
 def stepped(
-    cls: type[torch.optim.Optimizer], start: torch.Tensor, grad: torch.Tensor, **settings: Any
+    cls: Callable[..., torch.optim.Optimizer], start: torch.Tensor, grad: torch.Tensor, **settings: Any
 ) -> torch.Tensor:
     """Return what one step makes of a parameter."""
     param = nn.Parameter(start.clone())

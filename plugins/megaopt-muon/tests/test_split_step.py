@@ -22,6 +22,7 @@ from torch import nn
 
 from megaopt_core import MatrixView, OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, ShardingError
+from megaopt_core.optimizers import MegatronOptimizer
 
 OTHERS = {
     "ee_muon": (Muon, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
@@ -107,7 +108,7 @@ POLICIES = {
 }
 
 
-def _pair(name: str, policy: str = "fp32", **settings: Any) -> list[tuple[nn.Module, Any]]:
+def _pair(name: str, policy: str = "fp32", **settings: Any) -> list[tuple[nn.Module, MegatronOptimizer]]:
     dtype, precision = POLICIES[policy]
     made = []
     for sharding in ("replicated", "self_exchange"):

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, ProcessGroupCollection, build_optimizer, hookimpl
+from megaopt_core.optimizers import MegatronOptimizer
 
 WIDTH, HIDDEN, TOKENS = 12, 20, 11
 PRECISE = {"muon_fp32_matmul_prec": "highest"}
@@ -196,11 +197,11 @@ def _raises(name: str) -> Callable[..., None]:
 
 def train(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: MegatronOptimizer,
     steps: Iterable[int],
     mesh: DeviceMesh | None = None,
     replicas: int = 1,
-) -> list[float]:
+) -> list[float | None]:
     """Step on the batches of all replicas; return the norms."""
     norms = []
     for step in steps:
@@ -216,9 +217,9 @@ def train(
 
 def train_with_gradients_of(
     cut: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: MegatronOptimizer,
     reference: nn.Module,
-    other: torch.optim.Optimizer,
+    other: MegatronOptimizer,
     steps: Iterable[int],
     mesh: DeviceMesh,
 ) -> tuple[list[float], list[float]]:
@@ -235,7 +236,7 @@ def train_with_gradients_of(
     return norms, expected
 
 
-def build(model: nn.Module, kind: str, groups: Any = None, **more: Any) -> torch.optim.Optimizer:
+def build(model: nn.Module, kind: str, groups: Any = None, **more: Any) -> MegatronOptimizer:
     """Return an optimizer that clips."""
     name, settings = OPTIMIZERS[kind]
     settings = {"lr": 0.004, "weight_decay": 0.1, "clip_grad": 0.5} | settings | more

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from megaopt_core import OptimizerConfig, build_optimizer, get_megatron_optimizer, route
+from megaopt_core.optimizers import MegatronOptimizer
 
 STEPS = 4
 PLAIN = {"clip_grad": 0.0, "weight_decay": 0.1, "lr": 1e-2}
@@ -139,7 +140,7 @@ def differing(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Te
     ]
 
 
-def owned(optimizer: torch.optim.Optimizer) -> list[str]:
+def owned(optimizer: MegatronOptimizer) -> list[str]:
     """Return the names of the matrices that this rank steps whole."""
     return [
         shard.name

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from megaopt_core import MatrixView, build_optimizer
+from megaopt_core.optimizers import MegatronOptimizer
 
 SHAPES = {
     "qkv": (48, 16),
@@ -66,7 +67,7 @@ def build(
     size: int = 1,
     dtype: torch.dtype = torch.float32,
     **settings: Any,
-) -> tuple[nn.Module, torch.optim.Optimizer, int]:
+) -> tuple[nn.Module, MegatronOptimizer, int]:
     """Return model, optimizer and this rank's place among the tensor-parallel ones."""
     mesh = mesh_of(size, tp)
     place = mesh["tp"].get_local_rank() if mesh is not None else 0
@@ -78,7 +79,7 @@ def build(
 
 def step_with(
     model: nn.Module,
-    stepper: torch.optim.Optimizer,
+    stepper: MegatronOptimizer,
     place: int,
     tp: int,
     step: int,

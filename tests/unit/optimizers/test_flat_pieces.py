@@ -74,7 +74,7 @@ def _specs(params: list[nn.Parameter]) -> PieceSpec:
 
 
 def _build(
-    policy: str, *, counting: Mapping[int, Counting] | None = None, seed: int = 0, **settings: Any
+    policy: str, *, counting: Mapping[str, Counting] | None = None, seed: int = 0, **settings: Any
 ) -> tuple[list[nn.Parameter], MegatronOptimizer]:
     dtype, precision_settings, make = POLICIES[policy]
     generator = torch.Generator().manual_seed(seed)

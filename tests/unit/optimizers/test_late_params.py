@@ -23,7 +23,7 @@ def model_of(precision: Mapping[str, Any], seed: int = 0) -> nn.Sequential:
     return model.to(torch.bfloat16 if precision else torch.float32)
 
 
-def backward(model: nn.Module, seed: int = 0) -> None:
+def backward(model: nn.Sequential, seed: int = 0) -> None:
     """Gradients of a loss of random inputs."""
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
     model(inputs.to(model[0].weight.dtype)).float().square().sum().backward()

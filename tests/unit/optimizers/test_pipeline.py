@@ -14,7 +14,7 @@ from megaopt_core.errors import ConfigurationError
 from megaopt_core.optimizers import StepResult
 
 
-def _grads(model: nn.Module) -> list[torch.Tensor]:
+def _grads(model: nn.Module) -> list[torch.Tensor | None]:
     return [param.grad for param in model.parameters()]
 
 

@@ -6,7 +6,7 @@ On a CPU results are read without waiting, so that they are; here a CPU is taken
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,7 +46,7 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(
-    cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, fused: bool = True, **settings: Any
+    cls: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, *, fused: bool = True, **settings: Any
 ) -> tuple[nn.Module, MegatronOptimizer]:
     """Return a model with bf16 or fp32 parameters, and its optimizer."""
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Overrides combine in any order, and say who conflicts."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +18,7 @@ OVERRIDES = st.lists(
 )
 
 
-def _combined(overrides: Iterable[ParamGroupOverride]) -> str | ParamGroupOverride | None:
+def _combined(overrides: Sequence[ParamGroupOverride | None]) -> str | ParamGroupOverride | None:
     try:
         return combine_param_group_overrides(overrides)
     except OverrideConflictError as error:

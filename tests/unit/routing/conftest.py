@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 from megaopt_core import Granularity, OptimizerEntry, Role, hookimpl
 from megaopt_core.config import between
 from megaopt_core.params import MATRIX, MatrixView, ParamSpec, RoleDecision, named_params
+from megaopt_core.registry import PluginRegistry
 
 
 @frozen
@@ -76,7 +77,7 @@ class StandIn:
 
 
 @pytest.fixture(autouse=True)
-def stand_in() -> Iterator[None]:
+def stand_in() -> Iterator[PluginRegistry]:
     """Register the stand-in plugin for one test."""
     with temporary_plugin(StandIn(), name="stand_in") as registry:
         yield registry

@@ -220,7 +220,7 @@ class NBeats(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([NBeatsBlock() for _ in range(2)])
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | int]:
         forecast = 0
         for blk in self.blocks:
             b, f = blk(x)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 from attrs import define, field
 
 from megaopt_core import ProcessGroupCollection
+from megaopt_core.params import Shard
 from megaopt_core.sharding import (
     LiveModel,
     ParamLayout,
@@ -29,12 +31,12 @@ class BroadcastParams(ShardedParams):
         senders: `(rank in the group, piece)` of every piece of every rank, once.
     """
 
-    model: object
-    pieces: list
-    stats_group: object
-    group: object
-    senders: list
-    _under_way: list = field(factory=list, init=False)
+    model: LiveModel
+    pieces: list[Piece]
+    stats_group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None
+    senders: list[tuple[int, PieceSpec]]
+    _under_way: list[tuple[dist.Work, Shard, torch.Tensor]] = field(factory=list, init=False)
 
     def collect_grads(self) -> None:
         """Take the gradients of the elements that are stepped here."""

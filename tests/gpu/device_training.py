@@ -10,6 +10,7 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import UnusedSettingWarning
+from megaopt_core.optimizers import MegatronOptimizer
 
 __all__ = [
     "NO_SKIP",
@@ -46,7 +47,7 @@ def model_of(device: torch.device, precision: str = "fp32", width: int = 64) -> 
     return nn.Sequential(*layers).to(device, dtype)
 
 
-def build(model: nn.Module, name: str, **settings: Any) -> torch.optim.Optimizer:
+def build(model: nn.Module, name: str, **settings: Any) -> MegatronOptimizer:
     """Return an optimizer; what changes nothing on this device is known."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusedSettingWarning)
@@ -55,7 +56,7 @@ def build(model: nn.Module, name: str, **settings: Any) -> torch.optim.Optimizer
         )
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
+def train(model: nn.Module, optimizer: MegatronOptimizer, steps: Iterable[int]) -> None:
     """Step on gradients of the step's own; they are new tensors every time."""
     for step in steps:
         give_grads(model, step)
@@ -82,7 +83,7 @@ def waiting_raises() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def everything(model: nn.Module, optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return values and states by name, on the CPU in float64."""
     found = dict(model.state_dict())
     for param, name in optimizer.names.items():

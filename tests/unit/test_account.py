@@ -15,9 +15,11 @@ CORE = """<testsuites><testsuite>
   <skipped message="could not import 'megaopt_adam': No module named 'megaopt_adam'">conftest.py:1</skipped>
 </testcase>
 <testcase classname="tests.unit.test_a" name="test_needs_a_gpu" time="0.0"><skipped message="no GPU"/></testcase>
+<testcase classname="" name="tests.unit.test_b" time="0.0"><skipped message="collection skipped"/></testcase>
 </testsuite></testsuites>"""
 ADAM = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_a" name="test_needs[adam]" time="2.0"><failure message="no"/></testcase>
+<testcase classname="tests.unit.test_b" name="test_runs" time="0.5"/>
 </testsuite></testsuites>"""
 
 
@@ -35,16 +37,17 @@ def test_everything_is_counted(tmp_path: Path) -> None:
     assert lines == [
         "| environment | tests | ran | skipped | failed | seconds of tests |",
         "|---|---|---|---|---|---|",
-        "| py312-adam | 1 | 1 | 0 | 1 | 2 |",
-        "| py312-core | 3 | 1 | 2 | 0 | 2 |",
-        "| together | 4 | 2 | 2 | 1 | 4 |",
+        "| py312-adam | 2 | 2 | 0 | 1 | 2 |",
+        "| py312-core | 4 | 1 | 3 | 0 | 2 |",
+        "| together | 6 | 3 | 3 | 1 | 4 |",
         "",
         "| skipped because | times | in |",
         "|---|---|---|",
         "| could not import 'megaopt_adam' | 1 | py312-core |",
         "| no GPU | 1 | py312-core |",
+        "| collection skipped | 1 | py312-core |",
         "",
-        "1 of 3 tests ran in no environment:",
+        "1 of 5 tests ran in no environment:",
         "",
         "- tests.unit.test_a::test_needs_a_gpu: no GPU",
         "",

@@ -32,7 +32,6 @@ from megaopt_core.errors import (
 from megaopt_core.sharding import BufferKey, Replicated
 
 needs_adam = pytest.mark.skipif(importlib.util.find_spec("megaopt_adam") is None, reason="steps with adam")
-needs_muon = pytest.mark.skipif(importlib.util.find_spec("megaopt_muon") is None, reason="steps with muon")
 SHARDED = DistributedDataParallelConfig(use_distributed_optimizer=True)
 SHARDED_IN_TWO = DistributedDataParallelConfig(
     use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=65
@@ -233,16 +232,8 @@ def test_each_bucket_is_gathered_before_the_next_is_stepped(monkeypatch: pytest.
     assert all(float(state["step"]) == 1 for state in part.inner.state.values())
 
 
-@needs_muon
-@pytest.mark.skipif(importlib.util.find_spec("megaopt_layerwise") is not None, reason="has a companion")
-def test_an_optimizer_of_whole_tensors_is_never_cut() -> None:
-    """While the strategy that takes it is not installed, the error says what to install."""
-    with pytest.raises(PluginNotInstalledError, match="pip install megaopt-layerwise"):
-        build_optimizer(model_of(), "muon", lr=1e-2, sharding="distributed")
-
-
 class WholeTensors:
-    """A plugin with an optimizer of whole tensors and a strategy that takes them."""
+    """A plugin with an optimizer of whole tensors."""
 
     megaopt_api = "1"
 
@@ -251,17 +242,37 @@ class WholeTensors:
         """Return torch's SGD, as if it needed whole tensors."""
         return {"whole": OptimizerEntry(optimizer_cls=torch.optim.SGD, granularity=Granularity.TENSOR)}
 
+
+class WithCompanion(WholeTensors):
+    """One that brings a strategy that takes them, too."""
+
     @hookimpl
     def megaopt_sharding_strategies(self) -> dict[str, Replicated]:
         """Return a stand-in for the companion."""
         return {"layer_wise": Replicated("layer_wise")}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("megaopt_layerwise") is not None, reason="has a companion")
+alone = pytest.mark.skipif(
+    importlib.util.find_spec("megaopt_layerwise") is not None, reason="megaopt-layerwise is installed"
+)
+
+
+@alone
+def test_an_optimizer_of_whole_tensors_is_never_cut() -> None:
+    """While the strategy that takes it is not installed, the error says what to install."""
+    settings = {"lr": 1e-2, "sharding": "distributed"}
+    with (
+        temporary_plugin(WholeTensors()),
+        pytest.raises(PluginNotInstalledError, match="pip install megaopt-layerwise"),
+    ):
+        build_optimizer(model_of(), "whole", **settings)
+
+
+@alone
 def test_an_optimizer_of_whole_tensors_goes_to_the_companion_with_a_warning() -> None:
     """Every parameter is stepped whole, and the user is told."""
     config = OptimizerConfig(optimizer="whole", lr=1e-2, sharding="distributed")
     message = "'whole' steps whole tensors: it is sharded with 'layer_wise', not with 'distributed'"
-    with temporary_plugin(WholeTensors()), pytest.warns(UserWarning, match=message):
+    with temporary_plugin(WithCompanion()), pytest.warns(UserWarning, match=message):
         routing = route(config, model_of())
     assert {entry.strategy for entry in routing.params.values()} == {"layer_wise"}

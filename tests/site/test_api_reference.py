@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-DOCS = Path(__file__).parents[3] / "docs"
-PLUGINS = Path(__file__).parents[3] / "plugins"
+DOCS = Path(__file__).parents[2] / "docs"
+PLUGINS = Path(__file__).parents[2] / "plugins"
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,9 @@ class Part(nn.Module):
             self.register_parameter(name, param)
 
 
-def measured(module: nn.Module, pgs: object) -> tuple[float | None, int | None, Mapping[str | None, float]]:
+def measured(
+    module: nn.Module, pgs: ProcessGroupCollection | DeviceMesh | None
+) -> tuple[float | None, int | None, Mapping[str | None, float]]:
     """Step once and return norm, zeros and the norms of all groups."""
     settings = {"lr": 0.0, "clip_grad": 1e9, "log_num_zeros_in_grad": True}
     optimizer = build_optimizer(module, "sgd", overrides={}, pg_collection=pgs, **settings)

@@ -61,8 +61,8 @@ class CutLayout:
 @define
 class CutParams(ShardedParams):
     pieces: list
-    model: object
-    live: object
+    model: dict[str, torch.nn.Parameter]
+    live: LiveModel
     stats_group = None
 
     def collect_grads(self) -> None:

@@ -44,7 +44,7 @@ class BlockLayout:
 @define
 class BlockParams(ShardedParams):
     pieces: list
-    model: object
+    model: LiveModel
     stats_group = None
 
     def collect_grads(self) -> None:

@@ -141,7 +141,7 @@ def test_owners_follow_the_layout_of_wrapped_chunks(launch):
 
 def built(
     rank: int, size: int, dtype: str = "fp32", **settings: Any
-) -> tuple[nn.Module, nn.Module, MegatronOptimizer]:
+) -> tuple[nn.Module, nn.Module, LayerWiseDistributedOptimizer]:
     """Build a layer-wise optimizer under torch's DDP."""
     model = blocks(dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
     wrapped = TorchDDP(model) if size > 1 else model

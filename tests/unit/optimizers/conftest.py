@@ -10,6 +10,7 @@ from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
+from megaopt_core.optimizers import MegatronOptimizer
 
 LOW = frozenset(
     {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8}
@@ -52,7 +53,7 @@ def torch_optimizers() -> Iterator[None]:
 
 
 @pytest.fixture
-def build() -> Callable[..., object]:
+def build() -> Callable[..., MegatronOptimizer]:
     """Build a named optimizer with no overrides, no weight decay and no clipping unless a test asks for them."""
 
     def make(model, optimizer="t_adam", *, overrides=None, **settings):

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile import build, copied, read, refused, save_good, sign, snapshot, unchanged
@@ -16,7 +18,7 @@ from megaopt_core.errors import CheckpointCorruptError, CheckpointError, Megaopt
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with something in every field."""
     path = tmp_path_factory.mktemp("documents") / "good"
     save_good(path)
@@ -24,7 +26,7 @@ def good(tmp_path_factory):
 
 
 @pytest.fixture
-def bad(good, tmp_path):
+def bad(good: Path, tmp_path: Path) -> Path:
     """A copy of it, to be changed."""
     return copied(good, tmp_path / "bad")
 
@@ -173,7 +175,7 @@ ANYTHING = st.recursive(
 )
 
 
-def as_text(value, chance):
+def as_text(value: Any, chance: random.Random) -> str:
     """Return JSON of a value as no writer of ours has it: keys twice, escapes, literals that JSON lacks, deep lists."""
     if isinstance(value, dict):
         pairs = [(key, as_text(item, chance)) for key, item in value.items()]

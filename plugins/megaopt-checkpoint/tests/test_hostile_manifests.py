@@ -2,7 +2,10 @@
 
 import os
 import random
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from megaopt_core.state._values.chunks import chunks_of
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with something in every field."""
     path = tmp_path_factory.mktemp("hostile") / "good"
     save_good(path)
@@ -27,12 +30,12 @@ def good(tmp_path_factory):
 
 
 @pytest.fixture
-def bad(good, tmp_path):
+def bad(good: Path, tmp_path: Path) -> Path:
     """A copy of it, to be changed."""
     return copied(good, tmp_path / "bad")
 
 
-def first(document):
+def first(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a model tensor's entry of 16 elements and its box."""
     entry = document["tensors"]["model.embedding.weight"]
     return entry, entry["chunks"][0]
@@ -74,45 +77,45 @@ def test_a_link_or_a_pipe_in_place_of_a_file(bad):
     refused(bad, r"rank-00000\.bin is missing", CheckpointError)
 
 
-def _hole(document):
+def _hole(document: dict[str, Any]) -> None:
     entry, _ = first(document)
     entry["shape"][0] += 1
 
 
-def _overlap(document):
+def _overlap(document: dict[str, Any]) -> None:
     entry, chunk = first(document)
     entry["chunks"] = [chunk, dict(chunk)]
 
 
-def _hole_in_extra(document):
+def _hole_in_extra(document: dict[str, Any]) -> None:
     document["tensors"]["extra.rng"]["chunks"] = []
 
 
-def _other_tensor(document):
+def _other_tensor(document: dict[str, Any]) -> None:
     state = document["optimizer"]["parameters"]["norm.weight"]["state"]
     state["exp_avg"] = {"tensor": "optim.state.norm.weight.exp_avg_sq"}
 
 
-def _other_model_tensor(document):
+def _other_model_tensor(document: dict[str, Any]) -> None:
     document["model"]["tensors"]["norm.weight"] = "model.norm.bias"
 
 
-def _step(value):
+def _step(value: Any) -> Callable[[dict[str, Any]], None]:
     def put(document):
         document["optimizer"]["parameters"]["norm.weight"]["state"]["step"] = {"value": value}
 
     return put
 
 
-def _chunk(**fields):
+def _chunk(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda document: first(document)[1].update(fields)
 
 
-def _tensor(**fields):
+def _tensor(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda document: first(document)[0].update(fields)
 
 
-def _extra(value):
+def _extra(value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda document: document.update(extra=value)
 
 
@@ -220,7 +223,8 @@ def test_documents_that_are_none(bad, data):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_random_changes(good, tmp_path, seed):
-    """A named error and nothing changed, or a load; never anything else. The script in tests/faults has more."""
+    """A named error and nothing changed, or a load; never anything else."""
+    # The script in tests/faults has more.
     chance = random.Random(seed)  # noqa: S311 - hypothesis chooses
     document = read(good)
     for _ in range(chance.choice([1, 2])):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from megaopt_testing import CHECKS, Check, Kind, run_checks, suite
+from megaopt_testing.fake_plugins import FakePlugins
 
 from megaopt_core.cli import main
 from megaopt_core.errors import ConformanceError, UnknownSettingError
@@ -40,14 +41,14 @@ SHORT = (
 
 
 @pytest.fixture(autouse=True)
-def _two(plugins) -> None:
+def _two(plugins: FakePlugins) -> None:
     plugins.install("two", PLUGIN)
     plugins.install("nothing")
     plugins.registry("testing")
 
 
 @pytest.fixture
-def _short(monkeypatch) -> None:
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "CHECKS_OF", {**suite.CHECKS_OF, Kind.OPTIMIZER: SHORT})
 
 

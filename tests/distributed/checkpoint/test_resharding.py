@@ -1,8 +1,10 @@
 """Checkpoints over real processes: any number of ranks to any other, one file a rank, one error for all."""
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,15 @@ from megaopt_core.errors import CheckpointBusyError, CheckpointCorruptError, Che
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
-def hop(rank, size, source, target, sharding, steps, settings):
+def hop(
+    rank: int,
+    size: int,
+    source: str | None,
+    target: str,
+    sharding: str,
+    steps: range,
+    settings: Mapping[str, Any],
+) -> tuple[tuple[dict[str, torch.Tensor], ...], tuple[dict[str, torch.Tensor], ...]]:
     """Load, train, save; return what was loaded and what was saved."""
     seeds = [int(sharding.removeprefix("cut"))] if sharding.startswith("cut") else []
     with random_cuts(*seeds):
@@ -67,13 +77,15 @@ def test_distributed_strategy_both_ways(launch, tmp_path):
             assert same(loaded[1], saved[1])
 
 
-def _has_distributed():
+def _has_distributed() -> bool:
     from megaopt_core import get_registry
 
     return "distributed" in get_registry().strategies()
 
 
-def hop_in_buffers(rank, size, source, target, ddp):
+def hop_in_buffers(
+    rank: int, size: int, source: str | None, target: str, ddp: Mapping[str, Any]
+) -> tuple[tuple[dict[str, torch.Tensor], ...], tuple[dict[str, torch.Tensor], ...]]:
     """As `hop`, under megaopt's own wrapper, where parameters are views of buffers."""
     from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 
@@ -117,7 +129,7 @@ def test_buffers_of_other_sizes(launch, tmp_path):
     assert all(not value.isnan().any() for value in again[0][0][0].values())
 
 
-def save_replicated(rank, size, path):
+def save_replicated(rank: int, size: int, path: str) -> None:
     """Save what all ranks hold alike."""
     model, optimizer = make()
     train(model, optimizer, range(1))
@@ -134,7 +146,7 @@ def test_replicas_are_saved_once_and_by_all(launch, tmp_path):
     assert max(two.files.values()) < 0.6 * two.nbytes
 
 
-def errors_of_ranks(rank, size, folder):
+def errors_of_ranks(rank: int, size: int, folder: str) -> list[str]:
     """Return the words that each rank hears of several failures."""
     heard = []
 
@@ -193,7 +205,7 @@ def test_every_rank_hears_the_same_error(launch, tmp_path):
     assert "rank-00001.bin is missing: rank 1 of 2" in first[3]
 
 
-def async_rounds(rank, size, folder):
+def async_rounds(rank: int, size: int, folder: str) -> bool:
     """Save in the background while training goes on; return whether the saved state is that of the call."""
     with random_cuts(9):
         model, optimizer = make(sharding="cut9")
@@ -212,7 +224,9 @@ def test_async_save_keeps_the_state_of_its_call(launch, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
 
 
-def stateful(rank, size, folder, sharding, load):
+def stateful(
+    rank: int, size: int, folder: str, sharding: str, load: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Save or load with torch's own functions."""
     with random_cuts(*([int(sharding.removeprefix("cut"))] if sharding.startswith("cut") else [])):
         model, optimizer = make(seed=rank if load else 0, sharding=sharding, dtype=torch.bfloat16)

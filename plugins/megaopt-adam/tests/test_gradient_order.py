@@ -1,5 +1,8 @@
 """Gradients that tensors are stepped with: in the dtype and the order of memory that the tensors have."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +22,9 @@ POLICIES = {
 }
 
 
-def trained(dtype, order, **settings):
+def trained(
+    dtype: torch.dtype, order: Callable[[torch.Tensor], torch.Tensor], **settings: Any
+) -> tuple[torch.Tensor, list[bool]]:
     """Return the weight after three steps, and whether each left the gradient that it was given."""
     torch.manual_seed(0)
     model = nn.Linear(8, 12, bias=False).to(dtype)

@@ -124,10 +124,8 @@ def test_a_good_optimizer_passes_everything() -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_bad_optimizer_fails_the_check_that_it_is_for(name: str) -> None:
-    """The message names the optimizer and says what to mend; nothing unexpected is raised on the way.
-
-    Other checks are spared it: what they refuse without a reason, honest optimizers show.
-    """
+    """The message names the optimizer and says what to mend; nothing unexpected is raised on the way."""
+    # Other checks are spared it: what they refuse without a reason, honest optimizers show.
     intended = ENTRIES[name][0]
     (result,) = run_checks(name, checks=[check for check in CHECKS if check.id == intended])
     assert result.status is CheckStatus.FAILED

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from megaopt_lion.lion import WEIGHT_DECAY_METHODS, Lion, init_state
-from megaopt_lion.update import can_compile, update_blockwise, update_compiled
+from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,10 +49,10 @@ def test_blocks_do_not_show():
     generator = torch.Generator().manual_seed(0)
     p, g, m = (torch.randn(size, generator=generator) for _ in range(3))
     whole, cut = [p.clone(), m.clone()], [p.clone(), m.clone()]
-    update_blockwise(whole[0], g, whole[1], lr=LR, keep=0.9, betas=BETAS)
+    update_blockwise(whole[0], g, whole[1], Numbers(lr=LR, keep=0.9, betas=BETAS))
     for start, stop in ((0, 1000), (1000, 200_008), (200_008, size)):
         rows = slice(start, stop)
-        update_blockwise(cut[0][rows], g[rows], cut[1][rows], lr=LR, keep=0.9, betas=BETAS)
+        update_blockwise(cut[0][rows], g[rows], cut[1][rows], Numbers(lr=LR, keep=0.9, betas=BETAS))
     assert torch.equal(whole[0], cut[0])
     assert torch.equal(whole[1], cut[1])
 
@@ -83,7 +83,7 @@ def test_blocks_bound_memory(dtype):
     """Nothing as large as the parameter is made beside it, also where narrow numbers are computed with as wide ones."""
     p, g, m = (torch.ones(1 << 20, dtype=dtype) for _ in range(3))
     with NewMemory() as made:
-        update_blockwise(p, g, m, lr=LR, keep=0.9, betas=BETAS)
+        update_blockwise(p, g, m, Numbers(lr=LR, keep=0.9, betas=BETAS))
     assert 0 < made.largest <= 1 << 16
 
 
@@ -129,9 +129,9 @@ def test_compiled_equals_plain_to_one_ulp(dtype, momentum_dtype):
             p, g = torch.randn(size, generator=generator).to(dtype), gradient.to(dtype)
             m = momentum.to(momentum_dtype)
             plain, compiled = [p.clone(), m.clone()], [p.clone(), m.clone()]
-            settings = {"lr": LR / (step + 1), "keep": 1.0 - 0.01 * step, "betas": betas}
-            update_blockwise(plain[0], g, plain[1], **settings)
-            update_compiled(compiled[0], g, compiled[1], **settings)
+            numbers = Numbers(LR / (step + 1), 1.0 - 0.01 * step, betas)
+            update_blockwise(plain[0], g, plain[1], numbers)
+            update_compiled(compiled[0], g, compiled[1], numbers)
             for a, b in zip(plain, compiled, strict=True):
                 assert ulps(a, b).max() <= 1
 
@@ -156,7 +156,7 @@ def test_every_operation_is_rounded_once(dtype):
         direction = rounded(rounded(difference * first) + wide[2]).sign()
         expected = rounded(wide[0] * keep) - direction * lr
         momentum = wide[2] + rounded(difference * second)
-        update_blockwise(p, g, m, lr=LR, keep=0.9, betas=betas)
+        update_blockwise(p, g, m, Numbers(lr=LR, keep=0.9, betas=betas))
         assert torch.equal(p, expected.float().to(dtype))
         assert torch.equal(m, momentum.float().to(dtype))
 
@@ -189,7 +189,9 @@ def test_momentum_may_be_narrower_than_the_parameter():
 def test_memory_that_is_not_contiguous():
     """Transposed parameters are updated in place."""
     stored = torch.zeros(3, 5)
-    update_blockwise(stored.mT, torch.ones(5, 3), torch.zeros(3, 5).mT, lr=1.0, keep=1.0, betas=BETAS)
+    update_blockwise(
+        stored.mT, torch.ones(5, 3), torch.zeros(3, 5).mT, Numbers(lr=1.0, keep=1.0, betas=BETAS)
+    )
     assert (stored == -1).all()
 
 
@@ -236,6 +238,7 @@ def test_a_failing_compiler_is_not_the_end(monkeypatch):
 
     monkeypatch.setattr("megaopt_lion.lion.update_compiled", fail)
     monkeypatch.setattr("megaopt_lion.lion._WORTH_COMPILING", 1)
+    monkeypatch.setattr("megaopt_lion.lion._WORTH_A_KERNEL", 1)
     monkeypatch.setattr("megaopt_lion.lion.can_compile", lambda _: True)
     optimizer = Lion([param], lr=1.0, weight_decay=0.0)
     with pytest.warns(UserWarning, match="goes on without torch.compile"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, override
 import torch
 
 from megaopt_core.plugin_api import dense_gradient, require_argument, require_decoupled_if_cautious
-from megaopt_lion.update import can_compile, update_blockwise, update_compiled
+from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -30,6 +30,9 @@ WEIGHT_DECAY_METHODS: Mapping[str, Callable[[Any, float], Any]] = MappingProxyTy
 """Factor on the parameter, of learning rate and weight decay; `l2` adds to the gradient instead."""
 
 _WORTH_COMPILING = 1 << 24  # elements; compiling takes seconds
+
+_WORTH_A_KERNEL = 1 << 14
+"""Elements of a tensor on a CPU: a compiled call takes as long as the plain operations on fewer, before it computes."""
 
 
 class Lion(torch.optim.Optimizer):
@@ -153,35 +156,37 @@ class Lion(torch.optim.Optimizer):
             stays = isinstance(given, torch.Tensor) and given.device.type != "mps"  # which has no float64
             lr = given.double() if stays else float(given)
             keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
+            cautious = bool(group["cautious_weight_decay"]) and decay != 0.0
+            numbers = Numbers(lr, keep, group["betas"], cautious)
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 grad = dense_gradient("Lion", param)
                 if self.weight_decay_method == "l2" and decay:
                     grad = grad.add(param, alpha=decay)
-                cautious = bool(group["cautious_weight_decay"]) and decay != 0.0
-                self._update(param, grad, lr=lr, keep=keep, betas=group["betas"], cautious=cautious)
+                self._update(param, grad, numbers)
         return loss
 
-    def _update(self, param: torch.Tensor, grad: torch.Tensor, **settings: Any) -> None:
+    def _update(self, param: torch.Tensor, grad: torch.Tensor, numbers: Numbers) -> None:
         exp_avg = self._momentum(param)
         tensors = (param, grad, exp_avg)
         if (
-            isinstance(settings["lr"], torch.Tensor)  # compiled, it would be read by the host
+            isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
             or not self._compiles()
+            or (param.numel() < _WORTH_A_KERNEL and param.device.type == "cpu")
             or param.dtype is torch.float64
             or not all(t.is_contiguous() for t in tensors)
         ):
-            update_blockwise(*tensors, **settings)
+            update_blockwise(*tensors, numbers)
             return
         try:
-            update_compiled(*tensors, **settings)
+            update_compiled(*tensors, numbers)
         except torch._dynamo.exc.TorchDynamoException as error:
             if self.compile:
                 raise
             self._automatic = False
             warnings.warn(f"Lion goes on without torch.compile, which failed: {error}", stacklevel=3)
-            update_blockwise(*tensors, **settings)
+            update_blockwise(*tensors, numbers)
 
     def _compiles(self) -> bool:
         if self.compile is not None:

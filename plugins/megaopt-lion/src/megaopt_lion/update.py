@@ -19,27 +19,67 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Final
 
 import torch
+from attrs import field, frozen
 
-__all__ = ["can_compile", "update_blockwise", "update_compiled"]
+__all__ = ["Numbers", "can_compile", "update_blockwise", "update_compiled"]
 
 # A C++ compiler, and Triton for GPUs, may otherwise contract a product and a sum into one operation.
 _EVERY_OPERATION_ROUNDED: Mapping[str, str | bool] = MappingProxyType(
     {"cpp.enable_floating_point_contract_flag": "off", "emulate_precision_casts": True}
 )
-_BLOCK = 1 << 16  # elements: five blocks of float32 nearly fit a core's own cache
+_BLOCK: Final = 1 << 16  # elements: five blocks of float32 nearly fit a core's own cache
+
+
+@frozen(eq=False)
+class Numbers:
+    """What updates multiply with, as tensors that are made once for all parameters of a step.
+
+    Args:
+        lr: learning rate; a tensor is not read by the host.
+        keep: factor on the parameter: weight decay; the same.
+        betas: `(beta1, beta2)`.
+        cautious: decay only where update and weight agree in sign.
+    """
+
+    lr: float | torch.Tensor
+    keep: float | torch.Tensor
+    betas: tuple[float, float]
+    cautious: bool = False
+    _made: dict[torch.dtype | str, tuple[torch.Tensor, ...]] = field(factory=dict, init=False, repr=False)
+
+    def of(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Return the factor on the parameter and the two weights of the gradient, in update and in momentum.
+
+        Args:
+            dtype: that is computed in.
+        """
+        made = self._made.get(dtype)
+        if made is None:
+            # As tensors: torch multiplies with them faster than with Python's numbers.
+            weights = torch.tensor([1.0 - beta for beta in self.betas], dtype=dtype, device="cpu")
+            kept = (
+                self.keep.to(dtype)
+                if isinstance(self.keep, torch.Tensor)
+                else torch.tensor(self.keep, dtype=dtype, device="cpu")
+            )
+            made = self._made[dtype] = (kept, *weights.unbind())
+        return made
+
+    def for_kernel(self) -> tuple[torch.Tensor, ...]:
+        """Return the learning rate and what :meth:`of` does, for a compiled kernel: it would compile in a number."""
+        made = self._made.get("kernel")
+        if made is None:
+            values = (self.lr, self.keep, *(1.0 - beta for beta in self.betas))
+            made = tuple(torch.tensor(value, dtype=torch.float64, device="cpu") for value in values)
+            self._made["kernel"] = made
+        return made
 
 
 def update_blockwise(
-    param: torch.Tensor,
-    grad: torch.Tensor,
-    exp_avg: torch.Tensor,
-    *,
-    lr: float | torch.Tensor,
-    keep: float | torch.Tensor,
-    betas: tuple[float, float],
-    cautious: bool = False,
+    param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor, numbers: Numbers
 ) -> None:
     """Update parameter and momentum in place with plain torch operations.
 
@@ -50,14 +90,11 @@ def update_blockwise(
         param: any shape and floating-point dtype.
         grad: its gradient, or that plus L2 decay.
         exp_avg: its momentum, possibly of another dtype.
-        lr: learning rate; a tensor is not read by the host.
-        keep: factor on the parameter: weight decay; the same.
-        betas: `(beta1, beta2)`.
-        cautious: decay only where update and weight agree in sign.
+        numbers: learning rate, decay and betas.
 
     Example:
         >>> p, m = torch.tensor([1.0, 1.0]), torch.zeros(2)
-        >>> update_blockwise(p, torch.tensor([4.0, -4.0]), m, lr=0.5, keep=1.0, betas=(0.5, 0.5))
+        >>> update_blockwise(p, torch.tensor([4.0, -4.0]), m, Numbers(lr=0.5, keep=1.0, betas=(0.5, 0.5)))
         >>> p.tolist(), m.tolist()
         ([0.5, 1.5], [2.0, -2.0])
     """
@@ -71,40 +108,22 @@ def update_blockwise(
     else:
         runs = zip(*((tensor,) for tensor in tensors), strict=True)
     wide = torch.promote_types(torch.promote_types(param.dtype, exp_avg.dtype), torch.float32)
-    # As tensors: torch multiplies with them faster than with Python's numbers.
-    weights = torch.tensor((1.0 - betas[0], 1.0 - betas[1]), dtype=wide, device="cpu").unbind()
-    kept = keep.to(wide) if isinstance(keep, torch.Tensor) else torch.tensor(keep, dtype=wide, device="cpu")
-    rate = lr.to(wide) if isinstance(lr, torch.Tensor) else lr
+    rate = numbers.lr.to(wide) if isinstance(numbers.lr, torch.Tensor) else numbers.lr
     for p, g, m in runs:
-        _update(p, g, m, rate, kept, *weights, cautious=cautious)
+        _update(p, g, m, rate, *numbers.of(wide), cautious=numbers.cautious)
 
 
-def update_compiled(
-    param: torch.Tensor,
-    grad: torch.Tensor,
-    exp_avg: torch.Tensor,
-    *,
-    lr: float,
-    keep: float,
-    betas: tuple[float, float],
-    cautious: bool = False,
-) -> None:
+def update_compiled(param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor, numbers: Numbers) -> None:
     """Update parameter and momentum in place with one compiled kernel; the arguments are those of the other.
 
     Args:
         param: any shape and floating-point dtype, contiguous.
         grad: its gradient.
         exp_avg: its momentum.
-        lr: learning rate.
-        keep: factor on the parameter.
-        betas: `(beta1, beta2)`.
-        cautious: decay only where update and weight agree in sign.
+        numbers: learning rate, decay and betas; none of them a tensor.
     """
-    # Numbers travel as tensors: a number that changes would be compiled anew.
-    scalars = (
-        torch.tensor(value, dtype=torch.float64) for value in (lr, keep, 1.0 - betas[0], 1.0 - betas[1])
-    )
-    _compiled()(param.view(-1), grad.view(-1), exp_avg.view(-1), *scalars, cautious)
+    flat = (tensor.view(-1) for tensor in (param, grad, exp_avg))
+    _compiled()(*flat, *numbers.for_kernel(), numbers.cautious)
 
 
 @cache

@@ -203,7 +203,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         Returns:
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
-        return merged(self.newton_schulz, self.planner.plan(p), grad, self._active_book)
+        return merged(self.newton_schulz, self.planner.plan(p), grad, self._active_book, scaled=False)
 
     @override
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:

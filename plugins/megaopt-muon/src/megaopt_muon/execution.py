@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_muon.batches import Orthogonalized, batch_key, batched, padded
 from megaopt_muon.methods import MethodBook
@@ -40,7 +41,7 @@ def orthogonalize_pieces(
         squares: squared norms, as far as known, of updates that may be overwritten; by default none.
 
     Yields:
-        `(index of the plan, index of the piece, orthogonalized [*batch, rows, columns])`, without the plan's scale. The
+        `(index of the plan, index of the piece, orthogonalized [*batch, rows, columns])`, times the plan's scale. The
         tensor is valid until the next is asked for.
     """
     batches: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
@@ -59,22 +60,31 @@ def orthogonalize_pieces(
                     matrix = plans[index].pieces[number].read(updates[index])
                     square = squares[index] if squares else None
                     whole = len(plans[index].pieces) == 1
-                    scaled = ns.scaled(
-                        matrix, book, consume=square is not None, square=square if whole else None
+                    yield (
+                        index,
+                        number,
+                        ns.scaled(
+                            matrix,
+                            book,
+                            consume=square is not None,
+                            square=square if whole else None,
+                            factor=plans[index].scales[number],
+                        ),
                     )
-                    yield index, number, scaled
             else:
                 run = padded if kind == "padded" else batched
-                yield from run(ns, plans, updates, members, book)
+                for index, number, result in run(ns, plans, updates, members, book):
+                    yield index, number, result.times(plans[index].scales[number])
     for index, number in cut:
         plan, piece = plans[index], plans[index].pieces[number]
         assert plan.cut is not None  # noqa: S101 - selected above
         part = piece.read(updates[index])
         flat = part.reshape(-1, *piece.shape[-2:]) if part.dim() > 3 else part
+        scale = plan.scales[number]
         if plan.cut.mode == "distributed":
-            o = orthogonalize_distributed(ns, flat, plan.cut.group, plan.cut.dim)
+            o = orthogonalize_distributed(ns, flat, plan.cut.group, plan.cut.dim).mul_(scale)
         else:
-            o = orthogonalize_duplicated(ns, flat, plan.cut.group, plan.cut.dim, book)
+            o = orthogonalize_duplicated(ns, flat, plan.cut.group, plan.cut.dim, book, scale)
         yield index, number, Scaled(o.view(piece.shape))
 
 
@@ -83,20 +93,24 @@ def merged(
     plan: MatrixPlan,
     update: torch.Tensor,
     book: MethodBook | None = None,
+    *,
+    scaled: bool,
 ) -> torch.Tensor:
-    """Return one parameter's orthogonalized update, unscaled, as a new tensor of its stored shape.
+    """Return one parameter's orthogonalized update as a new tensor of its stored shape.
 
     Args:
         ns: how to orthogonalize.
         plan: what the parameter consists of.
         update: of the parameter's stored shape.
         book: the methods to take; None: those of `ns`.
+        scaled: times the plan's scales.
     """
     source = update
     if plan.gather_first:
         assert plan.cut is not None  # noqa: S101 - gathering needs a cut
         source = all_gather(update, plan.cut.group, plan.cut.stored_dim)
-    local = plan if not plan.gather_first else _without_cut(plan)
+    scales = plan.scales if scaled else (1.0,) * len(plan.scales)
+    local = evolve(plan, scales=scales, cut=None if plan.gather_first else plan.cut, gather_first=False)
     out = torch.empty(
         source.shape, dtype=torch.promote_types(update.dtype, torch.float32), device=update.device
     )
@@ -129,7 +143,3 @@ def scales_of(plan: MatrixPlan, device: torch.device) -> float | torch.Tensor:
     if plan.gather_first and plan.cut is not None:
         return own_part(scales, plan.cut.group, plan.cut.stored_dim)
     return scales
-
-
-def _without_cut(plan: MatrixPlan) -> MatrixPlan:
-    return MatrixPlan(plan.shape, plan.view, plan.pieces, plan.scales)

@@ -15,7 +15,7 @@ from megaopt_muon.batches import is_single
 from megaopt_muon.books import GroupBooks
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.elementwise import subtract
-from megaopt_muon.execution import merged, orthogonalize_pieces, scales_of
+from megaopt_muon.execution import merged, orthogonalize_pieces
 from megaopt_muon.groups import tensor_parallel_groups
 from megaopt_muon.local_step import LocalStep, gradient_of, runs_of
 from megaopt_muon.newton_schulz import NewtonSchulz
@@ -256,8 +256,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             A new tensor of the parameter's shape, float32 (float64 for float64 momentum).
         """
         plan = self.planner.plan(p)
-        update = merged(self.newton_schulz, plan, grad, self._active_book)
-        return update.mul_(scales_of(plan, grad.device))
+        return merged(self.newton_schulz, plan, grad, self._active_book, scaled=True)
 
     def _step_params(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         self._apply(group, params, self._transform(group, params, self._local_updates(group, params)))
@@ -297,8 +296,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             [self._squares.get(index) for index in together],
         ):
             index = together[position]
-            piece, scale = plans[index].pieces[number], plans[index].scales[number]
-            yield Change(index, piece, piece.fold(o.values), o.scale * scale)
+            piece = plans[index].pieces[number]
+            yield Change(index, piece, piece.fold(o.values), o.scale)
         for index in sorted(set(range(len(params))) - set(together)):
             settings = {key: value for key, value in group.items() if key != "params"}
             yield Change(index, None, self.orthogonalize(params[index], updates[index], **settings))

@@ -77,18 +77,21 @@ class NewtonSchulz:
     def _empty_book(self) -> MethodBook:
         return MethodBook(self.method, self.coefficients)
 
-    def __call__(self, update: torch.Tensor, book: MethodBook | None = None) -> torch.Tensor:
+    def __call__(
+        self, update: torch.Tensor, book: MethodBook | None = None, factor: float = 1.0
+    ) -> torch.Tensor:
         """Return the orthogonalized matrices as a new tensor.
 
         Args:
             update: `[rows, columns]` or `[matrices, rows, columns]`, any floating-point dtype.
             book: the methods to take; None: this object's own.
+            factor: on the result.
 
         Returns:
             The same shape, float32 (float64 for a float64 update under `"high"` and `"highest"`).
         """
         with matmul_precision(self.precision):
-            result = self.scaled(update, book)
+            result = self.scaled(update, book, factor=factor)
         wide = torch.promote_types(result.values.dtype, torch.float32)
         return result.values.to(wide, copy=True, memory_format=torch.contiguous_format).mul_(result.scale)
 
@@ -99,14 +102,16 @@ class NewtonSchulz:
         *,
         consume: bool = False,
         square: float | None = None,
+        factor: float = 1.0,
     ) -> Scaled:
-        """Return the orthogonalized matrices, of which a scale is left to whoever uses them.
+        """Return the orthogonalized matrices times a factor, of which a scale is left to whoever uses them.
 
         Args:
             update: as for :meth:`__call__`.
             book: the methods to take; None: this object's own.
             consume: `update` may be overwritten.
             square: its squared Frobenius norm, where that is known.
+            factor: on the result.
 
         Returns:
             Matrices in memory that the next call uses again; never a number that is not finite, if `update` has none.
@@ -114,16 +119,18 @@ class NewtonSchulz:
         dtype = compute_dtype(self.precision, update.dtype, update.device)
         if is_narrow(dtype, update.device):
             if update.dim() == 2:
-                return self._whole(update, dtype, book or self.book, consume=consume, square=square)
+                return self._whole(
+                    update, dtype, book or self.book, consume=consume, square=square, factor=factor
+                )
             tall = update.shape[-2] > update.shape[-1]
             x = torch.empty(update.mT.shape if tall else update.shape, dtype=dtype)
             normalized(update.mT if tall else update, x, self.eps)
             result = self.batch(x)
             turned = Scaled(result.values.mT, result.scale) if tall else result
-            return self.finite(turned, update)
+            return self.finite(turned, update).times(factor)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x, self.eps)
-        return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update)
+        return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update).times(factor)
 
     def batch(self, x: torch.Tensor) -> Scaled:
         """Run all steps on normalized matrices of 16 bits on a processor, of which none is tall.
@@ -141,6 +148,7 @@ class NewtonSchulz:
         *,
         consume: bool,
         square: float | None,
+        factor: float,
     ) -> Scaled:
         """Orthogonalize one matrix in 16 bits."""
         small, large = sorted(update.shape)
@@ -155,7 +163,9 @@ class NewtonSchulz:
         runs = None
         if x.scale != 1.0 and book.method_of(small, large) == "gram":
             runs = partial(whole_runs, self.coefficients)
-        return self.finite(iterate_whole(x, self.coefficients, self.workspace, runs), update)
+        if are_tame(self.coefficients):
+            return iterate_whole(x, self.coefficients, self.workspace, runs, factor=factor)
+        return self.finite(iterate_whole(x, self.coefficients, self.workspace, runs), update).times(factor)
 
     def finite(self, result: Scaled, update: torch.Tensor) -> Scaled:
         """Return the result, or what stands in for matrices that the iteration has blown up.

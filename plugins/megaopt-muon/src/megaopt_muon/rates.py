@@ -28,6 +28,9 @@ _PROBED: Final = 384
 _CALL: Final = 5e-6
 """Seconds that a call takes before it computes."""
 
+_CALLS: Final = 6
+"""Calls for the diagonals of a product of square matrices."""
+
 
 def _positive(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < float("inf"):
@@ -43,8 +46,8 @@ class Rates:
     Args:
         size: rows.
         gram: of `x x^T` per multiplication, `x` four times as long as high.
-        square: of a product of square matrices with an addend per multiplication.
-        apply: of a square matrix times `x`, with an addend, per multiplication.
+        square: of a product of square matrices per multiplication.
+        apply: of a square matrix times `x` per multiplication.
         pass_: of an operation on every element, per element.
     """
 
@@ -66,16 +69,12 @@ class Rates:
             >>> DEFAULT.run_time((3, 2), 512, 4096) < DEFAULT.run_time((1,) * 5, 512, 4096)
             True
         """
-        large_product = small * small * large
-        seconds = len(lengths) * large_product * (self.gram + self.apply)
-        for length in lengths:
-            squares = 4 * length - 3
-            seconds += squares * small**3 * self.square
-            if (
-                length > 1
-            ):  # matrices are added before they are multiplied, centered after it, and the norm is asked for
-                passes = (2 * length - 2) * small * small + small * large
-                seconds += passes * self.pass_ + 6 * squares * _CALL
+        seconds = len(lengths) * small * small * large * (self.gram + self.apply)
+        squares = sum(4 * length - 3 for length in lengths)
+        seconds += squares * small**3 * self.square
+        more = squares - sum(lengths)  # than single steps
+        if more:  # and each run but the first asks for the norm of what it begins at
+            seconds += more * _CALLS * _CALL + (len(lengths) - 1) * small * large * self.pass_
         return seconds
 
 
@@ -113,8 +112,8 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
     large_out, large = torch.empty_like(x), aspect * size**3
     operations: dict[str, tuple[Callable[[], Any], int]] = {
         "gram": (lambda: torch.mm(x, x.mT, out=out), large),
-        "square": (lambda: torch.addmm(square, square, square, beta=1, alpha=0.5, out=out), size**3),
-        "apply": (lambda: torch.addmm(x, square, x, beta=1, alpha=0.5, out=large_out), large),
+        "square": (lambda: torch.mm(square, square, out=out), size**3),
+        "apply": (lambda: torch.mm(square, x, out=large_out), large),
         "pass_": (lambda: torch.add(x, x, alpha=0.5, out=large_out), x.numel()),
     }
     if aspect == 1:

@@ -78,7 +78,7 @@ class MuonSplit:
             for position, of_plan, o in orthogonalize_pieces(
                 inner.newton_schulz, plans, given, book, squares
             ):
-                piece, scale = plans[position].pieces[of_plan], plans[position].scales[of_plan] * o.scale
+                piece, scale = plans[position].pieces[of_plan], o.scale
                 window = piece.window(done[mine[position]])
                 # As `subtract` does it: torch rounds a bfloat16 product otherwise where memory has gaps.
                 values = torch.empty(window.shape, dtype=window.dtype, device=window.device)
@@ -165,7 +165,7 @@ class AdaptiveMuonSplit(MuonSplit):
         for update, info in zip(updates, infos, strict=True):
             group, plan = self.inner.param_groups[info.group], self.inner.planner.plan_whole(info)
             book = self.inner.books.of(group)
-            o = merged(self.inner.newton_schulz, plan, update, book).to(_wide(update.dtype))
+            o = merged(self.inner.newton_schulz, plan, update, book, scaled=False).to(_wide(update.dtype))
             group["ns_plan"] = book.text
             state = self.transform_state[info.name]["moment2_buffer"]
             change = self.moment.normalize(

@@ -65,7 +65,12 @@ def all_reduce_sum(tensor: torch.Tensor, group: ProcessGroup) -> None:
 
 
 def orthogonalize_duplicated(
-    ns: NewtonSchulz, part: torch.Tensor, group: ProcessGroup, dim: int, book: MethodBook | None = None
+    ns: NewtonSchulz,
+    part: torch.Tensor,
+    group: ProcessGroup,
+    dim: int,
+    book: MethodBook | None = None,
+    factor: float = 1.0,
 ) -> torch.Tensor:
     """Gather the matrix, orthogonalize it on every rank, and return this rank's part.
 
@@ -75,9 +80,10 @@ def orthogonalize_duplicated(
         group: the ranks that hold the parts, in order.
         dim: 0 when rows are cut, 1 when columns are.
         book: the methods to take; None: those of `ns`.
+        factor: on the result.
     """
     stored_dim = part.dim() - 2 + dim
-    return own_part(ns(all_gather(part, group, stored_dim), book), group, stored_dim)
+    return own_part(ns(all_gather(part, group, stored_dim), book, factor), group, stored_dim)
 
 
 def orthogonalize_distributed(

@@ -1,0 +1,111 @@
+"""Matrices of 16 bits whose diagonals are known in 32."""
+
+import pytest
+import torch
+from megaopt_muon import scaled
+from megaopt_muon.exact import apply, as_stored, first_polynomial, gram_of, polynomial, times
+from megaopt_muon.scaled import Scaled, outer
+from megaopt_muon.workspace import Workspace
+
+pytestmark = pytest.mark.any_python
+
+SIZE = 64
+TRIPLE = (3.4445, -4.775, 2.0315)
+
+
+def near_identity(seed, size=SIZE):
+    """Return a symmetric matrix of 16 bits whose eigenvalues are all near one."""
+    rest = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
+    return ((rest + rest.mT) * 1e-3 + 0.9 * torch.eye(size)).bfloat16()
+
+
+def like(matrix):
+    """Return memory for a result."""
+    return torch.empty_like(matrix.values)
+
+
+def value(matrix):
+    """Return what a matrix stands for: the diagonal as it should be."""
+    whole = matrix.values.double()
+    whole.diagonal().copy_(matrix.diagonal)
+    return whole * matrix.scale
+
+
+def relative(got, exact):
+    """Return the relative error in the Frobenius norm."""
+    return float((got - exact).norm() / exact.norm())
+
+
+def test_a_chain_of_products_keeps_its_diagonal():
+    """Shifting and squaring again and again errs by the rounding of results alone, not by that of what was shifted."""
+    a = as_stored(near_identity(0))
+    exact = value(a)
+    for _ in range(3):
+        w = polynomial(a, TRIPLE, like(a))
+        power = TRIPLE[0] * torch.eye(SIZE) + TRIPLE[1] * exact + TRIPLE[2] * exact @ exact
+        assert relative(value(w), power) < 2**-9
+        a, exact = times(w, w, like(w)), power @ power
+        assert relative(value(a), exact) < 2**-8
+        a, exact = as_stored(near_identity(1)), value(as_stored(near_identity(1)))
+
+
+def test_what_rounding_does_to_a_diagonal_is_taken_off_a_product():
+    """Of two shifted matrices the product is that of the matrices before they were rounded."""
+    a, b = as_stored(near_identity(0)), as_stored(near_identity(1))
+    shifted = [polynomial(m, (0.1234567, 1.0, 0.0), like(m)) for m in (a, b)]
+    exact = value(shifted[0]) @ value(shifted[1])
+    found = times(*shifted, like(a))
+    as_it_is = shifted[0].values.double() @ shifted[1].values.double()
+    assert relative(value(found), exact) < 2**-9
+    assert relative(as_it_is, exact) > 0
+
+
+@pytest.mark.parametrize("triple", [TRIPLE, (2.0, -1.5, 0.0), (1.5, 0.0, 0.25)])
+def test_the_first_polynomial_tells_the_norm(triple):
+    """It is the polynomial, and the Gram matrix's Frobenius norm, where there is a square."""
+    workspace = Workspace()
+    x = torch.randn(48, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gram = gram_of(Scaled(x, float(1.0 / x.double().norm())), 1.0, workspace)
+    exact = value(gram)
+    norm = float(exact.norm())
+    w, found = first_polynomial(gram, triple, like(gram))
+    expected = triple[0] * torch.eye(48) + triple[1] * exact + triple[2] * exact @ exact
+    assert relative(value(w), expected) < 2**-9
+    assert found == (pytest.approx(norm, rel=0.02) if triple[2] else float("inf"))
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_a_factor_goes_with_the_product(tall):
+    """What is applied is applied once and scaled, and the common error of the diagonal is taken back."""
+    q = polynomial(as_stored(near_identity(0)), (1.0, 1e-4, 0.0), torch.empty(SIZE, SIZE).bfloat16())
+    x = torch.randn(SIZE, 100, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = x.mT.contiguous() if tall else x
+    got = apply(q, Scaled(x, 0.5), torch.empty_like(x), 3.0, tall=tall)
+    exact = 1.5 * (x.double() @ value(q) if tall else value(q) @ x.double())
+    assert got.scale == 1.0
+    assert relative(got.values.double(), exact) < 2**-8
+
+
+@pytest.mark.parametrize("tall", [False, True])
+@pytest.mark.parametrize(("size", "depth"), [(96, 100), (70, 150), (100, 1000), (33, 70)])
+def test_block_rows_are_the_product(monkeypatch, size, depth, tall):
+    """Made right of the diagonal and copied below it, in as many block rows as it takes: symmetric, and the product."""
+    for name, number in (("_BLOCK", 16), ("_TALL", 32), ("_WIDE", 32), ("_LARGE", 96)):
+        monkeypatch.setattr(scaled, name, number)
+    x = torch.randn(size, depth, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = x.mT.contiguous() if tall else x
+    gram = outer(x, 0.25, Workspace(), tall=tall)
+    exact = 0.25 * (x.mT.double() @ x.double() if tall else x.double() @ x.mT.double())
+    assert torch.equal(gram, gram.mT)
+    assert relative(gram.double(), exact) < 2**-8
+
+
+@pytest.mark.parametrize("columns", [256, 300, 512, 700, 768, 1024])
+def test_rows_lie_an_odd_number_of_cache_lines_apart(columns):
+    """So they do not share the same few sets of a cache, and none begins inside a line; small matrices have no gaps."""
+    device, workspace = torch.device("cpu"), Workspace()
+    taken = workspace.take("a", (columns, columns), torch.bfloat16, device, odd_lines=True)
+    assert taken.shape == (columns, columns)
+    assert taken.stride(0) % 64 == 32
+    assert 0 <= taken.stride(0) - columns < 64
+    assert workspace.take("b", (64, 64), torch.bfloat16, device, odd_lines=True).is_contiguous()

@@ -91,7 +91,8 @@ class MomentumStep:
         length = min(_IN_CACHE, param.numel())
         spare = self._workspace.take("elements", (2, length), param.dtype, param.device, dense=True)
         square = 0.0
-        for p, g, m, u in zip(*(tensor.split(length) for tensor in flat), strict=True):
+        whole = length == param.numel()
+        for p, g, m, u in [flat] if whole else zip(*(tensor.split(length) for tensor in flat), strict=True):
             source = torch.add(g, p, alpha=self._add, out=spare[1, : g.numel()]) if self._add else g
             m.lerp_(source, 1.0 - self._momentum)
             ahead = torch.lerp(source, m, self._momentum, out=spare[0, : g.numel()]) if self._nesterov else m
@@ -137,4 +138,7 @@ def _rows(target: torch.Tensor, update: torch.Tensor) -> Iterator[tuple[torch.Te
     """Cut both along their first dimension into pieces; an accelerator takes all at once."""
     length = max(1, target.numel() // max(1, target.shape[0]))
     height = target.shape[0] if target.device.type != "cpu" else max(1, _IN_CACHE // max(1, length))
+    if height >= target.shape[0]:
+        yield target, update
+        return
     yield from zip(target.split(max(1, height)), update.split(max(1, height)), strict=True)

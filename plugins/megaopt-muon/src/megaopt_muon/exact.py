@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import frozen
 
-from megaopt_muon.scaled import Scaled, has_more_rows, outer, product, take
+from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, product, take
 
 if TYPE_CHECKING:
     from megaopt_muon.workspace import Workspace
@@ -73,7 +73,9 @@ def gram_of(x: Scaled, trace: float, workspace: Workspace) -> Exact:
         trace: of the result, which is known more exactly than its rounded diagonal tells.
         workspace: where the result lies.
     """
-    values = outer(x.values, x.scale * x.scale, workspace, tall=has_more_rows(x.values))
+    tall = has_more_rows(x.values)
+    values = outer_memory(x.values, workspace, tall=tall)
+    outer(x.values, x.scale * x.scale, values, tall=tall)
     diagonal = values.diagonal().to(torch.float32)
     diagonal += (trace - float(diagonal.sum())) / values.shape[-1]
     return _stored(values, diagonal)

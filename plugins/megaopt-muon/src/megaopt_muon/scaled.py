@@ -10,7 +10,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from megaopt_muon.workspace import Workspace
 
-__all__ = ["Scaled", "has_more_rows", "outer", "product", "squared_norm", "take"]
+__all__ = ["Scaled", "has_more_rows", "outer", "outer_memory", "product", "squared_norm", "take"]
 
 _IN_CACHE: Final = 1 << 17
 """Elements that are widened at a time: they stay in the cache of a core."""
@@ -65,30 +65,41 @@ def squared_norm(x: torch.Tensor, workspace: Workspace) -> float:
     return total
 
 
-def outer(x: torch.Tensor, factor: float, workspace: Workspace, *, tall: bool) -> torch.Tensor:
-    """Return `factor * X X^T`, or `factor * X^T X` for a tall matrix, rounded once.
+def outer_memory(x: torch.Tensor, workspace: Workspace, *, tall: bool) -> torch.Tensor:
+    """Return memory for what :func:`outer` makes.
+
+    Args:
+        x: `[n, k]` or `[matrices, n, k]`.
+        workspace: where it lies.
+        tall: the product is over the rows.
+    """
+    size = x.shape[-1] if tall else x.shape[-2]
+    shape = (*x.shape[:-2], size, size)
+    return workspace.take("gram", shape, x.dtype, x.device, dense=x.dim() == 3, odd_lines=True)
+
+
+def outer(x: torch.Tensor, factor: float, out: torch.Tensor, *, tall: bool) -> None:
+    """Make `factor * X X^T`, or `factor * X^T X` for a tall matrix, rounded once.
 
     Of a large one, block rows are multiplied right of the diagonal only, and copied below it.
 
     Args:
         x: `[n, k]` or `[matrices, n, k]`.
         factor: on the product.
-        workspace: where the result lies.
+        out: where it goes.
         tall: take the product over the rows.
     """
-    size, depth = (x.shape[-1], x.shape[-2]) if tall else (x.shape[-2], x.shape[-1])
-    shape = (*x.shape[:-2], size, size)
-    out = workspace.take("gram", shape, x.dtype, x.device, dense=x.dim() == 3, odd_lines=True)
     left, right = (x.mT, x) if tall else (x, x.mT)
-    if x.dim() == 3:
-        return product(left, right, factor, out)
-    height = _block_rows(size, depth, tall=tall)
+    size = out.shape[-1]
+    height = _block_rows(size, x.shape[-2] if tall else x.shape[-1], tall=tall) if x.dim() == 2 else size
+    if height >= size:
+        product(left, right, factor, out)
+        return
     for start in range(0, size, height):
         stop = min(start + height, size)
         product(left[start:stop], right[:, start:], factor, out[start:stop, start:])
         if stop < size:
             out[stop:, start:stop].copy_(out[start:stop, stop:].mT)
-    return out
 
 
 def _block_rows(size: int, depth: int, *, tall: bool) -> int:

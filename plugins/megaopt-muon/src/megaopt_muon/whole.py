@@ -18,13 +18,12 @@ diagonals, whose rounding :mod:`megaopt_muon.exact` keeps account of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from megaopt_muon.exact import Triple, accumulate, apply, as_stored, first_polynomial, gram_of, polynomial
-from megaopt_muon.norms import SMALLEST_ALONE
-from megaopt_muon.scaled import Scaled, has_more_rows, outer, squared_norm, take
+from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, squared_norm, take
 from megaopt_muon.schedule import are_gentle
 
 if TYPE_CHECKING:
@@ -35,8 +34,11 @@ __all__ = ["ChooseRuns", "iterate_whole"]
 type ChooseRuns = Callable[[float], Sequence[int]]
 """Frobenius norm of the Gram matrix of a matrix of norm 1, to the lengths of the runs."""
 
-_FEW = 2
+_FEW: Final = 2
 """Runs that are made on a tall matrix as it is."""
+
+_WITHOUT_ADDEND: Final = 600
+"""Rows from which on single steps multiply without addends."""
 
 
 def iterate_whole(
@@ -65,9 +67,6 @@ def iterate_whole(
         The result, in memory that the next call uses again.
     """
     shape = x.values.shape
-    # What the others of its shape become in batches, a small matrix becomes by itself.
-    alone = len(shape) == 2 and min(shape) >= SMALLEST_ALONE
-    gentle = alone and are_gentle(tuple(coefficients))
     done, runs = 0, [1] * len(coefficients)
     if choose is not None:
         a = gram_of(x, 1.0, workspace)
@@ -85,12 +84,13 @@ def iterate_whole(
         memory = workspace.take("turned", turned, x.values.dtype, x.values.device, dense=True)
         x = Scaled(memory.copy_(x.values.mT), x.scale)
         free = free.view(turned)
+    singles = _SingleSteps(x, coefficients, workspace, reduce)
     for length in runs:
         triples = coefficients[done : done + length]
         done += length
         last = factor if done == len(coefficients) else 1.0
         if length == 1:
-            x, free = _single(x, triples[0], free, workspace, reduce, factor=last, gentle=gentle), x.values
+            x, free = singles(x, triples[0], free, last), x.values
         else:
             a = gram_of(x, x.scale * x.scale * squared_norm(x.values, workspace), workspace)
             w = polynomial(a, triples[0], take("w0", a.values, workspace))
@@ -101,26 +101,50 @@ def iterate_whole(
     return x
 
 
-def _single(
-    x: Scaled,
-    triple: Triple,
-    out: torch.Tensor,
-    workspace: Workspace,
-    reduce: Callable[[torch.Tensor], None] | None,
-    *,
-    factor: float,
-    gentle: bool,
-) -> Scaled:
-    """Return `factor` times `a X + (b A + c A^2) X`."""
-    a, b, c = triple
-    tall = reduce is None and has_more_rows(x.values)
-    gram = outer(x.values, x.scale * x.scale, workspace, tall=tall)
-    if reduce is not None:
-        reduce(gram)
-    w = take("w0", gram, workspace)
-    if gentle:
-        return apply(polynomial(as_stored(gram), triple, w), x, out, factor, tall=tall)
-    multiply = torch.baddbmm if gram.dim() == 3 else torch.addmm
-    multiply(gram, gram, gram, beta=b, alpha=c, out=w)  # the coefficients are few: each is compiled once
-    left, right = (x.values, w) if tall else (w, x.values)
-    return Scaled(multiply(x.values, left, right, beta=a, out=out), factor * x.scale)
+class _SingleSteps:
+    """Steps `a X + (b A + c A^2) X`.
+
+    Args:
+        x: tells shape, dtype and device.
+        coefficients: of all steps.
+        workspace: where intermediate matrices live.
+        reduce: sums a Gram matrix over ranks.
+    """
+
+    def __init__(
+        self,
+        x: Scaled,
+        coefficients: Sequence[Triple],
+        workspace: Workspace,
+        reduce: Callable[[torch.Tensor], None] | None,
+    ) -> None:
+        values = x.values
+        self._reduce = reduce
+        self._tall = reduce is None and has_more_rows(values)
+        self._gram = outer_memory(values, workspace, tall=self._tall)
+        self._w = take("w0", self._gram, workspace)
+        # Small products with an addend take less time than what the diagonals of others do.
+        alone = values.dim() == 2 and min(values.shape) >= _WITHOUT_ADDEND
+        self._gentle = alone and are_gentle(tuple(coefficients))
+        self._multiply = torch.baddbmm if values.dim() == 3 else torch.addmm
+
+    def __call__(self, x: Scaled, triple: Triple, out: torch.Tensor, factor: float) -> Scaled:
+        """Return the step times a factor.
+
+        Args:
+            x: the matrix, or a batch.
+            triple: `(a, b, c)`.
+            out: where the result goes.
+            factor: on the result.
+        """
+        (a, b, c), gram, w = triple, self._gram, self._w
+        outer(x.values, x.scale * x.scale, gram, tall=self._tall)
+        if self._reduce is not None:
+            self._reduce(gram)
+        if self._gentle:
+            return apply(polynomial(as_stored(gram), triple, w), x, out, factor, tall=self._tall)
+        self._multiply(
+            gram, gram, gram, beta=b, alpha=c, out=w
+        )  # the coefficients are few: each is compiled once
+        left, right = (x.values, w) if self._tall else (w, x.values)
+        return Scaled(self._multiply(x.values, left, right, beta=a, out=out), factor * x.scale)

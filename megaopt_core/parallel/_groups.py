@@ -340,8 +340,3 @@ class ProcessGroupCollection:
     def data_parallel_size(self) -> int:
         """Number of replicas of dense parameters."""
         return size_of(self.dense_dp)
-
-    @property
-    def expert_data_parallel_size(self) -> int:
-        """Number of replicas of expert parameters."""
-        return size_of(self.expt_dp)

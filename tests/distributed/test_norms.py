@@ -367,7 +367,7 @@ def collections(rank: int, size: int) -> dict[str, object]:
         "same again": twice[0] == twice[1],
         "experts": describe(ProcessGroupCollection.of(experts)),
         "default": describe(default),
-        "sizes": (default.data_parallel_size, default.expert_data_parallel_size),
+        "sizes": (default.data_parallel_size, default.expt_dp.size()),
     }
 
 

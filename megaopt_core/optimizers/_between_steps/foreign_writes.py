@@ -65,11 +65,6 @@ class ForeignWrites:
                 self._watched.append(local if own else [piece.param])
         self.record()
 
-    @property
-    def is_idle(self) -> bool:
-        """True when the model's values are all that there is of them."""
-        return not self._indices
-
     @torch.no_grad()
     def record(self) -> None:
         """Remember the model's present values as those that belong to the pieces."""

@@ -60,3 +60,20 @@ def test_parameters_with_new_memory_have_changed() -> None:
         optimizer.step()
     [part] = optimizer.report(after_step=True).parts
     assert (part.changed, part.stepped) == (2, 2)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_row_that_no_sample_meets_is_seen_where_all_is_compared(exact: bool) -> None:
+    """An embedding of which one row has a gradient, as users ask for it; what was compared is said."""
+    model = nn.Embedding(4096, 4)
+    optimizer = build_optimizer(model, "t_sgd", lr=1.0, weight_decay=0.0, overrides={})
+    optimizer.record_changes(exact=exact)
+    for _ in range(2):
+        model.weight.grad = torch.zeros_like(model.weight)
+        model.weight.grad[5] = 1.0
+        optimizer.step()
+    [part] = optimizer.report(after_step=True).parts
+    assert part.changed == (1 if exact else 0)
+    assert ("all values compared" if exact else "16 values of each compared") in str(
+        optimizer.report(after_step=True)
+    )

@@ -173,8 +173,7 @@ def check_report(optimizer: str, **settings: Any) -> None:
     missing = [name for name, _ in model.named_parameters() if listed.count(name) != 1]
     if missing:
         trial.fail(f"its report does not list once: {some(missing)}")
-    for part in built.parts:
-        part.changes.exact = True
+    built.record_changes(exact=True)
     for step in range(_STEPS - 1):
         trial.step_given(model, built, step)
     for step in range(_STEPS, _STEPS + 2):

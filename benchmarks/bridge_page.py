@@ -97,4 +97,5 @@ def _first_sentence(message: str, name: str) -> str:
 
 def _words(text: str) -> str:
     """Return text that a cell of a table can hold."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    plain = "".join(letter for letter in text if letter.isprintable() or letter.isspace())
+    return " ".join(plain.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

@@ -4,9 +4,9 @@
     python benchmarks/bridge_table.py po torch:NAdam      # one source, and one class
     python benchmarks/bridge_table.py --page docs/bridge-classes.md
 
-Every class runs in a process of its own, for at most four minutes, two classes at a time (`--jobs`). A class that was
-checked with the same versions and the same checks is left as it is in the results, unless `--again` is given: what was
-interrupted, or ended by `--minutes`, goes on where it was.
+Every class runs in a process of its own, for at most four minutes, two classes at a time (`--jobs`). What is in the
+results with the same versions is left as it is, check by check, unless `--again` is given: what was interrupted, or
+ended by `--minutes`, goes on where it was, and of a kit that has grown only the new checks are made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,7 +30,7 @@ import torch
 from attrs import frozen
 from megaopt_bridge import SOURCES
 from megaopt_bridge.names import optimizers_of
-from megaopt_testing import CHECKS, run_checks
+from megaopt_testing import CHECKS, CheckResult, run_checks
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.registry import get_registry
@@ -39,6 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "bridge.json"
 LIMIT = 240.0
 """Seconds that a class may take."""
 LR = 0.01
+"""Learning rate, where a class has no larger one of its own; `learns` may take ten or a hundred times that."""
 
 type Found = dict[str, Any]
 
@@ -88,11 +89,12 @@ def compile_nothing() -> None:
         heavyball.utils.compile_mode = None
 
 
-def checked(name: str) -> Found:
+def checked(name: str, ids: Sequence[str]) -> Found:
     """Return what came of one class.
 
     Args:
         name: `source:Class`.
+        ids: the checks that are made.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -105,7 +107,10 @@ def checked(name: str) -> Found:
     probed = time.process_time() - begin
     own = inspect.signature(entry.load_class()).parameters.get("lr")
     lr = max(LR, own.default) if own is not None and isinstance(own.default, float) else LR
-    results = run_checks(name, lr=lr)
+    results = run_checks(name, checks=[check for check in CHECKS if check.id in ids], lr=lr)
+    results = [
+        result if result.ok or result.id != "learns" else learns(name, lr, result) for result in results
+    ]
     return {
         "granularity": entry.granularity.value,
         "alignment": entry.alignment,
@@ -117,17 +122,60 @@ def checked(name: str) -> Found:
     }
 
 
-def is_known(name: str, found: Found | None) -> bool:
-    """Return whether a class was checked as it would be now.
+def learns(name: str, lr: float, failed: CheckResult) -> CheckResult:
+    """Return a result at the first larger learning rate at which a class learns, else the one that there is.
 
     Args:
         name: `source:Class`.
-        found: what came of it; None: nothing.
+        lr: at which it does not.
+        failed: what came of that.
+    """
+    check = [check for check in CHECKS if check.id == failed.id]
+    for factor in (10.0, 100.0):
+        (result,) = run_checks(name, checks=check, lr=factor * lr)
+        if result.ok:
+            return result
+    return failed
+
+
+def missing(name: str, found: Found | None) -> list[str]:
+    """Return the checks that are to be made of a class, in their order; none of one that was refused.
+
+    Args:
+        name: `source:Class`.
+        found: what is known of it; None: nothing.
     """
     if found is None or found.get("versions") != versions_for(name):
-        return False
-    made = found.get("checks", {}).keys()
-    return "refused" in found or "error" in found or made == {check.id for check in CHECKS}
+        return [check.id for check in CHECKS]
+    if "refused" in found or "error" in found:
+        return []
+    return [check.id for check in CHECKS if check.id not in found["checks"]]
+
+
+def joined(name: str, before: Found | None, found: Found) -> Found:
+    """Return what is known of a class with what was found now.
+
+    Args:
+        name: `source:Class`.
+        before: what was known; None: nothing.
+        found: the result of some checks, or why there is none.
+    """
+    versions = versions_for(name)
+    if before is None or before.get("versions") != versions or not ("checks" in before and "checks" in found):
+        return {"versions": versions, **found}
+    status = {**before["checks"], **found["checks"]}
+    told = {
+        **{id_: why for id_, why in before["messages"].items() if id_ not in found["checks"]},
+        **found["messages"],
+    }
+    order = [check.id for check in CHECKS if check.id in status]
+    return {
+        **before,
+        **found,
+        "seconds": round(before["seconds"] + found["seconds"], 1),
+        "checks": {id_: status[id_] for id_ in order},
+        "messages": {id_: told[id_] for id_ in order if id_ in told},
+    }
 
 
 @frozen(eq=False)
@@ -147,15 +195,16 @@ class Child:
     deadline: float
 
     @classmethod
-    def start(cls, name: str) -> Child:
+    def start(cls, name: str, ids: Sequence[str]) -> Child:
         """Start one.
 
         Args:
             name: `source:Class`.
+            ids: the checks.
         """
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_in_child, args=(name, theirs))
+        process = context.Process(target=_in_child, args=(name, ids, theirs))
         with warnings.catch_warnings():
             # Threads of torch's pools are waiting; the child computes with one thread, its own.
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork.*", DeprecationWarning)
@@ -174,26 +223,27 @@ class Child:
             self.process.join()
 
 
-def _in_child(name: str, answer: Connection) -> None:
+def _in_child(name: str, ids: Sequence[str], answer: Connection) -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the process ends with it
     try:
-        answer.send(checked(name))
+        answer.send(checked(name, ids))
     except BaseException as error:  # noqa: BLE001 - a class may do anything
         answer.send({"error": f"{type(error).__name__}: {error}"})
 
 
-def in_turn(names: Sequence[str], jobs: int, end: float) -> Iterator[tuple[str, Found]]:
+def in_turn(asked: Mapping[str, Sequence[str]], jobs: int, end: float) -> Iterator[tuple[str, Found]]:
     """Check classes, some at a time, and yield what came of each when it is there.
 
     Args:
-        names: the classes.
+        asked: class to the checks that are made of it.
         jobs: how many at a time.
         end: by `time.monotonic()`; none is begun after it.
     """
-    left, running = list(names), list[Child]()
+    left, running = list(asked), list[Child]()
     while running or (left and time.monotonic() < end):
         while left and len(running) < jobs and time.monotonic() < end:
-            running.append(Child.start(left.pop(0)))
+            name = left.pop(0)
+            running.append(Child.start(name, asked[name]))
         first = min(child.deadline for child in running)
         ready = wait([child.answer for child in running], timeout=max(first - time.monotonic(), 0.0))
         done = [child for child in running if child.answer in ready or time.monotonic() >= child.deadline]
@@ -211,6 +261,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="classes at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no class after these")
     parser.add_argument("--again", action="store_true", help="check what was checked already, too")
+    parser.add_argument("--without", nargs="*", default=[], help="checks that are left for another time")
     parser.add_argument("--page", type=Path, help="write the page of the results instead")
     args = parser.parse_args()
     known = json.loads(args.results.read_text()) if args.results.exists() else {"classes": {}}
@@ -221,10 +272,12 @@ def main() -> None:
         return
     classes = known["classes"]
     asked = [name for given in args.names for name in ([given] if ":" in given else class_names(given))]
-    names = [name for name in asked if args.again or not is_known(name, classes.get(name))]
-    print(f"{len(asked)} classes, {len(names)} to be checked", flush=True)
-    for name, found in in_turn(names, args.jobs, time.monotonic() + 60 * args.minutes):
-        classes[name] = {"versions": versions_for(name), **found}
+    wanted = {name: missing(name, None if args.again else classes.get(name)) for name in asked}
+    wanted = {name: [id_ for id_ in ids if id_ not in args.without] for name, ids in wanted.items()}
+    wanted = {name: ids for name, ids in wanted.items() if ids}
+    print(f"{len(asked)} classes, {len(wanted)} to be checked", flush=True)
+    for name, found in in_turn(wanted, args.jobs, time.monotonic() + 60 * args.minutes):
+        classes[name] = joined(name, classes.get(name), found)
         failed = list(found.get("messages", {}))
         told = found.get("refused", found.get("error", failed))
         print(name, found.get("granularity", ""), found.get("seconds", ""), told, flush=True)

@@ -48,32 +48,56 @@ def test_a_check_that_was_not_run_is_shown() -> None:
 
 
 def test_what_was_checked_alike_is_not_checked_again() -> None:
-    """Other versions, or another check, make a class be checked again."""
+    """Other versions make all checks be made again; of a kit that has grown, the new ones."""
     table = _script("bridge_table")
+    versions, ids = table.versions_for("torch:NAdam"), [check.id for check in CHECKS]
+    whole = {"versions": versions, "checks": dict.fromkeys(ids, "passed")}
+    assert table.missing("torch:NAdam", whole) == []
+    assert table.missing("torch:LBFGS", {"versions": versions, "refused": "it needs a closure"}) == []
+    assert table.missing("torch:NAdam", None) == ids
+    assert table.missing("torch:NAdam", {**whole, "versions": {"torch": "1.0"}}) == ids
+    assert table.missing("torch:NAdam", {**whole, "checks": {ids[0]: "passed"}}) == ids[1:]
+
+
+def test_what_is_found_joins_what_was_known() -> None:
+    """In the order of the kit; a check that was made anew has its new result alone."""
+    table = _script("bridge_table")
+    first, second, third = (check.id for check in CHECKS[:3])
     versions = table.versions_for("torch:NAdam")
-    whole = {"versions": versions, "checks": {check.id: "passed" for check in CHECKS}}
-    assert table.is_known("torch:NAdam", whole)
-    assert table.is_known("torch:LBFGS", {"versions": versions, "refused": "it needs a closure"})
-    assert not table.is_known("torch:NAdam", None)
-    assert not table.is_known("torch:NAdam", {**whole, "versions": {"torch": "1.0"}})
-    assert not table.is_known("torch:NAdam", {**whole, "checks": {CHECKS[0].id: "passed"}})
+    before = {
+        "versions": versions,
+        "seconds": 1.0,
+        "checks": {first: "failed", third: "failed"},
+        "messages": {first: "old", third: "stays"},
+    }
+    found = {"seconds": 0.5, "checks": {second: "passed", first: "passed"}, "messages": {}}
+    assert table.joined("torch:NAdam", before, found) == {
+        "versions": versions,
+        "seconds": 1.5,
+        "checks": {first: "passed", second: "passed", third: "failed"},
+        "messages": {third: "stays"},
+    }
+    assert list(table.joined("torch:NAdam", before, found)["checks"]) == [first, second, third]
+    older = {**before, "versions": {"torch": "1.0"}}
+    assert table.joined("torch:NAdam", older, found) == {"versions": versions, **found}
+    assert table.joined("torch:NAdam", before, {"refused": "why"}) == {"versions": versions, "refused": "why"}
 
 
 def test_classes_are_checked_beside_each_other(monkeypatch) -> None:
     """Each in a process of its own; what raises, or ends, says so, and nothing is begun after the time."""
     table = _script("bridge_table")
 
-    def checked(name):
+    def checked(name, ids):
         if name == "torch:Ends":
             raise SystemExit(3)
-        return {"name": name}
+        return {"name": name, "ids": ids}
 
     monkeypatch.setattr(table, "checked", checked)
-    names = ["torch:One", "torch:Ends", "torch:Two"]
-    found = dict(table.in_turn(names, 2, table.time.monotonic() + 60))
+    asked = {"torch:One": ["report"], "torch:Ends": [], "torch:Two": []}
+    found = dict(table.in_turn(asked, 2, table.time.monotonic() + 60))
     assert found == {
-        "torch:One": {"name": "torch:One"},
+        "torch:One": {"name": "torch:One", "ids": ["report"]},
         "torch:Ends": {"error": "SystemExit: 3"},
-        "torch:Two": {"name": "torch:Two"},
+        "torch:Two": {"name": "torch:Two", "ids": []},
     }
-    assert list(table.in_turn(names, 2, table.time.monotonic() - 1)) == []
+    assert list(table.in_turn(asked, 2, table.time.monotonic() - 1)) == []

@@ -35,6 +35,9 @@ _NO_RATE = "its step sizes are not those of the learning rate"
 _SLOW = "its first steps are too small to change an fp32 weight"
 _LATER = "its first step makes settings of the group that cannot be given beforehand"
 
+_VIEWED = "it views parameters as vectors, which those of another order in memory refuse"
+_WRITES = "it writes its own arithmetic into gradients"
+
 _OBJECTS = dict.fromkeys(
     (
         "gradient_accumulation",
@@ -56,7 +59,10 @@ PYTORCH_OPTIMIZER: Mapping[str, Recipe] = {
         ("Lookahead", "OrthoGrad", "PCGrad", "SafeFP16Optimizer", "ScheduleFreeWrapper", "TRAC"),
         Recipe(refused=_WRAPPER),
     ),
-    **dict.fromkeys(("AdaMuon", "Muon", "NorMuon"), _MUON),
+    **dict.fromkeys(("Muon", "NorMuon"), _MUON),
+    "AdaMuon": evolve(_MUON, fails={"strides": _VIEWED}),
+    "AdamP": Recipe(fails={"strides": _VIEWED}),
+    "Adalite": Recipe(fails={"gradients_untouched": _WRITES}),
     "AdaGO": evolve(_MUON, fails={"one_schedule": "its step sizes have a lower bound"}),
     "DAdaptAdaGrad": Recipe(granularity=Granularity.GROUP, fails={"one_schedule": _PAST, "report": _SLOW}),
     "DAdaptAdam": Recipe(granularity=Granularity.GROUP, fails={"one_schedule": _PAST}),
@@ -64,8 +70,12 @@ PYTORCH_OPTIMIZER: Mapping[str, Recipe] = {
     "DAdaptLion": Recipe(granularity=Granularity.GROUP, fails={"report": _SLOW}),
     "DAdaptSGD": Recipe(granularity=Granularity.GROUP, fails={"one_schedule": _PAST, "report": _SLOW}),
     "Prodigy": Recipe(granularity=Granularity.GROUP),
-    **dict.fromkeys(
-        ("A2Grad", "AccSGD", "AdaFactor", "ApolloDQN", "FTRL"), Recipe(fails={"one_schedule": _NO_RATE})
+    **dict.fromkeys(("ApolloDQN", "FTRL"), Recipe(fails={"one_schedule": _NO_RATE})),
+    "A2Grad": Recipe(fails=dict.fromkeys(("group_settings", "one_schedule"), _NO_RATE)),
+    "AccSGD": Recipe(fails={"gradients_untouched": _WRITES, "one_schedule": _NO_RATE}),
+    "AdaFactor": Recipe(
+        fails=dict.fromkeys(("group_settings", "one_schedule"), _NO_RATE)
+        | {"state_dtypes": "its momentum is bf16 unless momentum_dtype says otherwise"}
     ),
     **dict.fromkeys(
         ("SRMM", "ScheduleFreeAdamW", "ScheduleFreeSGD"), Recipe(fails={"one_schedule": _AVERAGE})

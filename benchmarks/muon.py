@@ -175,10 +175,32 @@ def candidates(
         def step(optimizer=optimizer) -> None:
             optimizer.step()
 
-        step.prepare = prepare
+        step.prepare, step.optimizer = prepare, optimizer
 
         steps[name] = step
     return steps
+
+
+def large_product() -> float:
+    """Return the operations in a second of a large product in bfloat16: what a step of products alone would reach."""
+    x = torch.randn(2048, 2048).bfloat16()
+    out, best = torch.empty_like(x), float("inf")
+    for _ in range(8):
+        start = time.process_time()
+        torch.mm(x, x, out=out)
+        best = min(best, time.process_time() - start)
+    return 2.0 * 2048**3 / best
+
+
+def operations(shapes: list[tuple[int, int]], plan: str) -> float:
+    """Return the operations of all products of a step, where symmetric ones count whole."""
+    runs = {shape for shape, _, name in (item.partition(":") for item in plan.split()) if name == "gram"}
+    total = 0.0
+    for small, large in (sorted(shape) for shape in shapes):
+        lengths = (3, 2) if f"{small}x{large}" in runs else (1,) * 5
+        squares = sum(4 * length - 3 for length in lengths)
+        total += 2.0 * small**2 * (2 * len(lengths) * large + squares * small)
+    return total
 
 
 def installed(package: str) -> str | None:
@@ -257,6 +279,14 @@ def main() -> None:
                 "best_peer_over_megaopt": least,
                 "skipped": skipped,
             }
+            if setting["medium_computes_in"] == "torch.bfloat16" and precision == "medium":
+                plan = steps["megaopt"].optimizer.param_groups[0]["ns_plan"]
+                rate = operations(SUITES[suite][0], plan) / (best["megaopt"]["median_ms"] * 1e-3)
+                result[precision]["products"] = {
+                    "ns_plan": plan,
+                    "teraflops_of_the_step": round(rate * 1e-12, 3),
+                    "teraflops_of_a_large_product": round(large_product() * 1e-12, 3),
+                }
             print(f"{suite:18} {precision:8} best peer / megaopt {least:.2f}", end="  ")
             print(
                 "  ".join(f"{name} {value['median']:.2f}" for name, value in speedups.items()),

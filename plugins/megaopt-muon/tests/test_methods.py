@@ -47,7 +47,7 @@ def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_time_decides():
-    """Runs are taken where the measured rates say that they are faster by five percent."""
+    """Runs are taken where the measured rates say that they are faster by a tenth."""
     slow_squares = Rates(size=512, gram=1e-12, square=4e-12, apply=1e-12, pass_=1e-10)
     fast_squares = Rates(size=512, gram=1e-12, square=1e-13, apply=1e-12, pass_=1e-13)
     for shape, rates, expected in (

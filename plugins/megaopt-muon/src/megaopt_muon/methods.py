@@ -21,7 +21,7 @@ __all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "parsed_plan"]
 METHODS: Final = ("plain", "gram")
 """`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows."""
 
-_MARGIN: Final = 0.95
+_MARGIN: Final = 0.9
 """Part of the plain iteration's time that another must stay below to be taken."""
 
 _SMALLEST: Final = 160

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from megaopt_muon import scaled
-from megaopt_muon.exact import apply, as_stored, first_polynomial, gram_of, polynomial, times
+from megaopt_muon.batches import is_single
+from megaopt_muon.exact import Exact, apply, first_polynomial, gram_of, polynomial, single_polynomial, times
+from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.scaled import Scaled, outer, outer_memory
 from megaopt_muon.workspace import Workspace
 
@@ -17,6 +19,12 @@ def near_identity(seed, size=SIZE):
     """Return a symmetric matrix of 16 bits whose eigenvalues are all near one."""
     rest = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
     return ((rest + rest.mT) * 1e-3 + 0.9 * torch.eye(size)).bfloat16()
+
+
+def as_stored(values):
+    """Return a matrix whose diagonal is known as it is stored."""
+    diagonal = values.diagonal().float()
+    return Exact(values, diagonal, diagonal)
 
 
 def like(matrix):
@@ -47,6 +55,17 @@ def test_a_chain_of_products_keeps_its_diagonal():
         a, exact = times(w, w, like(w)), power @ power
         assert relative(value(a), exact) < 2**-8
         a, exact = as_stored(near_identity(1)), value(as_stored(near_identity(1)))
+
+
+def test_a_single_polynomial_is_the_polynomial():
+    """In fewer calls, with a factor that makes the trace that of the polynomial."""
+    gram = near_identity(0)
+    exact = gram.double()
+    exact = TRIPLE[0] * torch.eye(SIZE) + TRIPLE[1] * exact + TRIPLE[2] * exact @ exact
+    out = torch.empty_like(gram)
+    factor = single_polynomial(gram, TRIPLE, out)
+    assert relative(factor * out.double(), exact) < 2**-9
+    assert float(factor * out.double().trace()) == pytest.approx(float(exact.trace()), rel=2**-11)
 
 
 def test_what_rounding_does_to_a_diagonal_is_taken_off_a_product():
@@ -110,3 +129,11 @@ def test_rows_lie_an_odd_number_of_cache_lines_apart(columns):
     assert taken.stride(0) % 64 == 32
     assert 0 <= taken.stride(0) - columns < 64
     assert workspace.take("b", (64, 64), torch.bfloat16, device, odd_lines=True).is_contiguous()
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+def test_matrices_up_to_256_rows_and_columns_go_in_batches():
+    """Products of a batch of them take half the time of single ones; longer ones are iterated one by one."""
+    ns, device = NewtonSchulz((TRIPLE,) * 5, "medium"), torch.device("cpu")
+    alone = [is_single(ns, (256, columns), torch.float32, device) for columns in (128, 256, 288, 1024)]
+    assert alone == [False, False, True, True]

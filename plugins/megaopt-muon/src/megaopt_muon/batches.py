@@ -55,7 +55,12 @@ def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device
         device: where it is.
     """
     narrow = is_narrow(compute_dtype(ns.precision, dtype, device), device)
-    return narrow and len(shape) == 2 and batch_limit(shape[0], shape[1], device) == 1
+    return (
+        narrow
+        and len(shape) == 2
+        and batch_limit(shape[0], shape[1], device) == 1
+        and math.prod(shape) > SMALLEST_ALONE**2
+    )
 
 
 def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:

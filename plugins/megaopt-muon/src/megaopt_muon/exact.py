@@ -25,7 +25,16 @@ from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, prod
 if TYPE_CHECKING:
     from megaopt_muon.workspace import Workspace
 
-__all__ = ["Exact", "Triple", "accumulate", "apply", "as_stored", "first_polynomial", "gram_of", "polynomial"]
+__all__ = [
+    "Exact",
+    "Triple",
+    "accumulate",
+    "apply",
+    "first_polynomial",
+    "gram_of",
+    "polynomial",
+    "single_polynomial",
+]
 
 type Triple = tuple[float, float, float]
 
@@ -81,14 +90,35 @@ def gram_of(x: Scaled, trace: float, workspace: Workspace) -> Exact:
     return _stored(values, diagonal)
 
 
-def as_stored(values: torch.Tensor) -> Exact:
-    """Return a matrix whose diagonal is known as it is stored.
+def single_polynomial(gram: torch.Tensor, triple: Triple, out: torch.Tensor) -> float:
+    """Make the polynomial of :func:`polynomial`, in few calls, of a matrix that is then of no more use.
 
     Args:
-        values: the matrix.
+        gram: the Gram matrix; overwritten.
+        triple: `(x, y, z)`, of which the last is not 0.
+        out: where the result goes.
+
+    Returns:
+        The factor on the result that makes its trace exact.
     """
-    diagonal = values.diagonal().to(torch.float32)
-    return Exact(values, diagonal, diagonal)
+    constant, linear, square = triple
+    shift = linear / (2.0 * square)
+    diagonal, shifted = gram.diagonal(), out.diagonal()
+    exact = diagonal.to(torch.float32).add_(shift)
+    diagonal.copy_(exact)
+    rounded = diagonal.to(torch.float32)
+    product(gram, gram, square, out)
+    lost = exact.sub_(rounded)
+    exact = shifted.to(torch.float32).add_(constant - square * shift * shift)
+    exact.addcmul_(rounded, lost, value=2.0 * square)
+    shifted.copy_(exact)
+    return _factor(exact, shifted)
+
+
+def _factor(exact: torch.Tensor, stored: torch.Tensor) -> float:
+    """Return what takes back what rounding the diagonal did to all eigenvalues alike."""
+    total = float(stored.sum(dtype=torch.float32))
+    return float(exact.sum()) / total if total else 1.0
 
 
 def polynomial(a: Exact, triple: Triple, out: torch.Tensor) -> Exact:
@@ -187,8 +217,6 @@ def apply(q: Exact, x: Scaled, out: torch.Tensor, factor: float = 1.0, *, tall: 
         factor: on the result.
         tall: multiply from the right.
     """
-    rounded, factor = float(q.rounded.sum()), factor * q.scale * x.scale
-    if rounded:  # what rounding the diagonal did to all eigenvalues alike
-        factor *= float(q.diagonal.sum()) / rounded
+    factor *= q.scale * x.scale * _factor(q.diagonal, q.rounded)
     left, right = (x.values, q.values) if tall else (q.values, x.values)
     return Scaled(product(left, right, factor, out))

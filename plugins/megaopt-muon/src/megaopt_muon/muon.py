@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, override
 
 import torch
@@ -351,11 +352,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self.books.agree(pg_collection)
 
     def _is_customized(self) -> bool:
-        """Whether a subclass replaces what is done per parameter."""
-        cls, names = type(self), ("pre_weight_update_fn_inplace", "post_weight_update_fn_inplace")
-        return cls.orthogonalize is not TensorParallelMuon.orthogonalize or any(
-            getattr(cls, name) is not getattr(OrthogonalizedOptimizer, name) for name in names
-        )
+        cls: Hashable = type(self)  # type: ignore[assignment] # mypy asks the class's instances
+        return _is_customized(cls)
 
     @property
     def known_plans(self) -> dict[str, MatrixPlan]:
@@ -365,6 +363,17 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
     def _scaled_orthogonalize(self, grad: torch.Tensor) -> torch.Tensor:
         """Orthogonalize and scale a plain matrix: what the base class calls for one."""
         return self.newton_schulz(grad).to(grad.dtype) * self.planner.scale(grad.shape[-2], grad.shape[-1])
+
+
+@cache
+def _is_customized(cls: Hashable) -> bool:
+    """Whether a subclass replaces what is done per parameter: asked several times for each."""
+    owners = {
+        "orthogonalize": TensorParallelMuon,
+        "pre_weight_update_fn_inplace": OrthogonalizedOptimizer,
+        "post_weight_update_fn_inplace": OrthogonalizedOptimizer,
+    }
+    return any(getattr(cls, name) is not getattr(owner, name) for name, owner in owners.items())
 
 
 def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:

@@ -10,13 +10,23 @@ import torch
 from megaopt_muon.scaled import Scaled, squared_norm
 from megaopt_muon.workspace import Workspace
 
-__all__ = ["SMALLEST_ALONE", "entered", "normalized"]
+__all__ = ["SMALLEST_ALONE", "are_worth_it_alone", "entered", "normalized"]
 
 SMALLEST_ALONE: Final = 256
 """Rows and columns from which on matrices are iterated one by one on a processor."""
 
 _LEAST, _MOST = 1e-20, 1e20
 """Squared norms between which no product of a matrix leaves the range of bfloat16."""
+
+
+def are_worth_it_alone(rows: int, columns: int) -> bool:
+    """Return whether matrices of 16 bits are iterated one by one: products of batches of smaller ones take less time.
+
+    Args:
+        rows: of each.
+        columns: of each.
+    """
+    return min(rows, columns) >= SMALLEST_ALONE and rows * columns > SMALLEST_ALONE**2
 
 
 def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> torch.Tensor:
@@ -62,7 +72,7 @@ def entered(
     narrow = update
     if update.dtype != dtype or not update.is_contiguous() or not consume:
         narrow = workspace.take("narrow", update.shape, dtype, update.device, dense=True).copy_(update)
-    if min(update.shape) >= SMALLEST_ALONE:
+    if are_worth_it_alone(*update.shape):
         square = squared_norm(narrow, workspace) if square is None else square
         if max(_LEAST, eps**2) < square < _MOST:
             return Scaled(narrow, square**-0.5)

@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from megaopt_muon.exact import Triple, accumulate, apply, as_stored, first_polynomial, gram_of, polynomial
-from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, squared_norm, take
+from megaopt_muon.exact import (
+    Triple,
+    accumulate,
+    apply,
+    first_polynomial,
+    gram_of,
+    polynomial,
+    single_polynomial,
+)
+from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, product, squared_norm, take
 from megaopt_muon.schedule import are_gentle
 
 if TYPE_CHECKING:
@@ -141,10 +149,11 @@ class _SingleSteps:
         outer(x.values, x.scale * x.scale, gram, tall=self._tall)
         if self._reduce is not None:
             self._reduce(gram)
-        if self._gentle:
-            return apply(polynomial(as_stored(gram), triple, w), x, out, factor, tall=self._tall)
+        left, right = (x.values, w) if self._tall else (w, x.values)
+        if self._gentle and c != 0.0:
+            factor *= x.scale * single_polynomial(gram, triple, w)
+            return Scaled(product(left, right, factor, out))
         self._multiply(
             gram, gram, gram, beta=b, alpha=c, out=w
         )  # the coefficients are few: each is compiled once
-        left, right = (x.values, w) if self._tall else (w, x.values)
         return Scaled(self._multiply(x.values, left, right, beta=a, out=out), factor * x.scale)

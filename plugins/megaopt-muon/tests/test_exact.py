@@ -15,31 +15,31 @@ SIZE = 64
 TRIPLE = (3.4445, -4.775, 2.0315)
 
 
-def near_identity(seed, size=SIZE):
+def near_identity(seed: int, size: int = SIZE) -> torch.Tensor:
     """Return a symmetric matrix of 16 bits whose eigenvalues are all near one."""
     rest = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
     return ((rest + rest.mT) * 1e-3 + 0.9 * torch.eye(size)).bfloat16()
 
 
-def as_stored(values):
+def as_stored(values: torch.Tensor) -> Exact:
     """Return a matrix whose diagonal is known as it is stored."""
     diagonal = values.diagonal().float()
     return Exact(values, diagonal, diagonal)
 
 
-def like(matrix):
+def like(matrix: Exact) -> torch.Tensor:
     """Return memory for a result."""
     return torch.empty_like(matrix.values)
 
 
-def value(matrix):
+def value(matrix: Exact) -> torch.Tensor:
     """Return what a matrix stands for: the diagonal as it should be."""
     whole = matrix.values.double()
     whole.diagonal().copy_(matrix.diagonal)
     return whole * matrix.scale
 
 
-def relative(got, exact):
+def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the relative error in the Frobenius norm."""
     return float((got - exact).norm() / exact.norm())
 

@@ -12,6 +12,7 @@ from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
+from megaopt_core.optimizers._building.asked import require_closure
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._main_values import require_model_values, start_main_values
@@ -164,6 +165,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             step on an accelerator (fp32, or `skip_nonfinite_steps=False`), the host reads norm and zeros when you do.
         """
         if closure is not None:
+            require_closure(closure)
             with torch.enable_grad():
                 closure()
         with torch.no_grad():

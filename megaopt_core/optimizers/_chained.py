@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -55,6 +55,14 @@ class ChainedOptimizer(MegatronOptimizer):
     """
 
     def __init__(self, chained_optimizers: Sequence[MegatronOptimizer]) -> None:
+        if isinstance(chained_optimizers, torch.optim.Optimizer) or not isinstance(
+            chained_optimizers, Iterable
+        ):
+            raise ConfigurationError(
+                f"ChainedOptimizer takes a list of optimizers, got {type(chained_optimizers).__name__}",
+                setting="chained_optimizers",
+                value=chained_optimizers,
+            )
         children = tuple(chained_optimizers)
         if not children:
             raise ConfigurationError("ChainedOptimizer needs at least one optimizer, got an empty list")

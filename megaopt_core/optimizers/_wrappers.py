@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.config._dump import dump_config
+from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 from megaopt_core.execution._inner import init_inner_state
 from megaopt_core.optimizers._base import MegatronOptimizer
@@ -53,12 +54,6 @@ class _WrappedOptimizer(MegatronOptimizer):
         init_state_fn: InitState | None,
         process_groups: ProcessGroupCollection | DeviceMesh | None,
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, MegatronOptimizer):
-            raise ConfigurationError(
-                f"{type(self).__name__} wraps a plain torch.optim.Optimizer, got {type(optimizer).__name__}",
-                setting="optimizer",
-                value=optimizer,
-            )
         _require_whole(config, type(self).__name__)
         _require_no_dtensor(optimizer, type(self).__name__)
         name = type(optimizer).__name__
@@ -109,6 +104,17 @@ class _WrappedOptimizer(MegatronOptimizer):
             self.before_first_step = self.require_equal_replicas
         if config.config_logger_dir:
             dump_config(config, config.config_logger_dir)
+
+
+def _require_both(optimizer: object, config: object, wrapper: str) -> None:
+    """Raise unless what is to be wrapped is a plain optimizer of torch's, and comes with a configuration."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, MegatronOptimizer):
+        raise ConfigurationError(
+            f"{wrapper} wraps a plain torch.optim.Optimizer, got {type(optimizer).__name__}",
+            setting="optimizer",
+            value=optimizer,
+        )
+    require_config(config)
 
 
 def _require_whole(config: OptimizerConfig, wrapper: str) -> None:
@@ -242,6 +248,7 @@ class FP32Optimizer(_WrappedOptimizer):
         *,
         process_groups: ProcessGroupCollection | DeviceMesh | None = None,
     ) -> None:
+        _require_both(optimizer, config, type(self).__name__)
         for setting in ("fp16", "bf16"):
             if getattr(config, setting):
                 raise ConfigurationError(
@@ -292,6 +299,7 @@ class MixedPrecisionOptimizer(_WrappedOptimizer):
         *,
         process_groups: ProcessGroupCollection | DeviceMesh | None = None,
     ) -> None:
+        _require_both(optimizer, config, type(self).__name__)
         if not (config.fp16 or config.bf16):
             raise ConfigurationError(
                 f"{type(self).__name__} needs fp16=True or bf16=True; use FP32Optimizer for full precision",

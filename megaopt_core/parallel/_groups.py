@@ -240,7 +240,8 @@ class ProcessGroupCollection:
                 raise ParallelGroupError(f"unknown process groups {unknown}; allowed are {list(fields)}")
             return cls(**groups)
         found = {name: getattr(groups, name) for name in fields if getattr(groups, name, None) is not None}
-        if not found and not any(hasattr(groups, name) for name in fields):
+        is_class = isinstance(groups, type)
+        if is_class or not (found or any(hasattr(groups, name) for name in fields)):
             raise ParallelGroupError(
                 f"pg_collection={groups!r} is no ProcessGroupCollection, DeviceMesh or mapping of {list(fields)}"
             )

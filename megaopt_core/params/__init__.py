@@ -1,5 +1,6 @@
 """The vocabulary of parameters, as pure data: names, keys, overrides, roles, views, specs, shards."""
 
+from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey, ParamPredicate, ParamWithNamePredicate
 from megaopt_core.params._names import NamedParam, ParamOwner, named_modules, named_params, unwrap
 from megaopt_core.params._overrides import (
@@ -37,6 +38,7 @@ __all__ = [
     "Role",
     "RoleDecision",
     "Shard",
+    "chunks_of",
     "combine_param_group_overrides",
     "is_dtensor",
     "local_tensor",

@@ -31,6 +31,8 @@ def chunks_of(model: Any) -> list[torch.nn.Module]:
     if isinstance(model, torch.nn.Module):
         return [model]
     what = _words(model)
+    if what is None and isinstance(model, (set, frozenset)):
+        what = f"a {type(model).__name__}, which has no order"
     if what is None and isinstance(model, Iterable):
         given = list(model)
         if given and all(isinstance(chunk, torch.nn.Module) for chunk in given):

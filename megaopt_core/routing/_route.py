@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
-from megaopt_core.errors import MegaoptError, RoutingError
+from megaopt_core.errors import ConfigurationError, MegaoptError, RoutingError
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._chunks import chunks_of
@@ -86,6 +86,7 @@ def route(
     """
     require_config(config)
     chunks = chunks_of(model_chunks)
+    _require_function(fqn)
     pgs = groups_of_model(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
     overrides = OverrideSet()
     mine, error = None, None
@@ -120,6 +121,15 @@ def route(
     ordered = order_children(everyone.keys, config.optimizer)
     sharding = chosen_strategy(config, frozenset[str]().union(*(told.claims for told in gathered)))
     return _assemble(config, mine, ordered, everyone.norm_groups, pgs, sharding)
+
+
+def _require_function(fqn: object) -> None:
+    if fqn is not None and not callable(fqn):
+        raise ConfigurationError(
+            f"fqn: got {type(fqn).__name__}; give a function of chunk index and local name that returns a name",
+            setting="fqn",
+            value=fqn,
+        )
 
 
 def _assemble(

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from megaopt_core.errors import CheckpointError, MegaoptError, PluginHookError, RoutingError
+from megaopt_core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    MegaoptError,
+    PluginHookError,
+    RoutingError,
+)
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 from megaopt_core.registry._catalogue import CHECKPOINT_READER
@@ -33,6 +39,12 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
     """
     if given is None or isinstance(given, StoredRouting):
         return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise ConfigurationError(
+            f"routing: got {type(given).__name__}; give the folder of a checkpoint",
+            setting="routing",
+            value=given,
+        )
     path, registry = os.fspath(given), get_registry()
     try:
         answers = registry.call_each("megaopt_stored_routing", path=path)

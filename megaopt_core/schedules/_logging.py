@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megaopt_core.errors import ConfigurationError
+
 __all__ = ["get_canonical_lr_for_logging"]
 
 
@@ -17,12 +19,23 @@ def get_canonical_lr_for_logging(param_groups: Sequence[Mapping[str, Any]]) -> f
     Returns:
         Its `lr`, read from a tensor where it is one; None when every group has a learning rate of its own.
 
+    Raises:
+        ConfigurationError: these are no parameter groups.
+
     Example:
         >>> get_canonical_lr_for_logging(
         ...     [{"lr": 0.1, "default_config": False}, {"lr": 0.2, "default_config": True}]
         ... )
         0.2
     """
+    if not isinstance(param_groups, Sequence) or not all(
+        isinstance(group, Mapping) for group in param_groups
+    ):
+        raise ConfigurationError(
+            f"param_groups: got {type(param_groups).__name__}; give optimizer.param_groups, a list of groups",
+            setting="param_groups",
+            value=param_groups,
+        )
     for group in param_groups:
         if group.get("default_config", True):
             return float(group["lr"])

@@ -94,10 +94,42 @@ def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise StateDictError("an optimizer state dict has the keys 'state' and 'param_groups'")
     groups = state_dict["param_groups"]
+    _require_groups(groups)
+    if not isinstance(state_dict["state"], Mapping):
+        raise StateDictError(
+            f"'state' of an optimizer state dict maps indices or names to states, got {_kind(state_dict['state'])}"
+        )
     indices = [index for group in groups for index in group["params"]]
     if all("param_names" in group for group in groups):
         return [name for group in groups for name in group["param_names"]]
     return indices if indices and all(isinstance(index, str) for index in indices) else None
+
+
+def _require_groups(groups: object) -> None:
+    """Raise unless groups are what torch's schema has: mappings that list their parameters by number or by name."""
+    if not isinstance(groups, (list, tuple)):
+        raise StateDictError(
+            f"'param_groups' of an optimizer state dict is a list of groups, got {_kind(groups)}"
+        )
+    for at, group in enumerate(groups):
+        if not (isinstance(group, Mapping) and "params" in group):
+            raise StateDictError(
+                f"param group {at} of the state dict is a mapping with the key 'params', got {_kind(group)}"
+            )
+        for key, kinds, words in (
+            ("params", (int, str), "numbers or names"),
+            ("param_names", (str,), "names"),
+        ):
+            listed = group.get(key, [])
+            if not isinstance(listed, (list, tuple)) or not all(isinstance(each, kinds) for each in listed):
+                raise StateDictError(
+                    f"param group {at} of the state dict: {key!r} is a list of {words}, got {_kind(listed)}"
+                )
+
+
+def _kind(value: object) -> str:
+    shown = repr(value)
+    return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:60] + '...'}"
 
 
 def torch_source(

@@ -1,4 +1,4 @@
-"""Give wrong settings, overrides, group values and arguments: each must be one of our errors that says what is wrong.
+"""Give wrong settings, overrides, values and arguments, and the wrong things: each must get an error that says so.
 
     python tests/faults/fuzz_settings.py --inputs 400
 
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import wrong_habits
 
 from megaopt_core import (
     ChainedOptimizer,
@@ -62,6 +63,7 @@ ALLOWED += (
     "has no setting",
     "close",
 )
+ALLOWED += wrong_habits.ALLOWED
 NEVER = (math.nan, -math.inf, object, [[]], {"a": 1}, b"x")
 NUMBERS = (*NEVER, "x", -1, -0.5, None)
 RATES = (*NUMBERS, 1.0, 1.5, True)
@@ -213,7 +215,7 @@ KINDS = [
     wrong_group,
     wrong_schedule,
 ]
-KINDS += [wrong_argument]
+KINDS += [wrong_argument, *wrong_habits.KINDS]
 
 
 def judge(seed: str) -> tuple[str, str | None]:

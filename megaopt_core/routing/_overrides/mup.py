@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import field, frozen
 
+from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
@@ -148,6 +149,7 @@ def get_mup_config_overrides(
 
     Source: Yang et al., Tensor Programs V, arXiv:2203.03466, table 3.
     """
+    require_config(config)
     number = isinstance(mup_width_mult, (int, float)) and not isinstance(mup_width_mult, bool)
     if not (number and 0 < mup_width_mult < float("inf")):
         raise ConfigurationError(

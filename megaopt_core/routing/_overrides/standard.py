@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.params._keys import ParamKey, ParamPredicate, ParamWithNamePredicate
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import Role
@@ -39,6 +40,7 @@ def get_standard_config_overrides(config: OptimizerConfig) -> dict[ParamKey, Par
     Returns:
         A new dictionary that the caller may extend.
     """
+    require_config(config)
     if config.apply_wd_to_qk_layernorm:
         no_decay = ParamKey(
             with_name_predicate=ParamWithNamePredicate(

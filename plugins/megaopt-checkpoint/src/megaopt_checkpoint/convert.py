@@ -17,6 +17,7 @@ from attrs import asdict, evolve
 
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.files import sync_folder
+from megaopt_checkpoint.folder import folder_path
 from megaopt_checkpoint.memory import bytes_of
 from megaopt_checkpoint.parsing import parse_manifest
 from megaopt_checkpoint.sources import FileSource
@@ -43,7 +44,8 @@ def convert_checkpoint(source: str | os.PathLike[str], destination: str | os.Pat
     Raises:
         CheckpointError: the source is neither, is damaged, or the destination cannot be written.
     """
-    if Path(source).is_dir():
+    source, destination = folder_path(source), folder_path(destination)
+    if source.is_dir():
         consolidate(source, destination)
     else:
         expand(source, destination)

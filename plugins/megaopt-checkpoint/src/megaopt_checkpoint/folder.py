@@ -14,7 +14,7 @@ from attrs import frozen
 
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 
-__all__ = ["MOST_OPEN", "HeldFile", "HeldFolder"]
+__all__ = ["MOST_OPEN", "HeldFile", "HeldFolder", "folder_path"]
 
 MOST_OPEN = 128
 """Files that stay open at one time: a checkpoint of 1,024 ranks has more than a process may open."""
@@ -26,6 +26,24 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _BY_FOLDER = os.open in os.supports_dir_fd
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def folder_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a checkpoint; links are not followed.
+
+    Args:
+        path: as a user gave it.
+
+    Raises:
+        CheckpointError: it is no path, or an empty one.
+    """
+    given = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not (isinstance(given, str) and given):
+        shown = repr(path) if isinstance(path, (str, bytes)) else type(path).__name__
+        raise CheckpointError(
+            f"path: got {shown}; give the path of a checkpoint, as a string or a pathlib.Path"
+        )
+    return Path(os.path.abspath(given))  # noqa: PTH100 - resolve() would follow a link that is refused
 
 
 @frozen(eq=False)
@@ -89,7 +107,7 @@ class HeldFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that is refused
+        self.path = folder_path(path)
         _require_folder(self.path)
         self._files: OrderedDict[str, HeldFile] = OrderedDict()
         self._seen: dict[str, tuple[int, ...]] = {}

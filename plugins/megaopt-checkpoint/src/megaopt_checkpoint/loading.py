@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import asdict
 
-from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_megaopt, require_pair
+from megaopt_checkpoint.model_tensors import (
+    collect_model,
+    finish_param_sync,
+    given_chunks,
+    require_megaopt,
+    require_pair,
+)
 from megaopt_checkpoint.planning import plan_checkpoint
 from megaopt_checkpoint.sources import FileSource
 from megaopt_checkpoint.verify import check_files
@@ -86,6 +92,7 @@ def load_checkpoint(
         renamed: old.weight -> new.weight
     """
     require_megaopt(optimizer)
+    model = given_chunks(model)
     ranks = Ranks(process_group)
     with _open(path, ranks, verify) as source:
         finish_param_sync(model)

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.params import named_modules
+from megaopt_core.params import chunks_of, named_modules
 from megaopt_core.sharding import WrappedModel
 from megaopt_core.state import encode, shown, sliced
 
@@ -22,6 +22,7 @@ __all__ = [
     "ModelTensors",
     "collect_model",
     "finish_param_sync",
+    "given_chunks",
     "model_key",
     "require_megaopt",
     "require_pair",
@@ -46,6 +47,18 @@ def finish_param_sync(model: torch.nn.Module | Sequence[torch.nn.Module] | None)
     for chunk in _chunks(model):
         if isinstance(chunk, WrappedModel):
             chunk.finish_param_sync()
+
+
+def given_chunks(model: object) -> list[torch.nn.Module] | None:
+    """Return the chunks of a model that a user gave; None where none is to be saved or loaded.
+
+    Args:
+        model: the model, its chunks, or None.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    return None if model is None else chunks_of(model)
 
 
 def _chunks(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:

@@ -16,7 +16,14 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_checkpoint.background import PendingSave, background_group, in_thread
-from megaopt_checkpoint.model_tensors import collect_model, finish_param_sync, require_megaopt, require_pair
+from megaopt_checkpoint.folder import folder_path
+from megaopt_checkpoint.model_tensors import (
+    collect_model,
+    finish_param_sync,
+    given_chunks,
+    require_megaopt,
+    require_pair,
+)
 from megaopt_checkpoint.retention import Removal, require_numbered
 from megaopt_checkpoint.staging import Staging, begin, staging_folder
 from megaopt_checkpoint.writer import CheckpointWriter
@@ -121,8 +128,9 @@ def save_checkpoint(
         {'step': 100}
         >>> folder.cleanup()
     """
-    target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that must not be replaced
+    target = folder_path(path)
     require_megaopt(optimizer)
+    model = given_chunks(model)
     ranks = Ranks(process_group)
     require_numbered(target, keep_last)
     finish_param_sync(model)

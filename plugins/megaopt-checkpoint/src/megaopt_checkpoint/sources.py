@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Self
 
 from attrs import frozen
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from megaopt_checkpoint.folder import MOST_OPEN, HeldFolder
+from megaopt_checkpoint.folder import MOST_OPEN, HeldFolder, folder_path
 from megaopt_checkpoint.manifest import manifest_in
 from megaopt_checkpoint.reader import CheckpointReader
 from megaopt_checkpoint.staging import recover
@@ -50,7 +49,7 @@ class FileSource:
         Raises:
             CheckpointError: there is none, it is too new, or it is damaged.
         """
-        place = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that is refused
+        place = folder_path(path)
         recover(place)
         for left in reversed(range(_TRIES)):
             folder = HeldFolder(place)

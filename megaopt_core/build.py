@@ -13,6 +13,7 @@ from megaopt_core.config._plugin_settings import with_prefixes
 from megaopt_core.config._removed import require_current
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
+from megaopt_core.optimizers._between_ranks.alike import held_alike
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._building.asked import (
     dtypes_refused,
@@ -199,7 +200,9 @@ def optimizer_from_routing(
         require_supported(config, routing)
         require_same_overlap(chunks, config)
         buffers = wrapped_buffers(chunks, fqn)
-        phase.alike = buffers_alike(buffers, pgs)
+        watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
+        held = held_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
+        phase.alike = [*buffers_alike(buffers, pgs), *held]
     with raised_on_all(pgs, "laying out the optimizer"):
         layouts = strategy_layouts(routing, pgs, buffers)
         error = refusal(routing, model.params) or reduced_elsewhere(layouts, routing, buffers)
@@ -217,7 +220,7 @@ def optimizer_from_routing(
     told = {**unused_by_runners(parts), **dtypes_refused(routing, children)}
     unused_settings = unused(config, routing, model, pgs, builder.scaler, told)
     optimizer = _chained(children, routing.sharding)
-    optimizer.watched_model = WatchedModel(chunks, fqn, frozenset(routing.excluded))
+    optimizer.watched_model = watched
     optimizer.unused_settings = unused_settings
     if takes_part(pgs):
         optimizer.replicas = Replicas(pgs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers._building.late_params import LateParams
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
     from megaopt_core.routing._routing import Routing
+    from megaopt_core.schedules._scheduler import OptimizerParamScheduler
 
 __all__ = ["MegatronOptimizer"]
 
@@ -86,6 +89,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.replicas: Replicas | None = None
         self.late: LateParams | None = None
         self.before_first_step: Callable[[], None] | None = None
+        self.schedules: list[weakref.ref[OptimizerParamScheduler]] = []
         self.refresh_state()
 
     # What torch's own class has, where ours differs.
@@ -183,16 +187,19 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return StepResult(successful, norm, zeros)
 
     def _collect(self) -> torch.Tensor | None:
-        self._check_settings()
+        refused = self._wrong_setting()
         is_first = self.before_first_step is not None
         if self.before_first_step is not None:
             self.before_first_step()
             self.before_first_step = None
         compares = self.replicas is not None and not is_first  # what was compared just now is alike
         self.gradients.when_written = self._compare_what_was_written if compares else None
-        refused = self._look()
+        refused = refused or self._look()
         self.twins.fold_grads()
-        return self.gradients.collect(refused)
+        found = self.gradients.collect(refused)
+        if self.replicas is not None:
+            self.gradients.refuse(partial(self.replicas.before_step, self))
+        return found
 
     def _compare_what_was_written(self) -> None:
         """Raise on all ranks where somebody wrote to the model on some of them, and replicas are not alike now."""
@@ -204,6 +211,16 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Look at what was written into any group before the first is stepped."""
         for part in self.parts:
             part.check_settings()
+
+    def _wrong_setting(self) -> MegaoptError | None:
+        """Look at what was written into groups; what is wrong waits until the other ranks have heard of it."""
+        try:
+            self._check_settings()
+        except MegaoptError as error:
+            if self.replicas is None:
+                raise
+            return error
+        return None
 
     def _look(self) -> MegaoptError | None:
         """Look at what trains now, and return why some of it cannot be stepped."""

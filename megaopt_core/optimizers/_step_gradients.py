@@ -99,6 +99,21 @@ class StepGradients:
             grads = [grad for part in self.parts for grad in part.all_grads()]
             return found_inf_in(grads, float(self.scaler.inv_scale), stats_device(self.parts))
 
+    def refuse(self, asked: Callable[[MegaoptError | None], MegaoptError | None]) -> None:
+        """Let other ranks say whether this one may step, and tell them whether it can.
+
+        Args:
+            asked: called with why this rank cannot step; returns why it must not.
+
+        Raises:
+            MegaoptError: what `asked` raises; the gradients are given up then.
+        """
+        try:
+            self._refused = asked(self._refused)
+        except MegaoptError:
+            self._discard()
+            raise
+
     def measure_and_clip(self, found: torch.Tensor | None) -> GradStats:
         """Return what the step is to know of its gradients, and clip them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -135,6 +136,9 @@ class OptimizerParamScheduler:
         self._said: list[tuple[Any, ...]] = []
         self._check()
         self.step(increment=0)
+        known: object = getattr(optimizer, "schedules", None)
+        if isinstance(known, list):  # ours: its ranks compare schedules
+            known.append(weakref.ref(self))
 
     def get_lr(self, param_group: Mapping[str, Any]) -> float:
         """Return the group's learning rate at the present step.

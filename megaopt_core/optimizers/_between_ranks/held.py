@@ -20,7 +20,7 @@ from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words
 from megaopt_core.routing._routing import Routing
 
-__all__ = ["Held", "Holder"]
+__all__ = ["Held", "Holder", "modules_of_experts"]
 
 _SAMPLED = 16
 """Parameters whose state is looked at where it must cost next to nothing."""
@@ -103,7 +103,7 @@ class Holder:
             chunks: the model's chunks, each with what makes a local name a global one.
         """
         for name_of, chunk in chunks:
-            experts = _modules_of_experts(chunk)
+            experts = modules_of_experts(chunk)
             for path, module in named_modules(chunk):
                 if isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm):
                     continue
@@ -193,8 +193,10 @@ def _is_larger(group: ProcessGroup | None) -> bool:
     return group is not None and communicates(group)
 
 
-def _modules_of_experts(chunk: torch.nn.Module) -> set[int]:
+def modules_of_experts(chunk: torch.nn.Module) -> set[int]:
     """Return the modules that hold parameters of experts, and those below that hold none of their own."""
+    if all(getattr(param, "allreduce", True) for param in chunk.parameters()):
+        return set()
     found: set[int] = set()
     for module in chunk.modules():
         params = list(module.parameters())

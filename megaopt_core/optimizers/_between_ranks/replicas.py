@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from megaopt_core.errors import RankMismatchError
+from megaopt_core.errors import MegaoptError, RankMismatchError
+from megaopt_core.optimizers._between_ranks.alike import (
+    held_alike,
+    schedules_alike,
+    settings_of_groups,
+    stepped_alike,
+)
+from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
 from megaopt_core.optimizers._between_ranks.held import Held, Holder
 from megaopt_core.parallel._agreement import (
     Comparison,
@@ -20,7 +27,7 @@ from megaopt_core.parallel._agreement import (
 )
 from megaopt_core.parallel._digest import digest_of_tensors
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
-from megaopt_core.routing._agreement import plain_words, settings_alike
+from megaopt_core.routing._agreement import settings_alike
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,6 +44,15 @@ _REMEDY = (
 
 _WHEN = "replicas have other values {when}, and would keep them"
 
+_UNLIKE = "ranks are about to step unlike each other, and would drift apart; none has stepped"
+
+_UNLIKE_REMEDY = (
+    "Do on all of these ranks what was done on some: freeze or unfreeze the same parameters, write the same settings, "
+    "make the same scheduler, give the model the same values (broadcast_params() of DistributedDataParallel, "
+    "torch.distributed.broadcast). Ranks that hold models of their own say so with "
+    "pg_collection=ProcessGroupCollection() at the build"
+)
+
 
 @frozen(eq=False)
 class Replicas:
@@ -49,6 +65,12 @@ class Replicas:
 
     pgs: ProcessGroupCollection
     by_hand: Sequence[Comparison] = ()
+    _each_step: StepAgreement | None = field(init=False)
+
+    @_each_step.default
+    def _each_step_of_replicas(self) -> StepAgreement | None:
+        group = self.pgs.dense_dp
+        return StepAgreement(group) if group is not None and communicates(group) else None
 
     @classmethod
     def of_all(cls, several: Sequence[Replicas]) -> Replicas | None:
@@ -71,14 +93,57 @@ class Replicas:
             optimizer: what this rank holds.
             everything: buffers too, and all of the state; False: what a step needs alike, and a sample of the state.
         """
-        holder = Holder(self.pgs, optimizer.names, optimizer.routing)
+        return self._differences(optimizer, self.pgs, everything=everything)
+
+    def _differences(
+        self,
+        optimizer: MegatronOptimizer,
+        pgs: ProcessGroupCollection,
+        *,
+        everything: bool = False,
+        own_settings: bool = True,
+    ) -> tuple[str, ...]:
+        holder = Holder(pgs, optimizer.names, optimizer.routing)
         chunks = optimizer.watched_model.named_chunks()
         held = [*holder.trained(), *holder.left(chunks)]
         held += holder.states(optimizer.parts, optimizer.state, all_=everything)
         if everything:
             held += holder.buffers(chunks)
-        alike = [*self.by_hand, *self._settings(optimizer), *_comparisons(held)]
-        return differences_over_ranks(self.pgs, "comparing the values of replicas", alike)
+        alike = [
+            *self.by_hand,
+            *settings_of_groups(optimizer, pgs, everything=own_settings),
+            *schedules_alike(optimizer),
+            *stepped_alike(optimizer, pgs),
+            *held_alike(chunks, optimizer.names, pgs, everything=everything),
+            *_comparisons(held),
+        ]
+        return differences_over_ranks(pgs, "comparing the values of replicas", alike)
+
+    def before_step(self, optimizer: MegatronOptimizer, refused: MegaoptError | None) -> MegaoptError | None:
+        """Compare how ranks are about to step, and tell them of one that cannot; a collective.
+
+        Args:
+            optimizer: what this rank holds.
+            refused: why this rank cannot step; None: it can.
+
+        Returns:
+            Why this rank cannot step, or that another one cannot.
+
+        Raises:
+            RankMismatchError: ranks would step unlike each other; it names what differs, and ranks.
+        """
+        agreement = self._each_step
+        if agreement is None or not agreement.differs(optimizer, refused):
+            return refused
+        refused = agreement.told_of_refusals(refused)
+        if refused is not None:
+            return refused
+        optimizer.watched_model.finish_param_sync()
+        lines = self._differences(optimizer, agreement.pgs, own_settings=False)
+        if lines:
+            raise RankMismatchError(described(_UNLIKE, lines, _UNLIKE_REMEDY), differences=lines)
+        agreement.settle(optimizer)
+        return None
 
     def require_equal(self, optimizer: MegatronOptimizer, when: str) -> None:
         """Raise on all ranks unless all replicas have the same values; a collective.
@@ -93,21 +158,6 @@ class Replicas:
         lines = self.differences(optimizer, everything=False)
         if lines:
             raise RankMismatchError(described(_WHEN.format(when=when), lines, _REMEDY), differences=lines)
-
-    def _settings(self, optimizer: MegatronOptimizer) -> list[Comparison]:
-        """Return what is to be alike of the parameter groups: what was written into them too."""
-        group = self.pgs.dense_dp
-        if not communicates(group):
-            return []
-        rows: Rows = [
-            (
-                f"param group {index}",
-                {key: _plain(value) for key, value in values.items() if _is_setting(key, value)},
-            )
-            for index, values in enumerate(optimizer.param_groups)
-        ]
-        written = [(name, sorted(said.items())) for name, said in rows]
-        return [Comparison("the parameter groups", fingerprint(written), lambda: rows, group)]
 
 
 def _of_one(index: int, comparison: Comparison) -> Comparison:
@@ -149,15 +199,6 @@ def wrapped_alike(
         settings_alike(wrapper.config),
         Comparison(what, fingerprint(written), lambda: rows, group),
     ]
-
-
-def _is_setting(key: str, value: Any) -> bool:
-    kinds = (str, bool, int, float, tuple, torch.Tensor, type(None))
-    return key not in ("params", "param_names") and isinstance(value, kinds)
-
-
-def _plain(value: Any) -> str:
-    return plain_words(value.tolist() if isinstance(value, torch.Tensor) else value)
 
 
 def _comparisons(held: Iterable[Held]) -> list[Comparison]:

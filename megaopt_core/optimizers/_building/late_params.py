@@ -55,6 +55,8 @@ class LateParams:
     builder: ChildBuilder
     overrides: Mapping[ParamKey, ParamGroupOverride] | None
     look: ModelLook = field(init=False)
+    joined: int = field(default=0, init=False)
+    """How many parameters have been added or replaced since the build."""
 
     def __attrs_post_init__(self) -> None:
         routing, chunks = self.optimizer.routing, self.builder.chunks
@@ -135,6 +137,7 @@ class LateParams:
             self._replace(by_name[name], entry.param)
         self._add(routing, added)
         self._finish(routing, {**replaced, **added})
+        self.joined += len(replaced) + len(added)
         self._warn(list(replaced), list(added), len(self.optimizer.param_groups) - groups)
         return None
 

@@ -1,0 +1,211 @@
+"""What ranks that hold replicas have alike besides values: what is stepped, what a model holds, settings, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from megaopt_core.optimizers._between_ranks.held import modules_of_experts
+from megaopt_core.parallel._agreement import Comparison, Rows, fingerprint
+from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
+from megaopt_core.params._names import join, named_modules, named_params
+from megaopt_core.reporting._watched_model import NamedChunk
+from megaopt_core.routing._agreement import plain_words
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = ["held_alike", "plain", "schedules_alike", "settings_of_groups", "stepped_alike"]
+
+WRITTEN = frozenset(
+    {"lr", "weight_decay", "max_lr", "min_lr", "wd_mult", "betas", "eps", "momentum", "clip_grad"}
+)
+"""Settings that people and schedulers write between steps; others an optimizer may write itself."""
+
+
+def stepped_alike(optimizer: MegatronOptimizer, pgs: ProcessGroupCollection) -> list[Comparison]:
+    """Return what ranks must have alike of what is stepped: which parameters, and which of them train.
+
+    Args:
+        optimizer: what this rank holds.
+        pgs: the process groups.
+    """
+    found = []
+    for what, group, is_expert in _of_replicas("the parameters that are stepped", pgs):
+        some = [
+            (name, param.requires_grad)
+            for param, name in optimizer.names.items()
+            if is_of_experts(optimizer, param, name) is is_expert
+        ]
+        names = "\0".join(name for name, _ in some)
+        digest = fingerprint((names, [name for name, trains in some if not trains]))
+        found.append(Comparison(what, digest, partial(_stepped_rows, some), group))
+    return found
+
+
+def _stepped_rows(some: Iterable[tuple[str, bool]]) -> Rows:
+    words = {True: "trains", False: "was frozen after the build"}
+    return [(f"parameter {name!r}", {"": words[trains]}) for name, trains in some]
+
+
+def is_of_experts(optimizer: MegatronOptimizer, param: torch.Tensor, name: str) -> bool:
+    """Return whether a parameter is one of experts, which have replicas of their own.
+
+    Args:
+        optimizer: steps it.
+        param: the parameter.
+        name: its name.
+    """
+    entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
+    return not getattr(param, "allreduce", True) if entry is None else entry.spec.is_expert
+
+
+def held_alike(
+    chunks: Iterable[NamedChunk],
+    stepped: Collection[torch.nn.Parameter],
+    pgs: ProcessGroupCollection,
+    *,
+    everything: bool,
+) -> list[Comparison]:
+    """Return what ranks must have alike of a model besides what is stepped: names, shapes and dtypes.
+
+    Args:
+        chunks: the model's chunks, each with what makes a local name a global one.
+        stepped: the parameters that are stepped.
+        pgs: the process groups.
+        everything: buffers too that no state dict has, which a forward pass may make on one rank.
+    """
+    chunks = list(chunks)
+    found = []
+    for what, group, is_expert in _of_replicas("what the model holds and nothing steps", pgs):
+        rows: Rows = []
+        if _hold_more([chunk for _, chunk in chunks]):
+            left = _left_rows(chunks, stepped, is_expert=is_expert)
+            rows = [*left, *_buffer_rows(chunks, is_expert=is_expert, everything=everything)]
+        found.append(_compared(what, rows, group))
+    return found
+
+
+def _hold_more(chunks: Iterable[torch.nn.Module]) -> bool:
+    """Return whether modules hold buffers or parameters that do not train; names are not needed for that."""
+    stack: list[torch.nn.Module | None] = list(chunks)
+    while stack:
+        module = stack.pop()
+        if module is None:
+            continue
+        if module._buffers or not all(
+            param is None or param.requires_grad for param in module._parameters.values()
+        ):
+            return True
+        stack += module._modules.values()
+    return False
+
+
+def _of_replicas(what: str, pgs: ProcessGroupCollection) -> list[tuple[str, ProcessGroup | None, bool]]:
+    """Return who compares dense parameters and who those of experts: the name of it, the group, of experts or not."""
+    kinds = ((what, pgs.dense_dp, False), (f"{what}, of experts", pgs.expt_dp, True))
+    return [kind for kind in kinds if communicates(kind[1])]
+
+
+def _compared(what: str, rows: Rows, group: ProcessGroup | None) -> Comparison:
+    said = [(name, list(values.items())) for name, values in rows]
+    return Comparison(what, fingerprint(said), lambda: rows, group)
+
+
+def _left_rows(
+    chunks: Iterable[NamedChunk], stepped: Collection[torch.nn.Parameter], *, is_expert: bool
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    for name_of, chunk in chunks:
+        for entry in named_params(chunk):
+            of_experts = not getattr(entry.param, "allreduce", True)
+            if entry.param not in stepped and of_experts is is_expert:
+                trains = "trains" if entry.param.requires_grad else "is frozen"
+                yield f"parameter {name_of(entry.name)!r}", {"": trains, **_kind(entry.param)}
+
+
+def _buffer_rows(
+    chunks: Iterable[NamedChunk], *, is_expert: bool, everything: bool
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    for name_of, chunk in chunks:
+        experts = modules_of_experts(chunk)
+        for path, module in named_modules(chunk):
+            if (id(module) in experts) is not is_expert:
+                continue
+            for name, buffer in module._buffers.items():
+                if buffer is not None and (everything or name not in module._non_persistent_buffers_set):
+                    yield f"buffer {name_of(join(path, name))!r}", _kind(buffer)
+
+
+def _kind(tensor: torch.Tensor) -> dict[str, str]:
+    if torch.nn.parameter.is_lazy(tensor):
+        return {"shape": "not known before its first forward pass"}
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"shape": str(tuple(tensor.shape)), "dtype": dtype}
+
+
+def settings_of_groups(
+    optimizer: MegatronOptimizer, pgs: ProcessGroupCollection, *, everything: bool = True
+) -> list[Comparison]:
+    """Return what is to be alike of the parameter groups: what was written into them too.
+
+    Args:
+        optimizer: what this rank holds.
+        pgs: the process groups.
+        everything: all settings; False: those that people and schedulers write.
+    """
+    group = pgs.dense_dp
+    if not communicates(group):
+        return []
+    rows: Rows = [
+        (
+            f"param group {index}",
+            {
+                key: plain(value)
+                for key, value in values.items()
+                if _is_setting(key, value) and (everything or key in WRITTEN)
+            },
+        )
+        for index, values in enumerate(optimizer.param_groups)
+    ]
+    written = [(name, sorted(said.items())) for name, said in rows]
+    return [Comparison("the parameter groups", fingerprint(written), lambda: rows, group)]
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    kinds = (str, bool, int, float, tuple, torch.Tensor, type(None))
+    return key not in ("params", "param_names") and isinstance(value, kinds)
+
+
+def plain(value: Any) -> str:
+    """Return a setting in words that are the same on every rank, whatever kind of number it is.
+
+    Args:
+        value: a setting, or a tensor that holds one.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = float(value)
+        value = int(value) if value.is_integer() and abs(value) < 1e15 else value
+    return plain_words(value)
+
+
+def schedules_alike(optimizer: MegatronOptimizer) -> list[Comparison]:
+    """Return what all ranks must have alike of the schedulers that write into an optimizer's groups.
+
+    Args:
+        optimizer: what this rank holds.
+    """
+    alive = [schedule for schedule in (each() for each in optimizer.schedules) if schedule is not None]
+    rows: Rows = [
+        (
+            f"scheduler {index}" if len(alive) > 1 else "the scheduler",
+            {key: plain(value) for key, value in schedule.state_dict().items()},
+        )
+        for index, schedule in enumerate(alive)
+    ]
+    return [_compared("the schedules", rows, None)]

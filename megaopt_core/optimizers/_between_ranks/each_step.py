@@ -1,0 +1,174 @@
+"""Whether ranks are about to step alike: one number of each, compared before every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch.distributed import ProcessGroup
+
+from megaopt_core.errors import MegaoptError, OwnershipError
+from megaopt_core.optimizers._between_ranks.alike import WRITTEN, is_of_experts
+from megaopt_core.optimizers._grad_norm import stats_device
+from megaopt_core.parallel._agreement import fingerprint
+from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.parallel._meeting import gather_over_ranks
+from megaopt_core.parallel._reduction import all_reduce
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
+
+__all__ = ["StepAgreement"]
+
+_requires_grad = attrgetter("requires_grad")
+
+_WHAT = "the comparison of ranks before a step"
+
+_READ_AT_ONCE = frozenset({"cpu"})
+"""Kinds of devices that the host reads without waiting for work that is queued."""
+
+
+@define(eq=False)
+class StepAgreement:
+    """Compares before each step a number that says how a rank is about to step.
+
+    It is made of what can change after the build: which parameters are stepped, how many of them joined or were
+    replaced, which are frozen, the settings that a schedule or a user writes into groups, and whether this rank refuses
+    to step. On an accelerator the answer is read one step later, so that the host waits for nothing.
+
+    Args:
+        group: ranks that hold replicas of dense parameters.
+    """
+
+    group: ProcessGroup
+    _names: object = field(default=None, init=False)
+    _names_digest: bytes = field(default=b"", init=False)
+    _settled: int = field(default=0, init=False)
+    _on_the_way: _OnTheWay | None = field(default=None, init=False)
+
+    @property
+    def pgs(self) -> ProcessGroupCollection:
+        """The ranks that compare, as a collection."""
+        return ProcessGroupCollection(dp=self.group)
+
+    def differs(self, optimizer: MegatronOptimizer, refused: MegaoptError | None) -> bool:
+        """Return whether ranks are about to step unlike each other; the same on all of them; a collective.
+
+        Args:
+            optimizer: what this rank holds.
+            refused: why this rank cannot step; None: it can.
+        """
+        if _joins_unevenly(optimizer):
+            return False
+        number = self._number(optimizer, refused)
+        device = stats_device(optimizer.parts)
+        mine = torch.tensor([number, -number], dtype=torch.int64, device=device)
+        all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
+        if device.type in _READ_AT_ONCE:
+            return _are_unlike(mine.tolist())
+        before, self._on_the_way = self._on_the_way, _OnTheWay.of(mine)
+        return before is not None and _are_unlike(before.read())
+
+    def settle(self, optimizer: MegatronOptimizer) -> None:
+        """Take what has joined for known: ranks have compared it, and it is alike.
+
+        Args:
+            optimizer: what this rank holds.
+        """
+        self._settled = self._joined(optimizer)
+
+    @staticmethod
+    def _joined(optimizer: MegatronOptimizer) -> int:
+        return 0 if optimizer.late is None else optimizer.late.joined
+
+    def told_of_refusals(self, refused: MegaoptError | None) -> MegaoptError | None:
+        """Return why this rank cannot step, or that another one cannot; None where all can; a collective.
+
+        Args:
+            refused: why this rank cannot step.
+        """
+        told = gather_over_ranks(None if refused is None else str(refused), self.pgs, _WHAT)
+        if refused is not None:
+            return refused
+        for rank, message in told.items():
+            if message is not None:
+                return OwnershipError(
+                    "another rank cannot step what trains now, or as its settings are; no rank has stepped. "
+                    f"Rank {rank}: {message}"
+                )
+        return None
+
+    def _number(self, optimizer: MegatronOptimizer, refused: MegaoptError | None) -> int:
+        if optimizer.names is not self._names:
+            self._names = optimizer.names
+            dense = [
+                name for param, name in optimizer.names.items() if not is_of_experts(optimizer, param, name)
+            ]
+            self._names_digest = fingerprint(dense)
+        frozen: list[str] = []
+        if not all(map(_requires_grad, optimizer.names)):
+            frozen = [name for param, name in optimizer.names.items() if not param.requires_grad]
+        joined = self._joined(optimizer) - self._settled
+        settings = [
+            [(key, _comparable(value)) for key, value in sorted(group.items()) if key in WRITTEN]
+            for group in optimizer.param_groups
+        ]
+        said = (self._names_digest, joined, frozen, settings, refused is not None)
+        return int.from_bytes(fingerprint(said)[:7])
+
+
+def _are_unlike(numbers: Sequence[int]) -> bool:
+    largest, negated_smallest = numbers
+    return largest != -negated_smallest
+
+
+def _comparable(value: Any) -> Any:
+    """Return a setting as plain data; what lies on a device is not read."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type in _READ_AT_ONCE else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (tuple, list)):
+        return [_comparable(each) for each in value]
+    return value if isinstance(value, (str, bool, type(None))) else None
+
+
+def _joins_unevenly(optimizer: MegatronOptimizer) -> bool:
+    """Return whether ranks step unequal numbers of times, and torch's `Join` stands in for those that have ended."""
+    chunks = (chunk for _, chunk in optimizer.watched_model.named_chunks())
+    return any(getattr(getattr(chunk, "_join_config", None), "enable", False) for chunk in chunks)
+
+
+@define(eq=False)
+class _OnTheWay:
+    """Numbers that are being copied to the host.
+
+    Args:
+        host: where they arrive.
+        arrived: is over when they have.
+    """
+
+    host: torch.Tensor
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> _OnTheWay:
+        """Begin to copy."""
+        if not values.is_cuda:
+            return cls(values, None)
+        host = torch.empty_like(values, device="cpu", pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(values.device))
+        return cls(host, arrived)
+
+    def read(self) -> list[int]:
+        """Return them, once they are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        numbers: list[int] = self.host.tolist()
+        return numbers

@@ -10,6 +10,7 @@ import torch
 from megaopt_core.errors import PluginError, UnsupportedOperationError
 from megaopt_core.execution._away import AwayParts, InnerPart
 from megaopt_core.execution._inner import init_inner_state, run_inner
+from megaopt_core.execution._memory_order import MemoryOrder
 from megaopt_core.execution._stages import stage
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.registry._catalogue import STEP_RUNNER
@@ -44,6 +45,7 @@ class StepRunner:
     """
 
     _away: AwayParts | None = None
+    _order: MemoryOrder | None = None
 
     def place(self, sharded: ShardedParams) -> ShardedParams:
         """Return the pieces as they are to be stepped; asked once, before anything is made for them.
@@ -101,7 +103,15 @@ class StepRunner:
             part: what is stepped.
             action: the step.
         """
-        run_inner(part.precision, part.inner, action)
+        if self._order is None:
+            self._order = MemoryOrder()
+        order, inner = self._order, part.inner
+
+        def step() -> None:
+            with order.kept(inner):
+                action()
+
+        run_inner(part.precision, inner, step)
 
     def switch_mode(self, part: InnerPart, action: Callable[[], Any]) -> None:
         """Call the inner optimizer's `train` or `eval`, and bring what it changes into the pieces.

@@ -97,8 +97,13 @@ class _BitSums:
         return self._owners
 
 
-def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[int]:
-    return list(map(torch.Tensor.data_ptr, chain.from_iterable(watched)))
+def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[_Address]:
+    tensors = list(chain.from_iterable(watched))
+    return list(zip(map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.stride, tensors), strict=True))
+
+
+type _Address = tuple[int, tuple[int, ...]]
+"""Where a tensor's memory begins, and its strides."""
 
 
 @define
@@ -110,7 +115,7 @@ class Samples:
     """
 
     whole: int = 0
-    _addresses: list[int] = field(factory=list)
+    _addresses: list[_Address] = field(factory=list)
     _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
     _owners: dict[_Kind, list[int]] = field(factory=dict)
 
@@ -147,7 +152,7 @@ class Samples:
         """Return whose each of the values is."""
         return self._owners
 
-    def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[int]) -> None:
+    def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[_Address]) -> None:
         self._addresses, self._views, self._owners = addresses, {}, {}
         for owner, tensors in enumerate(watched):
             for tensor in tensors:

@@ -331,3 +331,16 @@ def test_a_remainder_makes_the_models_value_or_goes(pairs) -> None:
     for value, model, old, new in zip(rounded, storage.param.detach(), kept, storage.remainder, strict=True):
         assert value == model or (value.isnan() and model.isnan())
         assert new in (old, 0)
+
+
+def test_a_weight_that_is_viewed_otherwise_is_taken_over(build):
+    """The same memory with other strides holds other values: a transposed weight, which no version counter tells of."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6, bias=False).bfloat16()
+    optimizer = build(model, lr=0.0, bf16=True, clip_grad=0.0)
+    for _ in range(2):
+        model.weight.data = model.weight.data.t()
+        transposed = model.weight.detach().clone()
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer.step()
+        assert torch.equal(model.weight, transposed)

@@ -209,6 +209,13 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def _check_settings(self) -> None:
         """Look at what was written into any group before the first is stepped."""
+        groups = [group for part in self.parts for group in part.groups]
+        if list(map(id, groups)) != list(map(id, self.param_groups)):
+            raise UnsupportedOperationError(
+                f"param_groups has {len(self.param_groups)} groups and was built with {len(groups)}, or others: groups "
+                "cannot be added, removed or replaced, which would change nothing that is stepped; write into those "
+                "that are there, and freeze what is not to be stepped"
+            )
         for part in self.parts:
             part.check_settings()
 

@@ -85,6 +85,11 @@ class JoinedState(MutableMapping[str, Any]):
         for part in self._parts:
             part.start_anew()
 
+    def clear(self) -> None:
+        """Give up the state of all pieces, where no other parameter's lies in the same tensors."""
+        for part in self._parts:
+            part.clear()
+
     def take_model(self, param: torch.Tensor, box: Any = None) -> None:
         """Start main values again from the model's, where there are any.
 

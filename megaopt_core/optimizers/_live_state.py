@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
 from megaopt_core.optimizers._joined_state import JoinedState
 from megaopt_core.optimizers._part import OptimizerPart
@@ -16,6 +17,8 @@ from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.sharding._elements import elements_of
 
 __all__ = ["LiveState", "ParamState"]
+
+_REQUIRED: Any = object()
 
 
 class ParamState(MutableMapping[str, Any]):
@@ -143,6 +146,19 @@ class ParamState(MutableMapping[str, Any]):
         if self._part.split is not None and self._owned:
             self._part.split.transform_state[self._name] = StatePlaceholder(self._owned)
 
+    def clear(self) -> None:
+        """Give up the state, as for an optimizer that is built anew; the main value stays.
+
+        Raises:
+            UnsupportedOperationError: the state of other parameters lies in the same tensors.
+        """
+        if self.member is not None and len(self._part.pieces[self._index].spec.members) > 1:
+            raise UnsupportedOperationError(
+                f"the state of {self._name!r} lies in one tensor with that of other parameters and cannot be given up "
+                "alone: optimizer.state.clear() gives up that of all, and state[param][key] = value sets its elements"
+            )
+        self.start_anew()
+
     def take_model(self, param: torch.Tensor, box: Box | None = None) -> None:
         """Start the main value again from the model's, where there is one.
 
@@ -189,8 +205,11 @@ type State = ParamState | JoinedState
 """The live state of one parameter."""
 
 
-class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
+class LiveState(MutableMapping[torch.nn.Parameter, MutableMapping[str, Any]]):
     """State keyed by model parameter; parameters of which another rank steps everything have an empty one.
+
+    What is removed begins anew in the next step, as it does in torch; every rank of a strategy that shares state out
+    does so, or none.
 
     Args:
         parts: the optimizer's parts.
@@ -227,6 +246,37 @@ class LiveState(Mapping[torch.nn.Parameter, MutableMapping[str, Any]]):
         if param in self._names:
             return {}
         raise KeyError(param)
+
+    def __setitem__(self, param: torch.nn.Parameter, state: Mapping[str, Any]) -> None:
+        present = self[param]
+        for key, value in state.items():
+            present[key] = value
+        if not state:
+            present.clear()
+
+    def __delitem__(self, param: torch.nn.Parameter) -> None:
+        self[param].clear()
+
+    def pop(self, param: torch.nn.Parameter, default: Any = _REQUIRED) -> Any:
+        """Remove a parameter's state and return what it was; the next step makes it anew.
+
+        Args:
+            param: the model's parameter.
+            default: returned for a parameter that is not stepped here.
+
+        Raises:
+            KeyError: it is not stepped, and there is no default.
+        """
+        if param not in self and default is not _REQUIRED:
+            return default
+        state = dict(self[param])
+        del self[param]
+        return state
+
+    def clear(self) -> None:
+        """Remove the state of every parameter; the next step makes it anew."""
+        for state in self._where.values():
+            state.start_anew()
 
     def __iter__(self) -> Iterator[torch.nn.Parameter]:
         return iter(self._where)

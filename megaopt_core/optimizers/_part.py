@@ -10,7 +10,7 @@ import torch
 from attrs import define, evolve, field
 
 from megaopt_core.config._group_values import GroupChecks, group_checks
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import ConfigurationError, UnsupportedOperationError
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._stages import stage
 from megaopt_core.execution._step_runner import StepRunner
@@ -70,6 +70,7 @@ class OptimizerPart:
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float | torch.Tensor] = field(factory=dict, init=False)
     _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
+    _member_ids: list[list[int]] = field(init=False)
 
     @checks.default
     def _checks_of_defaults(self) -> GroupChecks:
@@ -78,6 +79,7 @@ class OptimizerPart:
     def __attrs_post_init__(self) -> None:
         self._spans = [self._spans_of(piece) for piece in self.pieces]
         self.writes = ForeignWrites(self.precision, self.sharded)
+        self._member_ids = [list(map(id, group["params"])) for group in self.groups]
 
     def watch_again(self) -> None:
         """Take pieces that were added or replaced into what is counted and watched."""
@@ -103,13 +105,20 @@ class OptimizerPart:
         return self.sharded.pieces
 
     def check_settings(self) -> None:
-        """Raise for values that somebody wrote into the groups and that no setting could have; before anything changes.
+        """Raise for what somebody wrote into the groups and that no setting could have; before anything changes.
 
         Raises:
             ConfigurationError: a value cannot be; the message names group, key, value and what is allowed.
-            UnsupportedOperationError: what is stepped was brought to the CPU, and not back.
+            UnsupportedOperationError: what is stepped was brought to the CPU, and not back, or a group has other
+                parameters than it was given.
         """
         self.runner.require_restored()
+        if self._member_ids != [list(map(id, group["params"])) for group in self.groups]:
+            raise UnsupportedOperationError(
+                f"the parameters of a group of {type(self.inner).__name__} were changed by hand, which changes nothing "
+                "that is stepped. Freeze what is not to be stepped (requires_grad_(False)); what is added to the model "
+                "or unfrozen is stepped by itself"
+            )
         for index, group in enumerate(self.groups):
             seen = self._seen.setdefault(index, {})
             for key, check in self.checks.items():

@@ -72,9 +72,31 @@ def build_inner(
     optimizer_cls = entry.load_class()
     kwargs = constructor_kwargs(entry, config, chunks, pgs, settings)
     try:
-        return optimizer_cls([dict(group) for group in groups], **kwargs)
+        inner = optimizer_cls([dict(group) for group in groups], **kwargs)
     except TypeError as error:
         raise PluginError(f"{optimizer_cls.__name__} does not take {sorted(kwargs)}: {error}") from error
+    _require_groups(inner, groups)
+    return inner
+
+
+def _require_groups(inner: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) -> None:
+    """Raise unless an optimizer holds the groups that it was made of, with the parameters that they had."""
+    name = type(inner).__name__
+    given = [sorted(map(id, group["params"])) for group in groups]
+    try:
+        held = [sorted(map(id, group["params"])) for group in inner.param_groups]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PluginError(
+            f"{name} has no param_groups with params, as a torch.optim.Optimizer has"
+        ) from error
+    if held != given:
+        counts = f"{sum(map(len, held))} parameters in {len(held)} groups"
+        raise PluginError(
+            f"{name} holds {counts} of the {sum(map(len, given))} in {len(given)} that it was given: its constructor "
+            "passes params to torch.optim.Optimizer as they are"
+        )
+    if not isinstance(inner.defaults, dict):
+        raise PluginError(f"{name}.defaults is no dictionary, as a torch.optim.Optimizer's is")
 
 
 def init_inner_state(

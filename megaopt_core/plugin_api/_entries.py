@@ -117,6 +117,8 @@ class OptimizerEntry:
             what all of them must choose alike. It may communicate. None: there is nothing to settle.
         param_notes: the inner optimizer to what the report says of how it steps its parameters, by name; those of which
             there is nothing to say may be missing.
+        unused_settings: `(config, specs)`, of the parameters that it steps, to the settings that were given and change
+            nothing for them, each with the reason; a warning and the report name them. None: there are none.
         same_as: `"module:Class"` of an optimizer whose first steps this one honestly shares, as variants of Adam do;
             the report says it, and the kit does not take it for a silent stand-in.
         description: one line for `megaopt optimizers`.
@@ -157,6 +159,7 @@ class OptimizerEntry:
     mup: MupRule | None = None
     agree: Callable[[torch.optim.Optimizer, ProcessGroupCollection], None] | None = None
     param_notes: Callable[[torch.optim.Optimizer], Mapping[str, str]] | None = None
+    unused_settings: Callable[[OptimizerConfig, Sequence[ParamSpec]], Mapping[str, str]] | None = None
     same_as: str | None = field(default=None, validator=_dotted_class)
     description: str = ""
     example: str = ""
@@ -201,12 +204,23 @@ class OptimizerEntry:
         Args:
             config: the run's configuration.
         """
-        granularity = self.granularity if self.granularity_for is None else self.granularity_for(config)
+        granularity = self.granularity if self.granularity_for is None else self._granularity(config)
         split_step = self.split_step if self.split_refusal(config) is None else None
         peers = self.supports_peers and (self.refuses_peers is None or self.refuses_peers(config) is None)
         if (granularity, split_step, peers) == (self.granularity, self.split_step, self.supports_peers):
             return self
         return evolve(self, granularity=granularity, split_step=split_step, supports_peers=peers)
+
+    def _granularity(self, config: OptimizerConfig) -> Granularity:
+        """Return what `granularity_for` says, which is a stranger's code."""
+        given: object = None if self.granularity_for is None else self.granularity_for(config)
+        known = given if isinstance(given, str) and given in tuple(Granularity) else None
+        if known is None:
+            raise PluginError(
+                f"granularity_for returned a {type(given).__name__}; it must return one of "
+                f"{', '.join(map(repr, map(str, Granularity)))}"
+            )
+        return Granularity(known)
 
     def load_split_step(self) -> SplitStepFactory | None:
         """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.

@@ -11,6 +11,7 @@ import pluggy
 from attrs import frozen
 
 from megaopt_core.errors import PluginError
+from megaopt_core.params._keys import ParamKey
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
 from megaopt_core.registry._faults import words_of
@@ -121,10 +122,13 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
     for attribute in ("description", "example"):
         if not isinstance(getattr(entry, attribute), str):
             raise PluginError(f"optimizer {name!r}: {attribute}={getattr(entry, attribute)!r} is no str")
-    if not isinstance(entry.default_param_overrides, Mapping):
-        raise PluginError(
-            f"optimizer {name!r}: default_param_overrides={entry.default_param_overrides!r} is no mapping"
-        )
+    for attribute in ("supports_fp16", "supports_peers"):
+        if not isinstance(getattr(entry, attribute), bool):
+            raise PluginError(
+                f"optimizer {name!r}: {attribute} is of type {type(getattr(entry, attribute)).__name__}; it must be "
+                "True or False"
+            )
+    _check_overrides(name, entry.default_param_overrides)
     if entry.settings is None:
         return
     _check_class(f"optimizer {name!r}", entry.settings)
@@ -138,6 +142,29 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
                 "give the optimizer another setting prefix"
             )
     _check_defaults(f"optimizer {name!r}", entry.settings)
+
+
+def _check_overrides(name: str, overrides: object) -> None:
+    """Raise unless the default overrides of an entry are some, whatever they say."""
+    if not isinstance(overrides, Mapping):
+        raise PluginError(
+            f"optimizer {name!r}: default_param_overrides is of type {type(overrides).__name__}; it is no mapping"
+        )
+    for key, override in overrides.items():
+        if not isinstance(key, ParamKey) or not isinstance(override, dict):
+            raise PluginError(
+                f"optimizer {name!r}: default_param_overrides maps {type(key).__name__} to {type(override).__name__}; "
+                "it must map ParamKeys to ParamGroupOverrides"
+            )
+        wrong = [value for value in override.values() if not isinstance(value, _VALUES)]
+        if wrong:
+            raise PluginError(
+                f"optimizer {name!r}: default_param_overrides holds a value of type {type(wrong[0]).__name__}; it must "
+                "be a str, bool, int, float, None or a tuple of them"
+            )
+
+
+_VALUES = (str, bool, int, float, tuple, type(None))
 
 
 def _check_settings(whose: str, settings: Any) -> None:

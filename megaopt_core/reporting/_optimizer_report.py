@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import asdict, evolve, field, frozen
 
+from megaopt_core.errors import BrokenPluginWarning, PluginError
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._report_text import WIDTH, full_text, short_text, summary_table
 from megaopt_core.sharding._split_step import Travel
@@ -228,8 +230,22 @@ def _same_as(registered: str | None) -> str:
 
 def _notes(registered: str | None, inner: torch.optim.Optimizer) -> Mapping[str, str]:
     """Return what an optimizer's entry says of its parameters."""
-    make = None if registered is None else get_registry().optimizer(registered).param_notes
-    return {} if make is None else make(inner)
+    registry = get_registry()
+    make = None if registered is None else registry.optimizer(registered).param_notes
+    if registered is None or make is None:
+        return {}
+    try:
+        with registry.blaming("optimizer", registered):
+            return _require_notes(make(inner))
+    except PluginError as error:  # a report without notes is a report still
+        warnings.warn(f"the report has no notes: {error}", BrokenPluginWarning, stacklevel=2)
+        return {}
+
+
+def _require_notes(notes: object) -> Mapping[str, str]:
+    if isinstance(notes, Mapping) and all(isinstance(note, str) for note in notes.values()):
+        return notes
+    raise PluginError(f"param_notes returned a {type(notes).__name__}; it must map names to notes")
 
 
 def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:

@@ -274,7 +274,8 @@ class Assigner:
             ConfigurationError: neither can shard the optimizer's granularity.
         """
         registry = get_registry()
-        granularity = registry.optimizer(optimizer).configured(config).granularity
+        with registry.blaming("optimizer", optimizer):
+            granularity = registry.optimizer(optimizer).configured(config).granularity
         strategy = registry.strategy(name)
         if granularity in strategy.granularities:
             return name

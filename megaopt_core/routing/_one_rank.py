@@ -133,8 +133,9 @@ def _digest(stored: StoredRouting | None) -> str:
 def _spec_of(item: InventoryItem, given: Assignment, config: OptimizerConfig) -> ParamSpec:
     """Return a parameter as pure data, of the first group until groups have their order."""
     optimizer = given.key.optimizer
-    entry = get_registry().optimizer(optimizer).configured(config)
-    with get_registry().blaming("optimizer", optimizer):
+    registry = get_registry()
+    with registry.blaming("optimizer", optimizer):
+        entry = registry.optimizer(optimizer).configured(config)
         return evolve(item.spec(optimizer, 0, entry), peers=config.peers_per_matrix)
 
 

@@ -12,12 +12,13 @@ from attrs import Factory, frozen
 from megaopt_core.config._dtypes import parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import MegaoptError, UnusedSettingWarning
+from megaopt_core.errors import MegaoptError, PluginError, UnusedSettingWarning
 from megaopt_core.registry._constructor import constructor_kwargs
 from megaopt_core.registry._registry import get_registry
 
 if TYPE_CHECKING:
     from megaopt_core.parallel._groups import ProcessGroupCollection
+    from megaopt_core.params._specs import ParamSpec
     from megaopt_core.plugin_api._entries import OptimizerEntry
     from megaopt_core.routing._routing import Routing
 
@@ -89,6 +90,7 @@ def unused_settings(use: Use) -> tuple[str, ...]:
     """
     found = [*_dtypes(use), *_scaling(use), *_overrides(use), *_decay(use), *_of_other_optimizers(use)]
     found += [use.says(name, why) for name, why in use.by_runners.items()]
+    found += [use.says(name, why) for name, why in _told_by_entries(use).items()]
     if use.config.stochastic_state_rounding and not _keeps_bytes(use):
         found.append(use.says("stochastic_state_rounding", "no state is kept in 8 bits (uint8)"))
     if not (use.config.skip_nonfinite_steps or use.config.bf16):
@@ -204,6 +206,40 @@ def _of_other_optimizers(use: Use) -> Iterator[str]:
         if name in owners and _is_read(use, owners[name].prefix):
             continue
         yield f"{name}={value!r}: no optimizer in use reads it ({used})"
+
+
+def _told_by_entries(use: Use) -> dict[str, str]:
+    """Return what optimizers say of their own settings: what all of those say that read a setting."""
+    if use.routing is None:
+        return {}
+    specs: dict[str, list[ParamSpec]] = {name: [] for name in use.entries}
+    for route in use.routing.params.values():
+        specs.get(route.spec.optimizer, []).append(route.spec)
+    told = {name: _told_by(use, name, entry, specs[name]) for name, entry in use.entries.items()}
+    owners = get_registry().setting_owners()
+    return {
+        setting: why
+        for said in told.values()
+        for setting, why in said.items()
+        if all(
+            setting in told[name]
+            for name, entry in use.entries.items()
+            if owners[setting].prefix in entry.setting_prefixes
+        )
+    }
+
+
+def _told_by(use: Use, name: str, entry: OptimizerEntry, specs: Sequence[ParamSpec]) -> Mapping[str, str]:
+    if entry.unused_settings is None:
+        return {}
+    owners = get_registry().setting_owners()
+    with get_registry().blaming("optimizer", name):
+        told = entry.unused_settings(use.config, specs)
+        if not isinstance(told, Mapping) or any(setting not in owners for setting in told):
+            raise PluginError(
+                f"unused_settings returned {told!r}; it must map settings of plugins to reasons"
+            )
+    return told
 
 
 def _is_read(use: Use, prefix: str) -> bool:

@@ -1,27 +1,30 @@
-"""Every setting, one after the other: changed alone it acts, is refused, or is named as unused; none is silent."""
+"""Every setting, one after the other: changed alone it acts in training, is refused, or is named; none is silent."""
 
 import ast
 import contextlib
+import copy
+import functools
 import re
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from unittest.mock import patch
 
 import pytest
 import torch
 from attrs import define
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from megaopt_core import OptimizerConfig, build_optimizer, get_registry
+from megaopt_core import OptimizerConfig, OptimizerParamScheduler, build_optimizer, get_registry
 from megaopt_core.config import core_field_info
 from megaopt_core.errors import ConfigurationError, MegaoptError, UnusedSettingWarning
-from megaopt_core.registry._constructor import constructor_kwargs
 
 pytestmark = pytest.mark.any_python
 
 BRIDGED = ("torch:RMSprop", "torch:NAdam", "torch:Adafactor")
 """Optimizers whose settings are made from their constructors."""
+
+STEPS = 3
 
 LR = {"lr": 0.01, "min_lr": 0.001}
 COMPANIONS = {
@@ -31,6 +34,7 @@ COMPANIONS = {
     "hysteresis": {"fp16": True},
     "store_param_remainders": {"bf16": True, "use_precision_aware_optimizer": True},
     "main_grads_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
+    "muon_split_qkv": {"muon_split": "per_head"},
     "main_params_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
     "exp_avg_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
     "exp_avg_sq_dtype": {"bf16": True, "use_precision_aware_optimizer": True},
@@ -59,6 +63,7 @@ VALUES = {
     "clip_grad": 0.01,
     "grad_norm_skip_threshold": 1e-6,
     "soap_max_precond_dim": 3,
+    "muon_eps": 1e3,
 }
 """Values that no type tells."""
 
@@ -69,30 +74,31 @@ CORE = {info.name: info for info in core_field_info()}
 class _Timer:
     calls: list
 
-    def start(self, barrier: bool) -> None:
+    def start(self, barrier):
         self.calls.append(("start", barrier))
 
-    def stop(self, **how: Any) -> None:
+    def stop(self, **how):
         self.calls.append("stop")
 
 
 class Block(nn.Module):
     """A table, a fused projection, norms of queries, a head: something for every standard override."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table = nn.Embedding(6, 8)
         self.qkv = nn.Linear(8, 24)
         self.q_layernorm = nn.LayerNorm(8)
         self.out = nn.Linear(8, 6, bias=False)
         self.table.weight.is_embedding_or_output_parameter = True
+        self.qkv.weight.is_qkv, self.qkv.weight.qkv_split_shapes = True, [4, 2, 2]
         self.out.weight.is_embedding_or_output_parameter = True
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         return self.out(self.q_layernorm(self.qkv(self.table(tokens))[..., :8]))
 
 
-def _model(context: Mapping[str, Any]) -> Block:
+def _model(context):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = Block()
@@ -102,7 +108,7 @@ def _model(context: Mapping[str, Any]) -> Block:
     return model
 
 
-def _seen(value: Any) -> Any:
+def _seen(value):
     """Return something that compares by value."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.detach().double().flatten().tolist()
@@ -115,59 +121,124 @@ def _seen(value: Any) -> Any:
     )
 
 
-def _outcome(
-    optimizer: str, settings: Mapping[str, Any], context: Mapping[str, Any], folder: Path
-) -> tuple[list[Any], list[str]]:
-    """Return everything that a configuration can change: what was built, and what two steps did; and what is unused."""
+class _Operators(TorchDispatchMode):
+    """Counts the operators that run, and in which precision: which of torch's implementations a setting chose."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[f"{func} {torch.get_float32_matmul_precision()}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+COMPILED: list[str] = []
+"""What ran that torch would have compiled."""
+
+
+def _not_compiled(function=None, **options):
+    """Stand in for `torch.compile`, which takes seconds: note each call of what it was given."""
+    if function is None:
+        return functools.partial(_not_compiled, **options)
+
+    @functools.wraps(function)
+    def noted(*args, **kwargs):
+        COMPILED.append(function.__qualname__)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+def _scales(scaler):
+    """Return what a loss scaler's scale becomes when gradients overflow, and when for long they do not."""
+    if scaler is None:
+        return None
+    scaler, scales = copy.deepcopy(scaler), []
+    for overflow in [*[True] * 40, *[False] * 1010, True, True, False]:
+        scaler.update(overflow)
+        scales.append(float(scaler.scale))
+    return scales
+
+
+def _steps(built, model, count):
+    """Step with given gradients; return what steps say, which operators ran, and dtypes of what was stepped with."""
+    results, ran, dtypes = [], _Operators(), []
+
+    def look(inner, args, kwargs):
+        dtypes.append(
+            [str(p.grad.dtype) for g in inner.param_groups for p in g["params"] if p.grad is not None]
+        )
+
+    hooks = [part.inner.register_step_pre_hook(look) for part in built.parts]
+    for step in range(count):
+        generator = torch.Generator().manual_seed(step)
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+        with ran:
+            results.append(_seen(tuple(built.step())))
+    for hook in hooks:
+        hook.remove()
+    return results, dict(ran.counts), dtypes
+
+
+def _scheduled(built, model):
+    """Return the model after a step at the end of a schedule, where groups have their smallest learning rate."""
+    config = built.config
+    scheduler = OptimizerParamScheduler(
+        built,
+        0.0,
+        config.lr,
+        config.min_lr,
+        0,
+        1,
+        "linear",
+        config.weight_decay,
+        config.weight_decay,
+        1,
+        "constant",
+    )
+    scheduler.step(5)
+    _steps(built, model, 1)
+    return _seen(list(model.parameters()))
+
+
+def _outcome(optimizer, settings, context, folder):
+    """Return how a configuration behaves, whatever it was built with: what steps did and ran; and what is unused."""
     calls: list = []
     given = dict(settings)
     if given.pop("timers", None):
         given["timers"] = lambda name, log_level: calls.append(name) or _Timer(calls)
     model = _model(context)
-    with warnings.catch_warnings(record=True) as caught:
+    COMPILED.clear()
+    with warnings.catch_warnings(record=True) as caught, patch.object(torch, "compile", _not_compiled):
         warnings.simplefilter("always")
         built = build_optimizer(model, optimizer, **{**LR, **given})
+        stepped = _steps(built, model, STEPS)
+        values = _seen(list(model.parameters()))
+        parts = [
+            (
+                type(part.sharded).__name__,
+                [_seen(state) for state in part.inner.state.values()],
+                [_seen(part.precision.extra_state(index)) for index in range(len(part.pieces))],
+            )
+            for part in built.parts
+        ]
+        scales = _scales(built.grad_scaler)
+        told = list(calls)
+        report = built.report()
+        later = _scheduled(built, model)
     warned = [str(each.message) for each in caught if issubclass(each.category, UnusedSettingWarning)]
-    results = []
-    for step in range(2):
-        generator = torch.Generator().manual_seed(step)
-        for param in model.parameters():
-            param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
-        results.append(_seen(tuple(built.step())))
-    built_with = [
-        _seen(constructor_kwargs(get_registry().optimizer(child.optimizer), built.config, [model], None))
-        for child in built.routing.children
-    ]
-    parts = [
-        (
-            type(part.inner).__name__,
-            _seen(part.inner.defaults),
-            [
-                _seen({key: value for key, value in group.items() if key != "params"})
-                for group in part.inner.param_groups
-            ],
-            [_seen(state) for state in part.inner.state.values()],
-            [_seen(tensor) for tensor in part.stepped],
-            type(part.precision).__name__,
-            type(part.sharded).__name__,
-        )
-        for part in built.parts
-    ]
-    scaler = (
-        None
-        if built.grad_scaler is None
-        else (type(built.grad_scaler).__name__, _seen(vars(built.grad_scaler)))
-    )
-    files = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    report = built.report()
     assert [f"settings that change nothing here: {'; '.join(report.unused_settings)}"] * bool(
         report.unused_settings
     ) == warned
+    files = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    notes = [row.note for row in report.params]
     named = [sentence.partition("=")[0] for sentence in report.unused_settings]
-    return [parts, built_with, scaler, _seen(list(model.parameters())), results, calls, files], named
+    return [stepped, values, parts, scales, told, notes, later, list(COMPILED), files], named
 
 
-def _choices(name: str, default: Any) -> list[Any]:
+def _choices(name, default):
     """Return the other values that the error about a wrong one lists."""
     try:
         OptimizerConfig(**{name: "no such value"})
@@ -178,7 +249,7 @@ def _choices(name: str, default: Any) -> list[Any]:
     return []
 
 
-def _candidates(name: str, default: Any, folder: Path) -> list[Any]:
+def _candidates(name, default, folder):
     """Return values that differ from the default, by its type."""
     if name in VALUES:
         return [VALUES[name]]
@@ -195,7 +266,7 @@ def _candidates(name: str, default: Any, folder: Path) -> list[Any]:
     return [*_choices(name, default), 0.02, True, "other"]
 
 
-def _settings() -> list[tuple[str, str, Any]]:
+def _settings():
     """Return `(optimizer, setting, default)`: the core's under two optimizers, a plugin's under its own and another."""
     registry = get_registry()
     brought = {name: registry.optimizer(name) for name in BRIDGED}
@@ -211,7 +282,7 @@ def _settings() -> list[tuple[str, str, Any]]:
     return core + plugins
 
 
-def _refused(settings: Mapping[str, Any], error: Exception) -> str:
+def _refused(settings, error):
     """Check that the error names what was set, in full."""
     if isinstance(error, MegaoptError):
         assert any(name in str(error) for name in settings), error
@@ -222,7 +293,7 @@ def _refused(settings: Mapping[str, Any], error: Exception) -> str:
     return "refused"
 
 
-def _tried(optimizer: str, name: str, value: Any, context: Mapping[str, Any], folder: Path) -> str:
+def _tried(optimizer, name, value, context, folder):
     """Return `acts`, `named`, `refused` or `silent`."""
     changed = {**context, name: value}
     before = None

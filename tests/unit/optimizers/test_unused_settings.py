@@ -5,10 +5,20 @@ import re
 
 import pytest
 import torch
+from attrs import define, field
+from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
-from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, ParamKey, build_optimizer
-from megaopt_core.errors import UnusedSettingWarning
+from megaopt_core import (
+    FP32Optimizer,
+    MixedPrecisionOptimizer,
+    OptimizerConfig,
+    OptimizerEntry,
+    ParamKey,
+    build_optimizer,
+    hookimpl,
+)
+from megaopt_core.errors import PluginError, UnusedSettingWarning
 from megaopt_core.optimizers import DynamicGradScaler
 
 HALF = "only a dynamic loss scale reads it, which fp16=True without loss_scale has"
@@ -156,3 +166,56 @@ def test_a_chain_tells_what_its_children_do_not_read(build, mlp) -> None:
             mlp(), overrides={ParamKey(name="2.*"): {"optimizer": "t_sgd"}}, decoupled_weight_decay=False
         )
     assert len(optimizer.report().unused_settings) == 1
+
+
+class _Settings:
+    """A plugin with a setting that it calls unused, or with nonsense in the place of that."""
+
+    megaopt_api = "1"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    @hookimpl
+    def megaopt_optimizer_entries(self):
+        @define
+        class Settings:
+            knob: int = field(default=0, metadata={"help": "does nothing here"})
+
+        def kwargs(config, model_chunks, pg_collection):
+            return {"lr": config.lr}
+
+        entry = OptimizerEntry(
+            torch.optim.SGD,
+            config_to_kwargs=kwargs,
+            settings=Settings,
+            setting_prefixes=("knobby",),
+            unused_settings=self.answer,
+        )
+        return {"knobby": entry}
+
+
+def test_an_optimizer_says_what_it_does_not_need():
+    """Of the parameters that it steps; the warning and the report name it."""
+    seen = []
+
+    def answer(config, specs):
+        seen.extend(spec.name for spec in specs)
+        return {"knobby_knob": "nothing turns"} if config.knobby_knob else {}
+
+    with temporary_plugin(_Settings(answer), "knobs"):
+        model = nn.Linear(2, 2)
+        assert build_optimizer(model, "knobby", lr=0.1).report().unused_settings == ()
+        with pytest.warns(UnusedSettingWarning, match="knobby_knob=3: nothing turns"):
+            optimizer = build_optimizer(model, "knobby", lr=0.1, knobby_knob=3)
+        assert optimizer.report().unused_settings == ("knobby_knob=3: nothing turns",)
+    assert set(seen) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda config, specs: ["knobby_knob"], lambda config, specs: {"lr": "no"}]
+)
+def test_nonsense_in_its_place_names_the_plugin(answer):
+    """A list, or a setting that is none of a plugin's."""
+    with temporary_plugin(_Settings(answer), "knobs"), pytest.raises(PluginError, match="must map settings"):
+        build_optimizer(nn.Linear(2, 2), "knobby", lr=0.1)

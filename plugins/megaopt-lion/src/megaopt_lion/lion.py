@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, override
 import torch
 
 from megaopt_core.plugin_api import dense_gradient, require_argument, require_decoupled_if_cautious
+from megaopt_lion.settings import WORTH_A_KERNEL as _WORTH_A_KERNEL
+from megaopt_lion.settings import WORTH_COMPILING as _WORTH_COMPILING
 from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled
 
 if TYPE_CHECKING:
@@ -28,11 +30,6 @@ WEIGHT_DECAY_METHODS: Mapping[str, Callable[[Any, float], Any]] = MappingProxyTy
     }
 )
 """Factor on the parameter, of learning rate and weight decay; `l2` adds to the gradient instead."""
-
-_WORTH_COMPILING = 1 << 24  # elements; compiling takes seconds
-
-_WORTH_A_KERNEL = 1 << 14
-"""Elements of a tensor on a CPU: a compiled call takes as long as the plain operations on fewer, before it computes."""
 
 
 class Lion(torch.optim.Optimizer):

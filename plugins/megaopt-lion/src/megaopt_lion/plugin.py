@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core import OptimizerEntry, hookimpl
-from megaopt_lion.settings import LionSettings
+from megaopt_core.params import ParamSpec
+from megaopt_lion.settings import WORTH_A_KERNEL, WORTH_COMPILING, LionSettings
 
 if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig, ProcessGroupCollection
@@ -41,6 +42,19 @@ def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None
     init_state(optimizer, config)
 
 
+def _unused(config: OptimizerConfig, specs: Sequence[ParamSpec]) -> Mapping[str, str]:
+    """Return the settings that were given and change nothing."""
+    compile_ = config.lion_compile
+    if compile_ is False and sum(spec.numel for spec in specs) < WORTH_COMPILING:
+        return {"lion_compile": "so few elements are not compiled anyway"}
+    tiny = all(spec.numel < WORTH_A_KERNEL for spec in specs)
+    if compile_ and tiny and not torch.accelerator.is_available():
+        return {
+            "lion_compile": f"on CPUs tensors of fewer than {WORTH_A_KERNEL} elements are stepped without"
+        }
+    return {}
+
+
 @hookimpl
 def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
     """Offer `lion`."""
@@ -53,6 +67,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             setting_prefixes=("lion",),
             state_dtypes={"exp_avg": frozenset({torch.float32, torch.bfloat16, torch.float16, torch.uint8})},
             supports_fp16=True,
+            unused_settings=_unused,
             description="Lion: the sign of momentum; half of Adam's state",
             example='build_optimizer(model, "lion", lr=1e-4, weight_decay=1.0, lion_beta2=0.99)',
         )

@@ -6,7 +6,13 @@ from attrs import field, frozen
 
 from megaopt_core.config import between, one_of
 
-__all__ = ["LionSettings"]
+__all__ = ["WORTH_A_KERNEL", "WORTH_COMPILING", "LionSettings"]
+
+WORTH_COMPILING = 1 << 24
+"""Elements from which on the update is compiled by itself: compiling takes seconds."""
+
+WORTH_A_KERNEL = 1 << 14
+"""Elements of a tensor on a CPU: a compiled call takes as long as the plain operations on fewer, before it computes."""
 
 
 @frozen

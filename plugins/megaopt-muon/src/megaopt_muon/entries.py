@@ -14,6 +14,7 @@ from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.routing import matrix_like_overrides, scaled_learning_rate
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 from megaopt_muon.step_cost import step_cost
+from megaopt_muon.unused import unused_settings
 
 if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
@@ -174,6 +175,7 @@ def optimizer_entries() -> Mapping[str, OptimizerEntry]:
             mup=_leave_matrices_alone,
             agree=_agree,
             param_notes=_param_notes,
+            unused_settings=unused_settings,
             description="orthogonalized momentum for hidden matrices (Newton-Schulz)",
             example='build_optimizer(model, "muon", lr=3e-4, muon_extra_scale_factor=0.2)',
         ),
@@ -197,6 +199,7 @@ def optimizer_entries() -> Mapping[str, OptimizerEntry]:
             mup=_leave_matrices_alone,
             agree=_agree,
             param_notes=_param_notes,
+            unused_settings=unused_settings,
             description="Muon with a second moment after orthogonalization (AdaMuon, NorMuon, NAMO)",
             example='build_optimizer(model, "adaptive_muon", lr=3e-4, adaptive_muon_moment2_method="normuon")',
         ),

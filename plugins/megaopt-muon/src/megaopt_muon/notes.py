@@ -23,22 +23,25 @@ def param_notes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """
     found = {}
     plans: Mapping[str, MatrixPlan] = optimizer.known_plans  # type: ignore[attr-defined] # the entry pairs them
+    # A method that was asked for is told of every matrix, also where it does not pay and another is taken.
+    otherwise = None if optimizer.newton_schulz.method == "auto" else "plain"  # type: ignore[attr-defined]
     groups = ((param, group) for group in optimizer.param_groups for param in group["params"])
     for param, group in groups:
         info = getattr(param, "param_info", None)
         plan = None if info is None else plans.get(info.name)
         if info is not None and plan is not None:
-            found[info.name] = "; ".join(_notes(plan, parsed_plan(group["ns_plan"])))
+            found[info.name] = "; ".join(_notes(plan, parsed_plan(group["ns_plan"]), otherwise))
     return {name: note for name, note in found.items() if note}
 
 
-def _notes(plan: MatrixPlan, methods: Mapping[tuple[int, int], str]) -> Iterator[str]:
+def _notes(plan: MatrixPlan, methods: Mapping[tuple[int, int], str], otherwise: str | None) -> Iterator[str]:
     used = {}
     for piece in plan.pieces:
         rows, columns = _gathered(piece.shape, plan)
         small, large = sorted((rows, columns))
-        if (small, large) in methods:
-            used[f"{rows}x{columns}"] = methods[small, large]
+        method = methods.get((small, large), otherwise)
+        if method is not None:
+            used[f"{rows}x{columns}"] = method
     if len(set(used.values())) == 1:
         yield next(iter(used.values()))
     elif used:

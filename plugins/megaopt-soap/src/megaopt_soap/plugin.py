@@ -73,6 +73,18 @@ def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None
     init_state(optimizer, config)
 
 
+def _unused(config: OptimizerConfig, specs: Sequence[ParamSpec]) -> Mapping[str, str]:
+    """Return the settings that were given and change nothing."""
+    del specs  # they do not matter to any
+    settings = config.settings(SoapSettings)
+    is_set = settings.extra_scale_factor != SoapSettings().extra_scale_factor
+    return (
+        {"soap_extra_scale_factor": "soap_orthogonalize is False"}
+        if is_set and not settings.orthogonalize
+        else {}
+    )
+
+
 @hookimpl
 def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
     """Offer `soap`."""
@@ -88,6 +100,7 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
             fallback="adam",
             step_cost=_step_cost,
             state_dtypes=dict.fromkeys(("exp_avg", "exp_avg_sq"), _STORABLE),
+            unused_settings=_unused,
             description="SOAP: Adam in the eigenbases of Shampoo's preconditioner",
             example='build_optimizer(model, "soap", lr=3e-3, soap_precondition_frequency=10)',
         )

@@ -1,0 +1,62 @@
+"""What is asked of matrices that are not there is named, once; what acts on one of them is not."""
+
+import warnings
+
+import pytest
+from torch import nn
+
+from megaopt_core import build_optimizer
+from megaopt_core.errors import UnusedSettingWarning
+
+
+class Block(nn.Module):
+    """A hidden matrix between a table and a head, fused where asked."""
+
+    def __init__(self, *, fused=False):
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(6, 8), nn.Linear(8, 24), nn.Linear(24, 6)
+        self.table.weight.is_embedding_or_output_parameter = True
+        self.head.weight.is_embedding_or_output_parameter = True
+        if fused:
+            self.body.weight.is_qkv, self.body.weight.qkv_split_shapes = True, [4, 2, 2]
+
+
+def unused(model, **settings):
+    """Return what the report calls unused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusedSettingWarning)
+        return build_optimizer(model, "muon", lr=0.1, **settings).report().unused_settings
+
+
+SPLIT = "no weight that Muon steps is fused, as far as its reader knows"
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain", "fused"),
+    [
+        ({}, (), ()),
+        ({"muon_split": "none"}, (f"muon_split='none': {SPLIT}",), ()),
+        (
+            {"muon_split_qkv": False},
+            ("muon_split_qkv=False: no weight that Muon steps fuses query, key and value",),
+            (),
+        ),
+        (
+            {"muon_split": "none", "muon_split_qkv": False},
+            (
+                f"muon_split='none': {SPLIT}",
+                "muon_split_qkv=False: muon_split='none' takes nothing apart",
+            ),
+            ("muon_split_qkv=False: muon_split='none' takes nothing apart",),
+        ),
+        (
+            {"muon_tp_mode": "distributed"},
+            ("muon_tp_mode='distributed': tensor parallelism cuts no matrix that Muon steps",),
+            ("muon_tp_mode='distributed': tensor parallelism cuts no matrix that Muon steps",),
+        ),
+    ],
+)
+def test_what_no_matrix_needs_is_named(settings, plain, fused):
+    """By the fused weights that there are, and by the axes that cut them."""
+    assert unused(Block(), **settings) == plain
+    assert unused(Block(fused=True), **settings) == fused

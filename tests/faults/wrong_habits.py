@@ -35,6 +35,8 @@ ALLOWED = (
     "is a list of",
     "maps indices or names",
     "comes first",
+    "cannot be a path",
+    "must return a name",
     "wraps a plain",
     "takes a list",
     "convert the model",
@@ -290,7 +292,16 @@ def wrong_path(pick: random.Random) -> Wrong:
     from megaopt_checkpoint import convert_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
 
     given, said = pick.choice(
-        [(None, "NoneType"), (3, "int"), ([], "list"), (layer(), "Linear"), (b"last", "b'last'"), ("", "''")]
+        [
+            (None, "NoneType"),
+            (3, "int"),
+            ([], "list"),
+            (layer(), "Linear"),
+            (b"last", "b'last'"),
+            ("", "''"),
+            ("a\0b", "null byte"),
+            ("x" * 300, "File name too long"),
+        ]
     )
     model, optimizer = built()
     takers: list[Callable[[], Any]] = [
@@ -300,6 +311,32 @@ def wrong_path(pick: random.Random) -> Wrong:
         lambda: convert_checkpoint(given, "never-made.pt"),
     ]
     return "path", Shown(said), pick.choice(takers)
+
+
+def wrong_side(pick: random.Random) -> Wrong:
+    """Something else than a scheduler, a process group, a renaming, a naming, for a save or a load."""
+    from megaopt_checkpoint import load_checkpoint, save_checkpoint
+
+    model, optimizer = built()
+    folder = Path(tempfile.gettempdir()) / "never-made"
+    name, given, said = pick.choice(
+        [
+            ("scheduler", 3, "int"),
+            ("scheduler", torch.optim.lr_scheduler.StepLR, "the class StepLR"),
+            ("scheduler", {"step": 1}, "dict"),
+            ("process_group", "world", "str"),
+            ("process_group", 0, "int"),
+            ("fqn", "layers.{}", "str"),
+            ("fqn", lambda chunk, local: 3, "int"),
+            ("rename", 3, "int"),
+            ("rename", {"weight": 3}, "int"),
+        ]
+    )
+    takers = [lambda: load_checkpoint(folder, model, optimizer, **{name: given})]
+    if name != "rename":
+        takers.append(lambda: save_checkpoint(folder, model, optimizer, **{name: given}))
+    is_seen_late = name == "fqn" and callable(given)
+    return name, Shown(said), takers[-1] if is_seen_late else pick.choice(takers)
 
 
 def wrong_wrapping(pick: random.Random) -> Wrong:
@@ -387,6 +424,7 @@ KINDS = [
     wrong_group_argument,
     wrong_state,
     wrong_path,
+    wrong_side,
     wrong_wrapping,
     wrong_step,
     wrong_time,

@@ -167,9 +167,15 @@ def _read(file: Path) -> tuple[str, dict[str, torch.Tensor]]:
         path=str(file),
     )
     if file.suffix == ".safetensors":
-        with _safetensors().safe_open(file, framework="pt") as opened:
-            text = (opened.metadata() or {}).get(_MANIFEST)
-            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 - it is no mapping
+        opener = _safetensors().safe_open
+        try:
+            with opener(file, framework="pt") as opened:
+                text = (opened.metadata() or {}).get(_MANIFEST)
+                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 - it is no mapping
+        except Exception as error:
+            raise CheckpointError(
+                f"{file} cannot be read as a safetensors file: {_first_line(error)}", path=str(file)
+            ) from error
         if text is None:
             raise not_ours
         return text, tensors
@@ -177,7 +183,7 @@ def _read(file: Path) -> tuple[str, dict[str, torch.Tensor]]:
         held = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"{file} cannot be read as a torch file of plain tensors: {str(error).splitlines()[0]}",
+            f"{file} cannot be read as a torch file of plain tensors: {_first_line(error)}",
             path=str(file),
         ) from error
     if not isinstance(held, dict) or not isinstance(held.get(_MANIFEST), str):
@@ -187,6 +193,10 @@ def _read(file: Path) -> tuple[str, dict[str, torch.Tensor]]:
         raise not_ours
     tensors = {**{f"model.{name}": tensor for name, tensor in model.items()}, **state}
     return held[_MANIFEST], {k: v for k, v in tensors.items() if isinstance(v, torch.Tensor)}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _safetensors() -> ModuleType:

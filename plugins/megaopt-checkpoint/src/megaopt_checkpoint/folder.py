@@ -43,7 +43,16 @@ def folder_path(path: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"path: got {shown}; give the path of a checkpoint, as a string or a pathlib.Path"
         )
-    return Path(os.path.abspath(given))  # noqa: PTH100 - resolve() would follow a link that is refused
+    place = Path(os.path.abspath(given))  # noqa: PTH100 - resolve() would follow a link that is refused
+    try:
+        os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # who writes or reads there finds that out, and says it
+    except (OSError, ValueError) as error:  # too long a name, or a NUL in it
+        reason = getattr(error, "strerror", None) or str(error)
+        shown = given if len(given) <= 60 else given[:60] + "..."
+        raise CheckpointError(f"path: {shown!r} cannot be a path: {reason}") from error
+    return place
 
 
 @frozen(eq=False)

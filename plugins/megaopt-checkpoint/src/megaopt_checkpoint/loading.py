@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import asdict
 
+from megaopt_checkpoint.given import given_chunks, require_rename, require_sides
 from megaopt_checkpoint.model_tensors import (
     collect_model,
     finish_param_sync,
-    given_chunks,
     require_megaopt,
     require_pair,
 )
@@ -93,6 +93,8 @@ def load_checkpoint(
     """
     require_megaopt(optimizer)
     model = given_chunks(model)
+    require_sides(scheduler, process_group, fqn, method="load_state_dict")
+    require_rename(rename)
     ranks = Ranks(process_group)
     with _open(path, ranks, verify) as source:
         finish_param_sync(model)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
+from megaopt_checkpoint.given import name_of_chunk
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.params import chunks_of, named_modules
+from megaopt_core.params import named_modules
 from megaopt_core.sharding import WrappedModel
 from megaopt_core.state import encode, shown, sliced
 
@@ -22,7 +23,6 @@ __all__ = [
     "ModelTensors",
     "collect_model",
     "finish_param_sync",
-    "given_chunks",
     "model_key",
     "require_megaopt",
     "require_pair",
@@ -47,18 +47,6 @@ def finish_param_sync(model: torch.nn.Module | Sequence[torch.nn.Module] | None)
     for chunk in _chunks(model):
         if isinstance(chunk, WrappedModel):
             chunk.finish_param_sync()
-
-
-def given_chunks(model: object) -> list[torch.nn.Module] | None:
-    """Return the chunks of a model that a user gave; None where none is to be saved or loaded.
-
-    Args:
-        model: the model, its chunks, or None.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
-    return None if model is None else chunks_of(model)
 
 
 def _chunks(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:
@@ -125,7 +113,7 @@ def collect_model(
         for prefix, module in named_modules(chunk):
             for attribute, tensor in _own_tensors(module):
                 local = f"{prefix}.{attribute}" if prefix else attribute
-                local = local if fqn is None else fqn(index, local)
+                local = name_of_chunk(fqn, index, local)
                 name = names.get(tensor, local)
                 stored = seen.setdefault(id(tensor), name)
                 if local != stored:
@@ -180,7 +168,7 @@ def _collect_extra(
     found: ModelTensors, local: str, module: torch.nn.Module, index: int, fqn: NameMap | None
 ) -> None:
     if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-        name = local if fqn is None else fqn(index, local)
+        name = name_of_chunk(fqn, index, local)
         if name not in found.objects:
             found.objects[name] = module.get_extra_state()
             found.owners[name] = module

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from megaopt_checkpoint.background import PendingSave, background_group, in_thread
 from megaopt_checkpoint.folder import folder_path
+from megaopt_checkpoint.given import given_chunks, require_sides
 from megaopt_checkpoint.model_tensors import (
     collect_model,
     finish_param_sync,
-    given_chunks,
     require_megaopt,
     require_pair,
 )
@@ -131,6 +131,7 @@ def save_checkpoint(
     target = folder_path(path)
     require_megaopt(optimizer)
     model = given_chunks(model)
+    require_sides(scheduler, process_group, fqn, method="state_dict")
     ranks = Ranks(process_group)
     require_numbered(target, keep_last)
     finish_param_sync(model)

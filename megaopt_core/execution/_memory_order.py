@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import methodcaller
 
 import torch
 
 __all__ = ["MemoryOrder"]
-
-_stride = methodcaller("stride")
 
 
 class MemoryOrder:
@@ -45,7 +42,7 @@ class MemoryOrder:
     def _settle(
         self, inner: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        strides = list(map(_stride, tensors))
+        strides = list(map(torch.Tensor.stride, tensors))
         swapped = []
         if strides != self._seen:
             self._seen = strides
@@ -57,10 +54,11 @@ class MemoryOrder:
                 tensor.data = memory.contiguous()
             for tensor in filter(_is_plain, tensors):
                 _order_states(inner, tensor)
-        for tensor, stride in zip(tensors, strides, strict=True):
-            grad = tensor.grad
-            if grad is not None and grad.stride() != stride and _is_plain(tensor):
-                tensor.grad = _like(tensor, grad)
+        held = [(tensor, grad) for tensor in tensors if (grad := tensor.grad) is not None]
+        if len(held) < len(tensors) or [grad.stride() for _, grad in held] != strides:
+            for tensor, grad in held:
+                if grad.stride() != tensor.stride() and _is_plain(tensor):
+                    tensor.grad = _like(tensor, grad)
         return swapped
 
 

@@ -3,7 +3,8 @@
     python benchmarks/rank_agreement.py [--rounds 15]
 
 Names and settings: the digest of 70,000 parameters and of a configuration, once at the build. Values: the digest of all
-parameters, once at the first step, against reading them once (`sum()`).
+parameters, once at the first step, against reading them once (`sum()`). Every step: the number that says how a rank is
+about to step, of 150 parameters in two groups.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import torch
 from harness import gpt2_parameters, interleave, parameters_of, ratio, summary, write_result
 from torch import nn
 
-from megaopt_core import OptimizerConfig, ProcessGroupCollection
+from megaopt_core import OptimizerConfig, ProcessGroupCollection, build_optimizer
+from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
 from megaopt_core.parallel._digest import digest_of_tensors
 from megaopt_core.routing._agreement import Holding, settings_alike
 from megaopt_core.routing._one_rank import route_this_rank
@@ -43,6 +45,18 @@ def names_and_settings(rounds: int) -> dict:
     }
     times = interleave(candidates, rounds=rounds, clock=time.process_time)
     return summary(times)
+
+
+def every_step(rounds: int) -> dict:
+    """Return the seconds that the number of a step takes, without the exchange."""
+    model = nn.ParameterList(parameters_of([(64,), (8, 8)] * 75))
+    optimizer = build_optimizer(model, "adam", lr=1e-3)
+    agreement = StepAgreement(None)
+    return summary(
+        interleave(
+            {"the number": lambda: agreement.number(optimizer, None)}, rounds=rounds, clock=time.process_time
+        )
+    )
 
 
 def values(rounds: int) -> dict:
@@ -81,6 +95,7 @@ def main() -> None:
     result = {
         "names": NAMES,
         "seconds": names,
+        "every step": every_step(args.rounds),
         "values": values(args.rounds),
         "python": platform.python_version(),
     }

@@ -460,8 +460,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Return what no longer fits between this optimizer, its model and other ranks; empty when all is well.
 
         Found are parameters that were tied, replaced, added, frozen or unfrozen after the build; reports list the same.
-        Then what is not the same on all ranks that hold replicas: parameters, frozen ones too, buffers, optimizer state
-        and the settings of parameter groups. Where the optimizer was built with process groups of several ranks, this
+        Then what is not the same on all ranks that hold replicas: which parameters are stepped, and which train; their
+        values and those of frozen ones, names, shapes and values of buffers, optimizer state, the settings of parameter
+        groups and of schedulers. Where the optimizer was built with process groups of several ranks, this
         is a collective that all of them call.
 
         Args:

@@ -64,7 +64,7 @@ class StepAgreement:
         """
         if _joins_unevenly(optimizer):
             return False
-        number = self._number(optimizer, refused)
+        number = self.number(optimizer, refused)
         device = stats_device(optimizer.parts)
         mine = torch.tensor([number, -number], dtype=torch.int64, device=device)
         all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
@@ -102,16 +102,20 @@ class StepAgreement:
                 )
         return None
 
-    def _number(self, optimizer: MegatronOptimizer, refused: MegaoptError | None) -> int:
+    def number(self, optimizer: MegatronOptimizer, refused: MegaoptError | None) -> int:
+        """Return the number that says how this rank is about to step.
+
+        Args:
+            optimizer: what this rank holds.
+            refused: why this rank cannot step; None: it can.
+        """
         if optimizer.names is not self._names:
             self._names = optimizer.names
             dense = [
                 name for param, name in optimizer.names.items() if not is_of_experts(optimizer, param, name)
             ]
             self._names_digest = fingerprint(dense)
-        frozen: list[str] = []
-        if not all(map(_requires_grad, optimizer.names)):
-            frozen = [name for param, name in optimizer.names.items() if not param.requires_grad]
+        frozen = [optimizer.names[param] for param in _frozen(optimizer)]
         joined = self._joined(optimizer) - self._settled
         settings = [
             [(key, _comparable(value)) for key, value in sorted(group.items()) if key in WRITTEN]
@@ -119,6 +123,15 @@ class StepAgreement:
         ]
         said = (self._names_digest, joined, frozen, settings, refused is not None)
         return int.from_bytes(fingerprint(said)[:7])
+
+
+def _frozen(optimizer: MegatronOptimizer) -> list[torch.nn.Parameter]:
+    """Return the stepped parameters that do not train: as the look before the step has found them, if there was one."""
+    if optimizer.late is not None:
+        return optimizer.late.frozen
+    if all(map(_requires_grad, optimizer.names)):
+        return []
+    return [param for param in optimizer.names if not param.requires_grad]
 
 
 def _are_unlike(numbers: Sequence[int]) -> bool:

@@ -57,6 +57,8 @@ class LateParams:
     look: ModelLook = field(init=False)
     joined: int = field(default=0, init=False)
     """How many parameters have been added or replaced since the build."""
+    frozen: list[torch.nn.Parameter] = field(factory=list, init=False)
+    """The stepped parameters that did not train when it looked last."""
 
     def __attrs_post_init__(self) -> None:
         routing, chunks = self.optimizer.routing, self.builder.chunks
@@ -86,7 +88,8 @@ class LateParams:
         moved = self.look.moved()
         if moved:
             return moved_error(moved)
-        names = [self.optimizer.names[param] for param in self.look.frozen() if self._is_in_buffer(param)]
+        self.frozen = self.look.frozen()
+        names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:
             return OwnershipError(
                 f"{listed(names)} was frozen after the build, and its strategy steps buffers as a whole, with a zero "

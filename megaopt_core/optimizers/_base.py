@@ -14,8 +14,8 @@ from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
-from megaopt_core.optimizers._building.asked import require_closure
 from megaopt_core.optimizers._grad_norm import stats_device
+from megaopt_core.optimizers._gradients.closures import require_closure
 from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._main_values import require_model_values, start_main_values
 from megaopt_core.optimizers._part import OptimizerPart, common_defaults

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "dtypes_refused",
     "refusal",
-    "require_closure",
     "require_name",
     "require_ownership",
     "require_supported",
@@ -56,29 +55,6 @@ def require_name(optimizer: object) -> None:
         f"optimizer: got {shown}; give a registered name: {advice}",
         setting="optimizer",
         value=optimizer,
-    )
-
-
-def require_closure(closure: object) -> None:
-    """Raise unless what a step is given can be called, as torch's `step(closure)` calls it.
-
-    Args:
-        closure: what a user gave.
-
-    Raises:
-        ConfigurationError: it is a loss, or anything else that is no function.
-    """
-    if callable(closure):
-        return
-    what = (
-        "a loss: call loss.backward() first, then step()"
-        if isinstance(closure, torch.Tensor)
-        else "no function"
-    )
-    raise ConfigurationError(
-        f"closure: got {type(closure).__name__}, which is {what}; a closure takes no arguments and returns the loss",
-        setting="closure",
-        value=closure,
     )
 
 

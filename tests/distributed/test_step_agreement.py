@@ -1,6 +1,7 @@
 """Before every step ranks find out whether they are about to step alike; what one did alone raises on all."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 class Net(nn.Module):
     """A frozen layer, two that train, buffers of both kinds."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.base, self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         self.base.requires_grad_(False)
@@ -29,7 +30,7 @@ class Net(nn.Module):
         self.register_buffer("cache", torch.ones(2), persistent=False)
 
 
-def schedule(optimizer, **changed):
+def schedule(optimizer: Any, **changed: Any) -> Any:
     """Return a scheduler of `optimizer`."""
     values = {
         "init_lr": 0.0,
@@ -46,7 +47,7 @@ def schedule(optimizer, **changed):
     return OptimizerParamScheduler(optimizer, **{**values, **changed})
 
 
-def made(setting, *, changed=None):
+def made(setting: str, *, changed: Any = None) -> Any:
     """Return model, optimizer and scheduler."""
     torch.manual_seed(0)
     model = Net().to(torch.bfloat16 if setting == "bf16" else torch.float32)
@@ -57,7 +58,7 @@ def made(setting, *, changed=None):
     return model, optimizer, schedule(optimizer, **(changed or {}))
 
 
-def stepped(model, optimizer, scheduler):
+def stepped(model: nn.Module, optimizer: Any, scheduler: Any) -> Any:
     """Step with the same gradients on all ranks; return class and message of what it raises."""
     generator = torch.Generator().manual_seed(1)
     for param in model.parameters():
@@ -73,50 +74,50 @@ def stepped(model, optimizer, scheduler):
     return None
 
 
-def unfreezes(model, optimizer, scheduler):
+def unfreezes(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Let a layer train that was frozen."""
     model.base.weight.requires_grad_(True)
 
 
-def freezes(model, optimizer, scheduler):
+def freezes(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Freeze a layer that trained."""
     model.head.bias.requires_grad_(False)
 
 
-def adds(model, optimizer, scheduler):
+def adds(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Add a layer."""
     model.extra = nn.Linear(2, 2, bias=False)
 
 
-def writes_lr(model, optimizer, scheduler):
+def writes_lr(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Write another learning rate, as a scheduler of torch's does."""
     optimizer.param_groups[0]["max_lr"] = optimizer.param_groups[0]["lr"] = 0.07
 
 
-def replaces(model, optimizer, scheduler):
+def replaces(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Put other parameters in the place of those that trained, as `load_state_dict(assign=True)` does."""
     values = {name: value + 1.0 for name, value in model.state_dict().items()}
     model.load_state_dict(values, assign=True)
     model.base.requires_grad_(False)
 
 
-def loads(model, optimizer, scheduler):
+def loads(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Write values that no other rank has."""
     with torch.no_grad():
         model.body.weight.add_(1.0)
 
 
-def goes_ahead(model, optimizer, scheduler):
+def goes_ahead(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Count steps that were not made."""
     scheduler.step(7)
 
 
-def breaks_lr(model, optimizer, scheduler):
+def breaks_lr(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Write a learning rate that cannot be."""
     optimizer.param_groups[0]["weight_decay"] = -1.0
 
 
-def nothing(model, optimizer, scheduler):
+def nothing(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     """Change nothing."""
 
 
@@ -137,7 +138,7 @@ SAID = {
 }
 
 
-def habits_of_one(rank, size, setting, names):
+def habits_of_one(rank: int, size: int, setting: str, names: list[str]) -> Any:
     """Return for each habit of the last rank what the next steps raise, whether anything moved, and `check()`."""
     answers = []
     for name in names:
@@ -154,17 +155,14 @@ def habits_of_one(rank, size, setting, names):
 
 @pytest.mark.parametrize("setting", ["fp32", "bf16"])
 def test_what_one_rank_did_alone_raises_on_all_before_the_step(setting):
-    """The error names it, on both ranks and until it is undone; nothing moves; `check()` says it too.
-
-    A write to values that nothing else has a copy of is found by `check()` alone.
-    """
+    """The error names it, on both ranks and until it is undone; nothing moves; `check()` says it too."""
     ranks = launch(habits_of_one, 2, setting, list(HABITS))
     for name, one, other in zip(HABITS, *ranks, strict=True):
         assert one[0] == other[0] == [None, None]
         if name == "nothing":
             assert one[1:] == other[1:] == ([None, None], False, ())
             continue
-        if (name, setting) == ("loads", "fp32"):
+        if (name, setting) == ("loads", "fp32"):  # values of which there is no copy: `check()` alone finds it
             assert one[1] == other[1] == [None, None]
             assert SAID[name] in "\n".join(one[3])
             continue
@@ -184,7 +182,7 @@ def test_what_one_rank_did_alone_raises_on_all_before_the_step(setting):
             assert SAID[name].split(" on rank")[0] in "\n".join(one[3]), (name, one[3])
 
 
-def habits_of_all(rank, size, setting):
+def habits_of_all(rank: int, size: int, setting: str) -> Any:
     """Do on all ranks what is honest there, and step on."""
     answers = []
     for name in ("unfreezes", "freezes", "adds", "writes_lr", "replaces", "loads", "goes_ahead"):
@@ -208,7 +206,7 @@ def test_what_all_ranks_do_passes(setting):
         assert found == []
 
 
-def other_schedule(rank, size, how):
+def other_schedule(rank: int, size: int, how: str) -> Any:
     """Make another schedule on the last rank, which gives the same learning rate at first."""
     changed = {"lr_decay_steps": 70} if rank == size - 1 and how == "other" else {}
     model, optimizer, scheduler = made("fp32", changed=changed)
@@ -233,7 +231,7 @@ def test_another_schedule_raises_at_the_first_step(how, said):
     assert said is None or said in one[1]
 
 
-def torch_schedule(rank, size):
+def torch_schedule(rank: int, size: int) -> Any:
     """Use torch's scheduler with another period on the last rank; return the step that raised, and what."""
     torch.manual_seed(0)
     model = Net()
@@ -256,7 +254,7 @@ def test_another_schedule_of_torchs_raises_when_it_gives_another_rate():
     assert "lr: " in one[1][1]
 
 
-def models_of_one_kind(rank, size):
+def models_of_one_kind(rank: int, size: int) -> Any:
     """Build where the last rank's model has other buffers or frozen parameters."""
 
     def lacks_buffer(model):
@@ -306,7 +304,7 @@ def test_what_a_model_holds_is_compared_at_the_build():
     assert f"{what}buffer 'cache' is on rank 0, not on rank 1" in "\n".join(found)
 
 
-def uneven(rank, size):
+def uneven(rank: int, size: int) -> Any:
     """Train with unequal numbers of batches, as torch's `Join` allows."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
@@ -326,7 +324,7 @@ def test_uneven_inputs_pass():
     assert torch.equal(one, other)
 
 
-def by_hand(rank, size):
+def by_hand(rank: int, size: int) -> Any:
     """Wrap torch's optimizer by hand, and freeze or write on one rank after a step."""
     answers = []
     for change in ("freeze", "write"):
@@ -368,7 +366,7 @@ PROGRAMS = st.builds(
 )
 
 
-def draw_programs(count):
+def draw_programs(count: int) -> Any:
     """Return pairs of programs, many of them the same on both ranks."""
     drawn = []
 
@@ -381,7 +379,7 @@ def draw_programs(count):
     return drawn
 
 
-def run_programs(rank, size, pairs):
+def run_programs(rank: int, size: int, pairs: Any) -> Any:
     """Run this rank's program of each pair; return the step that raised, and what; and the values that came out."""
     answers = []
     for pair in pairs:

@@ -7,6 +7,8 @@ import functools
 import re
 import warnings
 from collections import Counter
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -74,17 +76,17 @@ CORE = {info.name: info for info in core_field_info()}
 class _Timer:
     calls: list
 
-    def start(self, barrier):
+    def start(self, barrier: Any) -> None:
         self.calls.append(("start", barrier))
 
-    def stop(self, **how):
+    def stop(self, **how: str) -> None:
         self.calls.append("stop")
 
 
 class Block(nn.Module):
     """A table, a fused projection, norms of queries, a head: something for every standard override."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(6, 8)
         self.qkv = nn.Linear(8, 24)
@@ -94,11 +96,11 @@ class Block(nn.Module):
         self.qkv.weight.is_qkv, self.qkv.weight.qkv_split_shapes = True, [4, 2, 2]
         self.out.weight.is_embedding_or_output_parameter = True
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> Any:
         return self.out(self.q_layernorm(self.qkv(self.table(tokens))[..., :8]))
 
 
-def _model(context):
+def _model(context: dict[str, Any]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = Block()
@@ -108,7 +110,7 @@ def _model(context):
     return model
 
 
-def _seen(value):
+def _seen(value: Any) -> Any:
     """Return something that compares by value."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.detach().double().flatten().tolist()
@@ -124,11 +126,11 @@ def _seen(value):
 class _Operators(TorchDispatchMode):
     """Counts the operators that run, and in which precision: which of torch's implementations a setting chose."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.counts = Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[f"{func} {torch.get_float32_matmul_precision()}"] += 1
         return func(*args, **(kwargs or {}))
 
@@ -137,7 +139,7 @@ COMPILED: list[str] = []
 """What ran that torch would have compiled."""
 
 
-def _not_compiled(function=None, **options):
+def _not_compiled(function: Any = None, **options: Any) -> Any:
     """Stand in for `torch.compile`, which takes seconds: note each call of what it was given."""
     if function is None:
         return functools.partial(_not_compiled, **options)
@@ -150,7 +152,7 @@ def _not_compiled(function=None, **options):
     return noted
 
 
-def _scales(scaler):
+def _scales(scaler: Any) -> Any:
     """Return what a loss scaler's scale becomes when gradients overflow, and when for long they do not."""
     if scaler is None:
         return None
@@ -161,7 +163,7 @@ def _scales(scaler):
     return scales
 
 
-def _steps(built, model, count):
+def _steps(built: Any, model: Any, count: int) -> Any:
     """Step with given gradients; return what steps say, which operators ran, and dtypes of what was stepped with."""
     results, ran, dtypes = [], _Operators(), []
 
@@ -182,7 +184,7 @@ def _steps(built, model, count):
     return results, dict(ran.counts), dtypes
 
 
-def _scheduled(built, model):
+def _scheduled(built: Any, model: Any) -> Any:
     """Return the model after a step at the end of a schedule, where groups have their smallest learning rate."""
     config = built.config
     scheduler = OptimizerParamScheduler(
@@ -203,7 +205,7 @@ def _scheduled(built, model):
     return _seen(list(model.parameters()))
 
 
-def _outcome(optimizer, settings, context, folder):
+def _outcome(optimizer: Any, settings: dict[str, Any], context: dict[str, Any], folder: Path) -> Any:
     """Return how a configuration behaves, whatever it was built with: what steps did and ran; and what is unused."""
     calls: list = []
     given = dict(settings)
@@ -238,7 +240,7 @@ def _outcome(optimizer, settings, context, folder):
     return [stepped, values, parts, scales, told, notes, later, list(COMPILED), files], named
 
 
-def _choices(name, default):
+def _choices(name: str, default: Any) -> Any:
     """Return the other values that the error about a wrong one lists."""
     try:
         OptimizerConfig(**{name: "no such value"})
@@ -249,7 +251,7 @@ def _choices(name, default):
     return []
 
 
-def _candidates(name, default, folder):
+def _candidates(name: str, default: Any, folder: Path) -> Any:
     """Return values that differ from the default, by its type."""
     if name in VALUES:
         return [VALUES[name]]
@@ -266,7 +268,7 @@ def _candidates(name, default, folder):
     return [*_choices(name, default), 0.02, True, "other"]
 
 
-def _settings():
+def _settings() -> Any:
     """Return `(optimizer, setting, default)`: the core's under two optimizers, a plugin's under its own and another."""
     registry = get_registry()
     brought = {name: registry.optimizer(name) for name in BRIDGED}
@@ -282,7 +284,7 @@ def _settings():
     return core + plugins
 
 
-def _refused(settings, error):
+def _refused(settings: dict[str, Any], error: Any) -> Any:
     """Check that the error names what was set, in full."""
     if isinstance(error, MegaoptError):
         assert any(name in str(error) for name in settings), error
@@ -293,7 +295,7 @@ def _refused(settings, error):
     return "refused"
 
 
-def _tried(optimizer, name, value, context, folder):
+def _tried(optimizer: Any, name: str, value: Any, context: dict[str, Any], folder: Path) -> Any:
     """Return `acts`, `named`, `refused` or `silent`."""
     changed = {**context, name: value}
     before = None

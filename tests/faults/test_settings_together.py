@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ WHOLE = st.sampled_from([0, 1, 2, 5, 1000, -1, True, 2.5, "3", None])
 DTYPES = st.sampled_from(["float32", "bfloat16", "float16", "uint8", torch.bfloat16, "fp7", 3])
 
 
-def values_of(name, default, kind):
+def values_of(name: str, default: Any, kind: str) -> Any:
     """Return values that a setting may be given: most are possible for some setting, some for none."""
     if isinstance(default, bool):
         return st.sampled_from([True, False, True, False, "no", 1])
@@ -38,7 +39,7 @@ def values_of(name, default, kind):
     return WHOLE if "int" in str(kind) else NUMBERS
 
 
-def fields():
+def fields() -> Any:
     """Return name to strategy of every setting that is installed."""
     core = {info.name: values_of(info.name, info.default, info.type) for info in core_field_info()}
     plugins = {
@@ -57,17 +58,17 @@ GIVEN = st.lists(st.sampled_from(sorted(FIELDS)), max_size=4, unique=True).flatm
 class Model(nn.Module):
     """A table, hidden layers and a head."""
 
-    def __init__(self, dtype):
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.table, self.body = nn.Embedding(5, 8), nn.Linear(8, 8)
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5, bias=False)
         self.to(dtype)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> Any:
         return self.head(self.norm(self.body(self.table(tokens))))
 
 
-def trained(config, dtype):
+def trained(config: OptimizerConfig, dtype: torch.dtype) -> Any:
     """Return what three steps with given gradients make of a model, what is unused, and what was warned of."""
     torch.manual_seed(0)
     model = Model(dtype)
@@ -87,7 +88,7 @@ def trained(config, dtype):
     )
 
 
-def settings_of(config):
+def settings_of(config: OptimizerConfig) -> Any:
     """Return the settings of a configuration as keywords."""
     return {name: value for name, value in config.to_dict().items() if name != "optimizer"}
 

@@ -1,6 +1,7 @@
 """Weights, gradients and states may lie in any order in memory: what is trained does not depend on it."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -9,28 +10,28 @@ from torch import nn
 from megaopt_core import build_optimizer
 
 
-def model(dtype):
+def model(dtype: torch.dtype) -> Any:
     """Return a convolution and two matrices, without a forward pass."""
     torch.manual_seed(0)
     return nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Linear(16, 3), nn.Linear(3, 5)]).to(dtype)
 
 
-def nothing(module):
+def nothing(module: nn.ModuleList) -> None:
     """Leave all as it is."""
 
 
-def channels_last(module):
+def channels_last(module: nn.ModuleList) -> None:
     """Convert to the memory format of images."""
     module.to(memory_format=torch.channels_last)
 
 
-def transposed(module):
+def transposed(module: nn.ModuleList) -> None:
     """Make the matrices views of transposed memory."""
     for layer in (module[1], module[2]):
         layer.weight.data = layer.weight.data.t().contiguous().t()
 
 
-def with_holes(module):
+def with_holes(module: nn.ModuleList) -> None:
     """Make the matrices every other column of wider memory, whose other columns nobody may touch."""
     for layer in (module[1], module[2]):
         wide = torch.stack([layer.weight.data, torch.full_like(layer.weight.data, 7.0)], -1)
@@ -38,7 +39,15 @@ def with_holes(module):
         layer.wide = wide
 
 
-def trained(optimizer, dtype, settings, change, when, *, swapped=False):
+def trained(
+    optimizer: Any,
+    dtype: torch.dtype,
+    settings: dict[str, Any],
+    change: Any,
+    when: int,
+    *,
+    swapped: bool = False,
+) -> Any:
     """Return a model after six steps with given gradients."""
     module = model(dtype)
     if when == 0:

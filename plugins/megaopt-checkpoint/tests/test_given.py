@@ -1,6 +1,7 @@
 """What is no checkpoint's file, no scheduler, no group, no name: each is said in words, and nothing is written."""
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def test_what_cannot_be_converted(tmp_path, contents, suffix):
 
 
 @pytest.fixture
-def live():
+def live() -> Any:
     """A model and its optimizer."""
     model = nn.Linear(2, 2)
     return model, build_optimizer(model, "adam", lr=0.1)

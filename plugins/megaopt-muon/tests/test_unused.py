@@ -1,6 +1,7 @@
 """What is asked of matrices that are not there is named, once; what acts on one of them is not."""
 
 import warnings
+from typing import Any
 
 import pytest
 from torch import nn
@@ -12,7 +13,7 @@ from megaopt_core.errors import UnusedSettingWarning
 class Block(nn.Module):
     """A hidden matrix between a table and a head, fused where asked."""
 
-    def __init__(self, *, fused=False):
+    def __init__(self, *, fused: bool = False) -> None:
         super().__init__()
         self.table, self.body, self.head = nn.Embedding(6, 8), nn.Linear(8, 24), nn.Linear(24, 6)
         self.table.weight.is_embedding_or_output_parameter = True
@@ -21,7 +22,7 @@ class Block(nn.Module):
             self.body.weight.is_qkv, self.body.weight.qkv_split_shapes = True, [4, 2, 2]
 
 
-def unused(model, **settings):
+def unused(model: nn.Module, **settings: dict[str, Any]) -> Any:
     """Return what the report calls unused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnusedSettingWarning)

@@ -1,5 +1,7 @@
 """State that is given up begins anew; groups whose members somebody changes raise, for nothing else would happen."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,33 +10,33 @@ from megaopt_core.errors import UnsupportedOperationError
 PRECISIONS = [{}, {"bf16": True}, {"bf16": True, "use_precision_aware_optimizer": True}]
 
 
-def reference(model):
+def reference(model: Any) -> Any:
     """Return torch's own optimizer of what `build` builds."""
     return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0, foreach=False)
 
 
-def clear_all(optimizer, model):
+def clear_all(optimizer: Any, model: Any) -> None:
     """Forget all state."""
     optimizer.state.clear()
 
 
-def pop_one(optimizer, model):
+def pop_one(optimizer: Any, model: Any) -> None:
     """Forget a parameter's state."""
     assert set(optimizer.state.pop(model[0].weight)) >= {"exp_avg", "exp_avg_sq", "step"}
     assert optimizer.state.pop(torch.nn.Parameter(torch.zeros(1)), None) is None
 
 
-def delete_one(optimizer, model):
+def delete_one(optimizer: Any, model: Any) -> None:
     """Delete a parameter's state."""
     del optimizer.state[model[0].weight]
 
 
-def empty_one(optimizer, model):
+def empty_one(optimizer: Any, model: Any) -> None:
     """Put an empty one in its place."""
     optimizer.state[model[0].weight] = {}
 
 
-def assign_one(optimizer, model):
+def assign_one(optimizer: Any, model: Any) -> None:
     """Assign state, all of it."""
     weight = model[0].weight
     optimizer.state[weight] = {
@@ -77,32 +79,32 @@ def test_main_values_stay(build, mlp, give, precision):
     assert all(float(optimizer.state[param]["step"]) == 1.0 for param in model.parameters())
 
 
-def remove(optimizer):
+def remove(optimizer: Any) -> None:
     """Take a parameter out of its group."""
     del optimizer.param_groups[0]["params"][0]
 
 
-def replace(optimizer):
+def replace(optimizer: Any) -> None:
     """Put another list in its place."""
     optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][1:]
 
 
-def append(optimizer):
+def append(optimizer: Any) -> None:
     """Add a parameter that the model does not have."""
     optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.zeros(2)))
 
 
-def pop_group(optimizer):
+def pop_group(optimizer: Any) -> None:
     """Remove a group."""
     optimizer.param_groups.pop()
 
 
-def append_group(optimizer):
+def append_group(optimizer: Any) -> None:
     """Add a group."""
     optimizer.param_groups.append({"params": [torch.nn.Parameter(torch.zeros(2))], "lr": 0.1})
 
 
-def new_groups(optimizer):
+def new_groups(optimizer: Any) -> None:
     """Make copies of all groups."""
     optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
 

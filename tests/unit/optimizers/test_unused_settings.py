@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -173,11 +174,11 @@ class _Settings:
 
     megaopt_api = "1"
 
-    def __init__(self, answer):
+    def __init__(self, answer: Any) -> None:
         self.answer = answer
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> Any:
         @define
         class Settings:
             knob: int = field(default=0, metadata={"help": "does nothing here"})

@@ -2,7 +2,9 @@
 
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -18,29 +20,29 @@ class Evil:
 
     __hash__ = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         raise RuntimeError("no words")
 
     __str__ = __repr__
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> None:
         raise RuntimeError("no equal")
 
-    def __bool__(self):
+    def __bool__(self) -> None:
         raise RuntimeError("no truth")
 
 
-def raises(*args, **kwargs):
+def raises(*args: Any, **kwargs: Any) -> None:
     """Raise."""
     raise ZeroDivisionError("boom")
 
 
-def leaves(*args, **kwargs):
+def leaves(*args: Any, **kwargs: Any) -> None:
     """End the process."""
     sys.exit(3)
 
 
-def stops(*args, **kwargs):
+def stops(*args: Any, **kwargs: Any) -> None:
     """Raise what no `except Exception` sees."""
     raise GeneratorExit
 
@@ -85,14 +87,14 @@ FIELDS = {
 class Leaves(torch.optim.SGD):
     """Ends the process when it is made."""
 
-    def __init__(self, params, lr):
+    def __init__(self, params: Any, lr: Any) -> None:
         sys.exit(1)
 
 
 class NoGroups(torch.optim.SGD):
     """Throws its groups away."""
 
-    def __init__(self, params, lr):
+    def __init__(self, params: Any, lr: Any) -> None:
         super().__init__(params, lr)
         self.param_groups = []
 
@@ -100,14 +102,14 @@ class NoGroups(torch.optim.SGD):
 class Half(torch.optim.SGD):
     """Keeps some of its parameters."""
 
-    def __init__(self, params, lr):
+    def __init__(self, params: Any, lr: Any) -> None:
         super().__init__([{**params[0], "params": params[0]["params"][:1]}], lr)
 
 
 class NoDefaults(torch.optim.SGD):
     """Throws its defaults away."""
 
-    def __init__(self, params, lr):
+    def __init__(self, params: Any, lr: Any) -> None:
         super().__init__(params, lr)
         self.defaults = None
 
@@ -115,14 +117,14 @@ class NoDefaults(torch.optim.SGD):
 class LeavesInStep(torch.optim.SGD):
     """Ends the process in a step."""
 
-    def step(self, closure=None):
+    def step(self, closure: Any = None) -> None:
         sys.exit(1)
 
 
 CLASSES = (Leaves, NoGroups, Half, NoDefaults, LeavesInStep)
 
 
-def kwargs(config, chunks, pgs):
+def kwargs(config: Any, chunks: Any, pgs: Any) -> Any:
     """Return the constructor's arguments."""
     return {"lr": config.lr}
 
@@ -132,20 +134,20 @@ class Plugin:
 
     megaopt_api = "1"
 
-    def __init__(self, name, entry):
+    def __init__(self, name: str, entry: Any) -> None:
         self.name, self.entry = name, entry
 
     @hookimpl
-    def megaopt_optimizer_entries(self):
+    def megaopt_optimizer_entries(self) -> Any:
         return {self.name: self.entry()}
 
 
-def entry(**fields):
+def entry(**fields: Any) -> Any:
     """Return what makes an entry."""
     return lambda: OptimizerEntry(**{"optimizer_cls": torch.optim.SGD, "config_to_kwargs": kwargs, **fields})
 
 
-def trained(name):
+def trained(name: str) -> None:
     """Build, step and report."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     optimizer = build_optimizer(model, name, lr=0.1, overrides={})
@@ -156,7 +158,7 @@ def trained(name):
 
 
 @contextmanager
-def both(faulty):
+def both(faulty: Any) -> Iterator[None]:
     """Register a good plugin, and a faulty one, which may be refused at once."""
     with warnings.catch_warnings(), temporary_plugin(Plugin("good", entry()), "good"):
         warnings.simplefilter("ignore", BrokenPluginWarning)
@@ -168,7 +170,7 @@ def both(faulty):
             trained("good")
 
 
-def harmless(faulty):
+def harmless(faulty: Any) -> None:
     """Check that the faulty optimizer trains or is named, and that another trains."""
     with both(faulty):
         trained("good")

@@ -55,7 +55,7 @@ class MemoryOrder:
             for tensor in filter(_is_plain, tensors):
                 _order_states(inner, tensor)
         held = [(tensor, grad) for tensor in tensors if (grad := tensor.grad) is not None]
-        if len(held) < len(tensors) or [grad.stride() for _, grad in held] != strides:
+        if swapped or len(held) < len(tensors) or [grad.stride() for _, grad in held] != strides:
             for tensor, grad in held:
                 if grad.stride() != tensor.stride() and _is_plain(tensor):
                     tensor.grad = _like(tensor, grad)

@@ -118,3 +118,22 @@ def test_states_keep_their_names_and_values():
     for index, state in one.items():
         for key, value in state.items():
             torch.testing.assert_close(other[index][key], value)
+
+
+def test_a_gradient_with_the_same_holes() -> None:
+    """A slice of a wider weight whose gradient is a slice of a wider gradient."""
+    ends = []
+    for holes in (False, True):
+        module = model(torch.float32)
+        if holes:
+            with_holes(module)
+        built = build_optimizer(module, "adam", lr=0.01)
+        for step in range(3):
+            torch.manual_seed(step)
+            for param in module.parameters():
+                grad = torch.randn(param.shape)
+                param.grad = torch.stack([grad, grad], -1)[..., 0] if holes else grad
+            built.step()
+        ends.append([param.detach().clone() for param in module.parameters()])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(other, one)

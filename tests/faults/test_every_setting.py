@@ -167,12 +167,11 @@ def _steps(built: Any, model: Any, count: int) -> Any:
     """Step with given gradients; return what steps say, which operators ran, and dtypes of what was stepped with."""
     results, ran, dtypes = [], _Operators(), []
 
-    def look(inner, args, kwargs):
-        dtypes.append(
-            [str(p.grad.dtype) for g in inner.param_groups for p in g["params"] if p.grad is not None]
-        )
+    def look(part: Any) -> None:
+        kept = [part.precision.grad(index) for index in range(len(part.pieces))]
+        dtypes.append([str(grad.dtype) for grad in kept if grad is not None])
 
-    hooks = [part.inner.register_step_pre_hook(look) for part in built.parts]
+    hooks = [part.inner.register_step_pre_hook(lambda *_, part=part: look(part)) for part in built.parts]
     for step in range(count):
         generator = torch.Generator().manual_seed(step)
         for param in model.parameters():

@@ -18,6 +18,7 @@ class Block(nn.Module):
         self.table, self.body, self.head = nn.Embedding(6, 8), nn.Linear(8, 24), nn.Linear(24, 6)
         self.table.weight.is_embedding_or_output_parameter = True
         self.head.weight.is_embedding_or_output_parameter = True
+        self.body.weight.use_muon = True
         if fused:
             self.body.weight.is_qkv, self.body.weight.qkv_split_shapes = True, [4, 2, 2]
 

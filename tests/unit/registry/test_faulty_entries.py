@@ -157,7 +157,7 @@ def trained(name: str) -> None:
 
 
 def harmless(faulty: Callable[[], OptimizerEntry]) -> None:
-    """Check that the faulty optimizer trains, or that its plugin is named at once or when it is used; another trains."""
+    """Check that the faulty optimizer trains or its plugin is named, and that another trains."""
     with warnings.catch_warnings(), temporary_plugin(Plugin("good", entry()), "good"):
         warnings.simplefilter("ignore", BrokenPluginWarning)
         told = "bad"

@@ -1,13 +1,12 @@
 """Classes of other packages: a dozen pass the kit here; the table of all is the page `bridge-classes`."""
 
 import importlib.util
-import json
 
 import pytest
 import torch
-from conformance import RESULTS, make
+from conformance import TABLE, make, tabled
 from megaopt_bridge.recipes import RECIPES
-from megaopt_testing import CHECKS, TinyGPT, parametrize_with_checks
+from megaopt_testing import CHECKS, TinyGPT
 
 from megaopt_core import build_optimizer, get_registry
 from megaopt_core.errors import PluginError
@@ -24,14 +23,14 @@ CLASSES = {
 NAMES = [name for package, names in CLASSES.items() if importlib.util.find_spec(package) for name in names]
 
 
-@parametrize_with_checks(NAMES, lr=0.01)
+@pytest.mark.parametrize("check", tabled(NAMES, lr=0.01), ids=str)
 def test_conformance(check) -> None:
-    """Every check, but for those of which a recipe says why they fail."""
+    """Every check of the table, which says which of them fail."""
     make(check)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("prodigyopt") is None, reason="prodigyopt is not installed")
-@parametrize_with_checks("prodigyopt:Prodigy", lr=1.0)
+@pytest.mark.parametrize("check", tabled(["prodigyopt:Prodigy"], lr=1.0), ids=str)
 def test_conformance_at_a_rate_of_one(check) -> None:
     """Prodigy finds its learning rate by itself; `lr` is a factor on it, 1 by default."""
     make(check)
@@ -93,10 +92,9 @@ def test_who_shares_first_steps_says_so() -> None:
 
 def test_no_reason_for_a_failure_is_stale() -> None:
     """What the page says why of is what fails; where no recipe says why, it shows the kit's own words."""
-    classes = json.loads(RESULTS.read_text())["classes"]
     failed = {
         (name, id_)
-        for name, found in classes.items()
+        for name, found in TABLE.items()
         for id_, status in found.get("checks", {}).items()
         if status == "failed"
     }

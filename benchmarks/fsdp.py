@@ -13,10 +13,13 @@ plans models on many ranks instead, without a tensor: what each rank sends in a 
 import argparse
 import importlib
 import json
+import math
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +30,11 @@ from harness import RESULTS, interleave, parameters_of, ratio, write_result
 from megaopt_fsdp.layout import FsdpLayout, traffic
 from megaopt_layerwise.planner import plan_owners, work_of
 from torch import multiprocessing, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaopt_core import MatrixView, build_optimizer, get_registry
@@ -118,7 +124,9 @@ class Counted(TorchDispatchMode):
         self.bytes, self.collectives = 0.0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count, and go on."""
+        """Count, and go on; what a DTensor does inside comes here by itself."""
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
         name = str(func)
         if name.startswith(("c10d.", "_c10d_functional.")) and not any(
             word in name for word in ("wait_tensor", "barrier", "monitored", "recv")
@@ -130,6 +138,16 @@ class Counted(TorchDispatchMode):
             part = 1.0 if "gather" in name or "broadcast" in name or "send" in name else 0.5
             self.bytes += part * sent.nbytes * (2 if "all_reduce" in name or "allreduce" in name else 1)
         return func(*args, **(kwargs or {}))
+
+
+def counted(step: Callable[[], Any]) -> dict[str, Any]:
+    """Return what a step sends; compiled, nothing can be counted."""
+    try:
+        with torch.compiler.set_stance("force_eager"), Counted() as found:
+            step()
+    except RuntimeError as error:  # a peer's: its times stand all the same
+        return {"not_counted": str(error).splitlines()[0][:200]}
+    return {"bytes": int(found.bytes), "collectives": found.collectives}
 
 
 def _flat(values: Any) -> list[Any]:
@@ -171,9 +189,7 @@ def run(rank: int, store: str, layers: int, rounds: int) -> None:
         else:
             candidates[name] = step
     for name, step in candidates.items():
-        with Counted() as counted:
-            step()
-        sent[name] = {"bytes": int(counted.bytes), "collectives": counted.collectives}
+        sent[name] = counted(step)
     turns = [(name, InStep(step)) for name, step in candidates.items()]
     for _ in range(rounds):
         turns = [*turns[1:], turns[0]]
@@ -263,11 +279,97 @@ def figures() -> None:
             cuts = (AxisPlacement("ep", 64, dim=0), AxisPlacement("expert_dp", 8, dim=1))
             mixed.append(_spec(name, shape, cuts, is_expert=True))
     result = {
-        "Llama-3 70B, dp 256": _figures(llama, World({"dp": 256})),
-        "DeepSeek-V3, dp 512, of which ep 64": _figures(mixed, World({"dp": 512, "ep": 64, "expert_dp": 8})),
+        "Llama-3 70B, dp 256": _figures(llama, World({"dp": 256}))
+        | {"on_a_fake_rank": counted_on_a_fake_rank("Llama-3 70B", {"dp": 256})},
+        "DeepSeek-V3, dp 512, of which ep 64": _figures(mixed, World({"dp": 512, "ep": 64, "expert_dp": 8}))
+        | {"on_a_fake_rank": counted_on_a_fake_rank("DeepSeek-V3", {"dp": 8, "ep": 64})},
     }
     print(result)
     write_result("fsdp_figures", result)
+
+
+def on_a_fake_rank(model: str, dims: dict[str, int], told: Any) -> None:
+    """Step a model on one of many ranks that are not there, on tensors without memory, and tell what it sends.
+
+    Args:
+        model: its name in `MODELS`.
+        dims: of the mesh; with `ep`, dense matrices lie over all of it, and experts over both of its dimensions.
+        told: the end of a pipe.
+    """
+    begun = time.perf_counter()
+    ranks = math.prod(dims.values())
+    dist.init_process_group("fake", rank=37, world_size=ranks, store=FakeStore())
+    mesh = init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
+    parts = [part_of(shape, mesh) for _, shape in MODELS[model](True)]
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tensors without memory
+        net = nn.Module()
+        for at, (local, make) in enumerate(parts):
+            param = nn.Parameter(make(torch.empty(local)))
+            param.matrix_view = MatrixView(batch_dims=len(local) - 2)  # type: ignore[attr-defined] # for routing
+            param.grad = make(torch.empty(local))
+            net.register_parameter(f"matrix{at}", param)
+        optimizer = build_optimizer(net, "muon", lr=LR, clip_grad=0.0, pg_collection=mesh)
+        for part in optimizer.parts:
+            part.collect_grads()
+            assert part.split is not None
+            part.split.split = Untransformed(part.split.split)
+        optimizer.step_with_ready_grads()
+        sent = {_kind(part): part.sharded.sent() for part in optimizer.parts}
+    found = {
+        kind: {"bytes": each.bytes, "collectives": each.collectives} for kind, each in sent.items() if each
+    }
+    told.send({"rank": dist.get_rank(), **found, "seconds": round(time.perf_counter() - begun, 1)})
+
+
+def part_of(
+    shape: tuple[int, ...], mesh: DeviceMesh
+) -> tuple[tuple[int, ...], Callable[[torch.Tensor], DTensor]]:
+    """Return the shape of what this rank has of a tensor, and what makes a DTensor of that.
+
+    Args:
+        shape: of the whole tensor; a batch of matrices lies over both dimensions of the mesh, a matrix over all ranks.
+        mesh: the ranks.
+    """
+    where, cuts = mesh, [Shard(1), Shard(0)]
+    if len(shape) == 2:
+        where, cuts = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names]._flatten("all"), [Shard(0)]
+    local, _ = compute_local_shape_and_global_offset(shape, where, cuts)
+    stride = torch.empty(shape, device="meta").stride()
+    kept = {"run_check": False, "shape": torch.Size(shape), "stride": stride}
+    return tuple(local), partial(DTensor.from_local, device_mesh=where, placements=cuts, **kept)
+
+
+class Untransformed:
+    """A split step whose owners give back what they get: only what travels is counted."""
+
+    def __init__(self, split: Any) -> None:
+        self.local_updates, self.apply = split.local_updates, split.apply
+
+    def transform(self, updates: Any, infos: Any) -> list[torch.Tensor]:
+        """Return the updates."""
+        return list(updates)
+
+
+def _kind(part: Any) -> str:
+    return "experts" if len(part.pieces[0].spec.members[0][1].shape) > 2 else "dense"
+
+
+def counted_on_a_fake_rank(model: str, dims: dict[str, int]) -> dict[str, Any]:
+    """Return what a process of its own tells: it makes a default process group.
+
+    Args:
+        model: its name in `MODELS`.
+        dims: of the mesh.
+    """
+    start = multiprocessing.get_context("spawn")
+    hears, tells = start.Pipe(duplex=False)
+    process = start.Process(target=on_a_fake_rank, args=(model, dims, tells))
+    process.start()
+    tells.close()
+    told: dict[str, Any] = hears.recv()
+    process.join()
+    return told
 
 
 def _figures(specs: list[ParamSpec], world: World) -> dict[str, Any]:
@@ -282,6 +384,7 @@ def _figures(specs: list[ParamSpec], world: World) -> dict[str, Any]:
             "bytes_of_updates": 4 * elements,
             "bytes_sent_mean": int(statistics.mean(sent)),
             "bytes_sent_max": max(sent),
+            "bytes_sent_by_rank_37": sent[37],
             "bound_over_all_ranks": int(2 * (1 - 1 / ranks) * 4 * elements / ranks),
             "collectives": 2 * len(layout.buckets({0}, is_expert=kind)),
             "work_max_over_mean": round(_balance(layout, is_expert=kind), 4),

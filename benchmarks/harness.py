@@ -20,6 +20,7 @@ __all__ = [
     "interleave",
     "median_interval",
     "parameters_of",
+    "processor",
     "quartiles",
     "ratio",
     "summary",
@@ -167,6 +168,15 @@ def summary(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
+def processor() -> str:
+    """Return the processor's name, and which of its instructions matter to products in bfloat16."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in told.get("flags", "").split()]
+    return ", ".join([told.get("model name") or platform.processor() or platform.machine(), *flags])
+
+
 def write_result(name: str, result: Mapping[str, Any]) -> Path:
     """Write a result with what it was measured on, and return the file.
 
@@ -181,6 +191,7 @@ def write_result(name: str, result: Mapping[str, Any]) -> Path:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
+        "processor": processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }

@@ -55,6 +55,8 @@ class Stage:
             if group is not None and communicates(group):
                 for told in gather_objects(known, group, "finding the ranks that share tensors out"):
                     known.update(told)
+            elif group is not None:
+                known = _spread(known, grid, axis, dist.get_process_group_ranks(group))
         if len(known) != grid.size:
             sizes = dict(zip(grid.axes, grid.sizes, strict=True))
             raise ParallelGroupError(
@@ -90,6 +92,8 @@ class Stage:
         Raises:
             RankMismatchError: ranks differ; the message names them.
         """
+        if not communicates(self.group):
+            return
         told = gather_objects(digest, self.group, "comparing the plans of owners")
         others = [f"rank {rank} ({self.words(rank)})" for rank, one in enumerate(told) if one != told[0]]
         if others:
@@ -112,6 +116,18 @@ class Stage:
             if size > 1
         ]
         return ", ".join(shown)
+
+
+def _spread(known: dict[int, int], grid: Grid, axis: str, ranks: Sequence[int]) -> dict[int, int]:
+    """Return known places, and where one goes from them along an axis on which no rank answers: torch's fake group.
+
+    Ranks stand in rows, as in every mesh that was not made by hand.
+    """
+    found = {}
+    for place, rank in known.items():
+        for coordinate, other in enumerate(ranks):
+            found[grid.place({**grid.rank(place), axis: coordinate})] = rank + other - dist.get_rank()
+    return found
 
 
 def _group_of(ranks: Sequence[int], pgs: ProcessGroupCollection) -> ProcessGroup:

@@ -1,9 +1,8 @@
-"""Train a small Llama with the Trainer of Hugging Face, FSDP2 and Muon: the factory gets the wrapped model."""
+"""Train a small Llama with the Trainer of Hugging Face, FSDP2 and Muon: the model is cut after the build."""
 
 import torch
+from megaopt_fsdp import build_before_sharding
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
-
-from megaopt_core import build_optimizer
 
 set_seed(0)
 sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -44,7 +43,7 @@ trainer = Trainer(
     arguments,
     train_dataset=data,
     callbacks=[Report()],
-    optimizer_cls_and_kwargs=(lambda: build_optimizer, settings),
+    optimizer_cls_and_kwargs=(lambda: build_before_sharding, settings),
 )
 result = trainer.train()
 if trainer.is_world_process_zero():

@@ -75,10 +75,11 @@ class ThirdParty:
     def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
         """Return them by name; the first leaves what is no matrix to SGD."""
         return {
-            "plain": OptimizerEntry(torch.optim.SGD),
+            "plain": OptimizerEntry(torch.optim.SGD, supports_fp16=True),
             "newcomer": OptimizerEntry(
                 Newcomer,
                 granularity="tensor",
+                supports_fp16=True,
                 accepts=lambda spec, view: None if view is not None else "no matrix",
                 fallback="plain",
             ),

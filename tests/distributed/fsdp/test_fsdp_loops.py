@@ -224,6 +224,32 @@ def test_loops_of_all_kinds_do_as_one_process_does(launch) -> None:
     launch(several, 2, list(SCENARIOS))
 
 
+def reduced_later(rank: int, size: int) -> None:
+    """Copies add their gradients up in the second of two backward passes; the norm and the clipping are of the sum."""
+    mesh = mesh_of(dp_replicate=2, dp=2)
+    with temporary_plugin(ThirdParty(), name="third-party"):
+        for kind in KINDS:
+            reference, model = whole_model(), cut_model(mesh)
+            theirs, ours = build(reference, kind, alone()), build(model, kind, mesh)
+            for step in range(3):
+                theirs.zero_grad()
+                ours.zero_grad()
+                for part in range(2):
+                    at = 2 * step + part
+                    sum(reference(batch(at, other)) / 8 for other in range(size)).backward()
+                    model.set_requires_all_reduce(part == 1)
+                    (model(batch(at, rank)) / 2).backward()
+                expected = theirs.step().grad_norm
+                assert ours.step().grad_norm == pytest.approx(expected, rel=1e-6), kind
+                assert expected > 0.5, "it is clipped"
+            require_close(model, reference)
+
+
+def test_copies_may_add_gradients_up_later(launch) -> None:
+    """HSDP with `set_requires_all_reduce`."""
+    launch(reduced_later, 4)
+
+
 def offloaded(rank: int, size: int) -> None:
     """Where the accelerator is the CPU itself nothing has to move: parameters that are offloaded train."""
     mesh = mesh_of(dp=size)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from attrs import define, field, frozen
+from attrs import define, field
 
 from megaopt_core.parallel import needs_all_ranks
 from megaopt_core.sharding import Sent
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["Mail", "Message"]
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Message:
     """What is on its way from all ranks to this one.
 
     Args:
-        work: ends when it has arrived; None: nothing travels.
+        work: ends when it has arrived; None: it has.
         received: where it arrives.
         sent: what leaves here, which must stay until then.
         what: says in errors what travels.
@@ -33,11 +33,11 @@ class Message:
 
     work: Any
     received: torch.Tensor
-    sent: torch.Tensor
+    sent: torch.Tensor | None
     what: str
 
     def wait(self) -> torch.Tensor:
-        """Return what has arrived.
+        """Return what has arrived, and let go of what has left.
 
         Raises:
             CommunicationError: another rank has stopped, or the process group's timeout is over.
@@ -45,6 +45,7 @@ class Message:
         if self.work is not None:
             with needs_all_ranks(self.what):
                 self.work.wait()
+        self.work = self.sent = None
         return self.received
 
 

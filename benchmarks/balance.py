@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from balance_bounds import Bounds
-from balance_models import MODELS
+from balance_models import MODELS, REST
 from harness import write_result
 from megaopt_layerwise.buffers import lay_out_segments
 from megaopt_layerwise.planner import CostModel, Division, OwnerPlan, OwnerPolicy, Work, plan_owners, work_of
@@ -33,6 +33,8 @@ GOAL = 1.05
 """Largest operations of a rank over their mean that a plan should keep to, unless every such plan is slower."""
 MOST_MEMORY = 1.1
 """The same for bytes of state."""
+ADAM_BYTES = 12.0
+"""Of an element that Adam steps: main value and two moments."""
 FORMS = {"matrices": False, "batches": True}
 """How experts are stored, to whether they lie in batches."""
 
@@ -125,6 +127,7 @@ def figures(model: str, form: str, ranks: int) -> dict[str, Any]:
         "by_bucket": {**_balance(by_bucket), "padding": round(bucket_padding, 4)},
         "whole": {**_balance(whole), "padding": round(padding_of(specs, whole, ranks), 4)},
         "plan": {**_balance(plan), "padding": round(padding_of(specs, plan, ranks), 4)},
+        "with_adams_state": with_the_rest(model, works, plan, ranks),
         "divided": {str(division): count for division, count in plan.counts().items() if count},
         "most_peers": max(
             (len(owners.ranks) for owners in plan.owners.values() if owners.division is Division.PEERS),
@@ -136,6 +139,23 @@ def figures(model: str, form: str, ranks: int) -> dict[str, Any]:
             "compute": round(bounds.operations() * ranks / sum(plan.costs), 4),
         },
         "planning_seconds": round(seconds, 2),
+    }
+
+
+def with_the_rest(model: str, works: Sequence[Work], plan: OwnerPlan, ranks: int) -> dict[str, float]:
+    """Return the balance of all state: with equal shares of Adam's, and with those laid on the emptiest ranks.
+
+    Args:
+        model: its name in `REST`.
+        works: the matrices.
+        plan: who owns them.
+        ranks: how many there are.
+    """
+    mean = sum(work.state_bytes for work in works) / ranks
+    rest, fullest = ADAM_BYTES * REST[model] / ranks, plan.memory_imbalance * mean
+    return {
+        "in_equal_shares": round((fullest + rest) / (mean + rest), 4),
+        "on_the_emptiest": round(max(fullest, mean + rest) / (mean + rest), 4),
     }
 
 
@@ -220,6 +240,9 @@ def main() -> None:
     assumed = {name: getattr(model, name) for name in model.__slots__ if not name.startswith("__")}
     if not options.models and tuple(options.ranks) == RANKS:
         write_result("balance", {"cost_model": assumed, "rows": rows})
+    for row in rows:
+        if row["plan"]["state_bytes"] > MOST_MEMORY:
+            print(f"\n{row['model']}, {row['ranks']} ranks, all state: {row['with_adams_state']}")
     worst = max(rows, key=lambda row: row["planning_seconds"])
     print(f"\nplanning took at most {worst['planning_seconds']} s ({worst['model']}, {worst['ranks']} ranks)")
     print(json.dumps(assumed))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["MODELS", "Shapes"]
+__all__ = ["MODELS", "REST", "Shapes"]
 
 type Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes in model order."""
@@ -80,3 +80,13 @@ MODELS: Mapping[str, Model] = {
     "gpt-oss-120b": _mixture(2880, 2880, 36, 64, 8, 64, 128),
 }
 """Embeddings, heads, norms and biases are not among them: nobody orthogonalizes those."""
+
+REST: Mapping[str, int] = {
+    "Llama-3 8B": 2 * 128256 * 4096,
+    "Llama-3 70B": 2 * 128256 * 8192,
+    "Llama-3 405B": 2 * 128256 * 16384,
+    "DeepSeek-V3": 2 * 129280 * 7168,
+    "Qwen3-235B": 2 * 151936 * 4096,
+    "gpt-oss-120b": 2 * 201088 * 2880,
+}
+"""Elements of embeddings and heads, which Adam steps; norms and biases are thousandths of that."""

@@ -65,15 +65,27 @@ def ours(layers: int, dtype: torch.dtype, precision: str, sharding: str) -> Call
         muon_momentum=MOMENTUM,
         muon_nesterov=True,
         muon_fp32_matmul_prec=precision,
+        bf16=dtype is torch.bfloat16,
     )
     return optimizer.step
 
 
 def emerging(layers: int, dtype: torch.dtype, precision: str) -> Callable[[], Any]:
-    """Return a step of emerging-optimizers' Muon over everything."""
+    """Return a step of emerging-optimizers' Muon over everything, by way of float32 values where it needs them."""
     module = importlib.import_module("emerging_optimizers.orthogonalized_optimizers")
+    wide = matrices(layers)  # its iteration takes no other dtype
+    step = module.Muon(wide, LR, MOMENTUM, DECAY, nesterov=True, fp32_matmul_prec=precision).step
+    if dtype is torch.float32:
+        return step
     params = matrices(layers, dtype)
-    return module.Muon(params, LR, MOMENTUM, DECAY, nesterov=True, fp32_matmul_prec=precision).step
+
+    def with_main_params() -> None:
+        for main, param in zip(wide, params, strict=True):
+            main.grad = param.grad.float()  # type: ignore[union-attr] # each has one
+        step()
+        torch._foreach_copy_([param.data for param in params], [main.data for main in wide])
+
+    return with_main_params
 
 
 def muon_fsdp2(layers: int, dtype: torch.dtype) -> Callable[[], Any]:

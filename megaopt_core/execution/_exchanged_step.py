@@ -102,6 +102,15 @@ class ExchangedStep:
         """What owners keep, by parameter name; live."""
         return self.split.transform_state if isinstance(self.split, StatefulSplitStep) else {}
 
+    def logical_shape(self, info: ParamInfo) -> tuple[int, ...]:
+        """Return the shape of the parameter of which some is transformed here.
+
+        Args:
+            info: one of the exchange's `owned`.
+        """
+        ((_, shard), *_) = self.pieces[self._position[info.name]].spec.members
+        return shard.shape
+
     def stand_in(self, info: ParamInfo) -> torch.Tensor:
         """Return a tensor of the shape, dtype and device that an owned update has, with no memory of its own.
 

@@ -522,7 +522,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
         State of a parameter that a strategy cuts over ranks tells which part of the whole it is:
         `torch.distributed.checkpoint` saves and loads it, also by way of torch's `get_optimizer_state_dict`; it cannot
-        be pickled, since one rank's part would be taken for the whole.
+        be pickled, since one rank's part would be taken for the whole. Where owners keep states of whole tensors of a
+        model that is cut (`sharding="fsdp"`), this and :meth:`load_state_dict` are collectives that all ranks call.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)

@@ -284,5 +284,9 @@ class LiveState(MutableMapping[torch.nn.Parameter, MutableMapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._where)
 
+    def __bool__(self) -> bool:
+        """Return True where there are parameters: torch steps an optimizer without state to make it some, all alone."""
+        return bool(self._names)
+
     def __repr__(self) -> str:
         return repr({self._names[param]: dict(state) for param, state in self.items()})

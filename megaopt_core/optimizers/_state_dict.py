@@ -11,6 +11,7 @@ from megaopt_core.errors import StateDictError
 from megaopt_core.optimizers._joined_state import JoinedState
 from megaopt_core.optimizers._live_state import ParamState
 from megaopt_core.precision._policy import MAIN_PARAM
+from megaopt_core.state._owned_states import brought_to_owners
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import plan_load
 from megaopt_core.state._torch_schema import names_in, torch_source
@@ -70,6 +71,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     names = names_in(state_dict)
     if names is None:
         names = _by_position(optimizer, state_dict)
+    state_dict = brought_to_owners(optimizer, state_dict, names)
     source = torch_source(optimizer, state_dict, names)
     plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
     if strict:

@@ -186,8 +186,9 @@ class ParamInfo:
         is_expert: it belongs to an expert.
         partition_dim: dimension that tensor parallelism cuts; -1 when it does not.
         peers: the ranks that step parts of the same tensor together; None when this rank steps alone.
-        shape: of the whole logical tensor.
+        shape: of the whole logical tensor; in a split step of what is transformed, maybe some matrices of a batch.
         group: position of its group in the inner optimizer's `param_groups`.
+        offsets: where `shape` begins in the parameter; empty where it is all of it.
     """
 
     name: str
@@ -198,3 +199,4 @@ class ParamInfo:
     peers: PeerGroup | None = None
     shape: tuple[int, ...] = ()
     group: int = 0
+    offsets: tuple[int, ...] = ()

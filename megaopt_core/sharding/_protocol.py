@@ -67,6 +67,10 @@ class ShardedParams(Protocol):
     steps_local_tensors: bool = False
     """On every rank each piece is the local tensor of a DTensor: its states can be DTensors that are cut alike."""
 
+    owners_group: ProcessGroup | None = None
+    """The ranks among which owners were chosen of tensors that are cut over them; state dicts that all of these ranks
+    ask for, or load, hold what owners keep as DTensors. None: there are none, or each rank's state dict has its own."""
+
     pieces: Sequence[Piece]
     """The pieces, grouped as the layout ordered them."""
 

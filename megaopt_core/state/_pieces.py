@@ -130,9 +130,11 @@ class OwnedState(PieceState):
 
     @property
     def members(self) -> tuple[tuple[int, Shard], ...]:
-        """All of the parameter."""
-        shape = self.info.shape
-        return ((0, Shard(self.info.name, shape, whole(shape), 0, math.prod(shape))),)
+        """All of the parameter, or the matrices of a batch that are transformed here."""
+        name, shape, offsets = self.info.name, self.info.shape, self.info.offsets
+        logical = self.split.logical_shape(self.info) if offsets else shape
+        box = (offsets, shape) if offsets else whole(shape)
+        return ((0, Shard(name, logical, box, 0, math.prod(shape))),)
 
     @property
     def inner(self) -> dict[str, Any]:

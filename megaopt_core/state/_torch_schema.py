@@ -16,6 +16,7 @@ from megaopt_core.state._collected import collect_state, joined, sliced, state_k
 from megaopt_core.state._document import settings_of
 from megaopt_core.state._dtensors import as_dtensor, dtensors_of, local_like
 from megaopt_core.state._manifest import Manifest
+from megaopt_core.state._owned_states import tell_all
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._values.encoding import AsIs
@@ -30,9 +31,10 @@ __all__ = ["names_in", "torch_source", "with_slices"]
 def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
     """Return a state dict in which state of cut parameters tells which part of the whole parameter it is.
 
-    Where every rank steps its local tensor of a DTensor the states are DTensors too. `torch.distributed.checkpoint`
-    saves every part of the others once and reads what a rank needs on any number of ranks; nothing else can be done
-    with them, so that no part can be taken for the whole.
+    Where every rank steps its local tensor of a DTensor the states are DTensors too, and so is what owners keep of
+    whole tensors that are cut over ranks: there all ranks must call it. `torch.distributed.checkpoint` saves every part
+    of the others once and reads what a rank needs on any number of ranks; nothing else can be done with them, so that
+    no part can be taken for the whole.
 
     Args:
         optimizer: a built optimizer.
@@ -45,13 +47,16 @@ def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collecti
     exported: dict[str, dict[str, Any]] = {}
     for group in state_dict["param_groups"]:
         for index, name in zip(group["params"], group["param_names"], strict=True):
-            values = exported[name] = state_dict["state"].get(index, {})
+            values = exported[name] = state_dict["state"].setdefault(index, {})
             for key in values if name in names else ():
                 part = tensors.get(state_key(name, key))
                 if isinstance(part, SlicedTensor):
                     values[key] = part.read_once()
     for some in dtensors:
         _tell(some, [exported[optimizer.names[param]] for param in some])
+    tell_all(optimizer, exported)
+    if not any(exported.values()):
+        state_dict["state"] = {}  # as in torch
     return state_dict
 
 

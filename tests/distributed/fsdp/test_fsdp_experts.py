@@ -18,10 +18,17 @@ from fsdp_runs import OPTIMIZERS, alone, mesh_of, nothing_gathered, whole
 
 pytest.importorskip("megaopt_fsdp")
 pytest.importorskip("megaopt_muon")
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from megaopt_core import MatrixView, build_optimizer
+from megaopt_core.errors import StateDictError
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 SHAPES = {
@@ -109,3 +116,60 @@ def test_experts_over_both_axes_train_as_in_one_process(launch) -> None:
     """Whole experts on every rank, and experts of which each has a part."""
     kinds = [kind for kind in ("adam", "muon", "soap") if find_spec(f"megaopt_{kind}")]
     launch(mixtures, 4, kinds)
+
+
+def state_of(optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of what this rank keeps."""
+    return {
+        f"{name}/{key}": torch.as_tensor(value).clone()
+        for param, name in optimizer.names.items()
+        for key, value in optimizer.state[param].items()
+        if torch.as_tensor(value).numel()
+    }
+
+
+def different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of what is not the same bit for bit."""
+    return [name for name, value in first.items() if not torch.equal(value, second[name])]
+
+
+def kept(rank: int, size: int, method: str, folder: str) -> None:
+    """Save states that owners keep of some experts each, and load them into others."""
+    mesh = mesh_of(dp=2, ep=2)
+    settings = {"lr": 0.01, "clip_grad": 0.0, "adaptive_muon_moment2_method": method}
+    for dim in (0, 1):
+        model, other = cut(mesh, dim), cut(mesh, dim)
+        ours, another = (
+            build_optimizer(net, "adaptive_muon", pg_collection=mesh, **settings) for net in (model, other)
+        )
+        boxes = {at: entry.box for at, entry in ours.routing.params.items()}
+        for step in range(2):
+            give(model, step, boxes)
+            ours.step()
+        expected, path = state_of(ours), f"{folder}/{dim}"
+        save_checkpoint(path, model, ours)
+        load_checkpoint(path, other, another)
+        assert different(expected, state_of(another)) == []
+        options = StateDictOptions(full_state_dict=True)
+        if method == "normuon":
+            with pytest.raises(StateDictError, match="several ranks that own some of its matrices"):
+                get_optimizer_state_dict(model, ours, options=options)
+            continue
+        told = get_optimizer_state_dict(model, ours, options=options)
+        alone_model = viewed(Mixture())
+        one = build_optimizer(alone_model, "adaptive_muon", pg_collection=alone(), **settings)
+        load_checkpoint(path, alone_model, one)
+        assert (
+            different(state_of(one), {f"{n}/{k}": v for n, s in told["state"].items() for k, v in s.items()})
+            == []
+        )
+        third = cut(mesh, dim)
+        last = build_optimizer(third, "adaptive_muon", pg_collection=mesh, **settings)
+        set_optimizer_state_dict(third, last, told, options=options)
+        assert different(expected, state_of(last)) == []
+
+
+@pytest.mark.parametrize("method", ["adamuon", "normuon"])
+def test_states_of_experts_are_those_of_each_owner(launch, tmp_path, method) -> None:
+    """A second moment that each owner has of its experts comes back to it; by elements it is whole for others too."""
+    launch(kept, 4, method, str(tmp_path))

@@ -20,16 +20,14 @@ class _Bucket:
     """What is on its way of one bucket.
 
     Args:
-        updates: for each piece, what was given.
+        shapes: for each piece, of the update that was given; the update itself need not stay.
         routes: what travels of it.
         like: a tensor of the dtype and on the device of what travels.
-        message: what arrives next.
     """
 
-    updates: Sequence[torch.Tensor | None]
+    shapes: Sequence[torch.Size | None]
     routes: Sequence[Route]
     like: torch.Tensor
-    message: Message
 
 
 @frozen
@@ -53,6 +51,7 @@ class OwnerExchange(Exchange):
     owned: Sequence[ParamInfo] = field(init=False)
     _info_of: dict[str, ParamInfo] = field(factory=dict, init=False)
     _under_way: dict[int, _Bucket] = field(factory=dict, init=False)
+    _messages: dict[int, Message] = field(factory=dict, init=False)
 
     @buckets.default
     def _positions(self) -> Sequence[Sequence[int]]:
@@ -66,11 +65,15 @@ class OwnerExchange(Exchange):
     def _owned(self) -> Sequence[ParamInfo]:
         rank = self.mail.rank
         return [
-            evolve(self.infos[route.name], shape=route.box[1])
+            evolve(self.infos[route.name], shape=route.box[1], offsets=self._offsets(route))
             for bucket in self.travelling
             for route in bucket.routes
             if route.owner == rank
         ]
+
+    def _offsets(self, route: Route) -> tuple[int, ...]:
+        """Return where a block begins in its parameter; nothing where it is all of it."""
+        return () if route.box[1] == self.infos[route.name].shape else route.box[0]
 
     def __attrs_post_init__(self) -> None:
         self._info_of.update((info.name, info) for info in self.owned)
@@ -86,8 +89,9 @@ class OwnerExchange(Exchange):
         moving = [(route, update) for route, update in held if update is not None]
         routes = [route for route, _ in moving]
         like = torch.empty(0, dtype=self.travelling[bucket].there, device=self.device)
-        message = self.mail.to_owners(routes, [update for _, update in moving], like)
-        self._under_way[bucket] = _Bucket(updates, routes, like, message)
+        self._messages[bucket] = self.mail.to_owners(routes, [update for _, update in moving], like)
+        shapes = [None if update is None else update.shape for update in updates]
+        self._under_way[bucket] = _Bucket(shapes, routes, like)
 
     def finish_to_owners(self, bucket: int) -> Sequence[tuple[ParamInfo, torch.Tensor]]:
         """Return the updates that this rank owns, whole.
@@ -96,7 +100,7 @@ class OwnerExchange(Exchange):
             bucket: its position.
         """
         under_way, rank = self._under_way[bucket], self.mail.rank
-        wholes = self.mail.blocks(under_way.routes, under_way.message)
+        wholes = self.mail.blocks(under_way.routes, self._messages.pop(bucket))
         mine = [route for route in under_way.routes if route.owner == rank]
         return [(self._info_of[route.name], whole) for route, whole in zip(mine, wholes, strict=True)]
 
@@ -108,7 +112,7 @@ class OwnerExchange(Exchange):
             transformed: what this rank owns.
         """
         under_way = self._under_way[bucket]
-        under_way.message = self.mail.back(under_way.routes, transformed, under_way.like)
+        self._messages[bucket] = self.mail.back(under_way.routes, transformed, under_way.like)
 
     def finish_back(self, bucket: int) -> Sequence[torch.Tensor | None]:
         """Return what has come back, in the shapes of the pieces.
@@ -117,11 +121,11 @@ class OwnerExchange(Exchange):
             bucket: its position.
         """
         under_way = self._under_way.pop(bucket)
-        parts = self.mail.parts(under_way.routes, under_way.message)
+        parts = self.mail.parts(under_way.routes, self._messages.pop(bucket))
         arrived = {route.name: part for route, part in zip(under_way.routes, parts, strict=True)}
         names = [self.pieces[index].spec.members[0][1].name for index in self.buckets[bucket]]
+        nothing = under_way.like  # without an owner a piece has no elements
         return [
-            # Without an owner a piece has no elements.
-            update if update is None or name not in arrived else arrived[name].view(update.shape)
-            for name, update in zip(names, under_way.updates, strict=True)
+            shape if shape is None else arrived.get(name, nothing).view(shape)
+            for name, shape in zip(names, under_way.shapes, strict=True)
         ]

@@ -42,8 +42,13 @@ class OwnedParams(ShardedParams):
     told: Mapping[str, Travel]
     device: torch.device
     pieces: Sequence[Piece] = field(init=False)
+    owners_group: ProcessGroup | None = field(init=False)
     _piece_of: dict[str, Piece] = field(factory=dict, init=False)
     _returning: list[tuple[Travelling, Message]] = field(factory=list, init=False)
+
+    @owners_group.default
+    def _group(self) -> ProcessGroup:
+        return self.mail.group
 
     def __attrs_post_init__(self) -> None:
         values = {route.name: value for route, value in self._arrivals(self._values, "back")}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from attrs import define
+from attrs import define, field
 
 from megaopt_core.params import local_tensor
 from megaopt_core.sharding import LiveModel, Piece, PieceSpec, Sent, ShardedParams, Travel
@@ -48,6 +48,11 @@ class LocalParams(ShardedParams):
     stats_group: ProcessGroup | None
     exchange: OwnerExchange | None = None
     told: Mapping[str, Travel] = {}
+    owners_group: ProcessGroup | None = field(init=False)
+
+    @owners_group.default
+    def _group(self) -> ProcessGroup | None:
+        return None if self.exchange is None else self.exchange.mail.group
 
     def collect_grads(self) -> None:
         """Take the local part of every gradient."""

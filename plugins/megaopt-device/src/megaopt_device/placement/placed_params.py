@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from megaopt_core.sharding import Exchange, OverlappedParams, Piece, ShardedParams, Travel
+from megaopt_core.sharding import Exchange, OverlappedParams, Piece, Sent, ShardedParams, Travel
 from megaopt_device.placement.copies import Copies
 
 if TYPE_CHECKING:
@@ -65,6 +65,16 @@ class PlacedParams(ShardedParams):
     def takes_values_together(self) -> bool:  # type: ignore[override]
         """As the strategy does."""
         return self.source.takes_values_together
+
+    @property
+    def steps_local_tensors(self) -> bool:  # type: ignore[override]
+        """As the strategy does."""
+        return self.source.steps_local_tensors
+
+    @property
+    def owners_group(self) -> ProcessGroup | None:  # type: ignore[override]
+        """The strategy's."""
+        return self.source.owners_group
 
     def collect_grads(self) -> None:
         """Collect gradients, and bring those of placed pieces down."""
@@ -130,6 +140,10 @@ class PlacedParams(ShardedParams):
     def travels(self) -> Mapping[str, Travel]:
         """Return the strategy's."""
         return self.source.travels()
+
+    def sent(self) -> Sent | None:
+        """Return what the strategy has sent."""
+        return self.source.sent()
 
 
 @define(eq=False)

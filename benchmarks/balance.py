@@ -127,7 +127,6 @@ def figures(model: str, form: str, ranks: int) -> dict[str, Any]:
         "by_bucket": {**_balance(by_bucket), "padding": round(bucket_padding, 4)},
         "whole": {**_balance(whole), "padding": round(padding_of(specs, whole, ranks), 4)},
         "plan": {**_balance(plan), "padding": round(padding_of(specs, plan, ranks), 4)},
-        "with_adams_state": with_the_rest(model, works, plan, ranks),
         "divided": {str(division): count for division, count in plan.counts().items() if count},
         "most_peers": max(
             (len(owners.ranks) for owners in plan.owners.values() if owners.division is Division.PEERS),
@@ -142,17 +141,15 @@ def figures(model: str, form: str, ranks: int) -> dict[str, Any]:
     }
 
 
-def with_the_rest(model: str, works: Sequence[Work], plan: OwnerPlan, ranks: int) -> dict[str, float]:
+def with_the_rest(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the balance of all state: with equal shares of Adam's, and with those laid on the emptiest ranks.
 
     Args:
-        model: its name in `REST`.
-        works: the matrices.
-        plan: who owns them.
-        ranks: how many there are.
+        row: what :func:`figures` returned.
     """
-    mean = sum(work.state_bytes for work in works) / ranks
-    rest, fullest = ADAM_BYTES * REST[model] / ranks, plan.memory_imbalance * mean
+    specs = specs_of(row["model"], batched=FORMS[row["experts"]])
+    mean = sum(work_of(spec).state_bytes for spec in specs) / row["ranks"]
+    rest, fullest = ADAM_BYTES * REST[row["model"]] / row["ranks"], row["plan"]["state_bytes"] * mean
     return {
         "in_equal_shares": round((fullest + rest) / (mean + rest), 4),
         "on_the_emptiest": round(max(fullest, mean + rest) / (mean + rest), 4),
@@ -242,7 +239,7 @@ def main() -> None:
         write_result("balance", {"cost_model": assumed, "rows": rows})
     for row in rows:
         if row["plan"]["state_bytes"] > MOST_MEMORY:
-            print(f"\n{row['model']}, {row['ranks']} ranks, all state: {row['with_adams_state']}")
+            print(f"\n{row['model']}, {row['ranks']} ranks, all state: {with_the_rest(row)}")
     worst = max(rows, key=lambda row: row["planning_seconds"])
     print(f"\nplanning took at most {worst['planning_seconds']} s ({worst['model']}, {worst['ranks']} ranks)")
     print(json.dumps(assumed))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import StateDictError
+from megaopt_core.errors import MegaoptError, StateDictError
 from megaopt_core.optimizers._joined_state import JoinedState
 from megaopt_core.optimizers._live_state import ParamState
 from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._owned_states import brought_to_owners
 from megaopt_core.state._ranks import ALONE
-from megaopt_core.state._restore.plan import plan_load
+from megaopt_core.state._restore.plan import LoadPlan, plan_load
+from megaopt_core.state._sources import MemorySource
+from megaopt_core.state._spread.owned import brought_to_owners, refused_together
 from megaopt_core.state._torch_schema import names_in, torch_source
 
 if TYPE_CHECKING:
@@ -72,10 +73,14 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     if names is None:
         names = _by_position(optimizer, state_dict)
     state_dict = brought_to_owners(optimizer, state_dict, names)
-    source = torch_source(optimizer, state_dict, names)
-    plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
-    if strict:
-        _require_state(optimizer, source.manifest.parameters)
+    try:
+        source, plan = _planned(optimizer, state_dict, names, strict=strict)
+    except MegaoptError as error:
+        refused_together(
+            optimizer, error
+        )  # raises, when the ranks that have the rest of the tensors have heard of it
+        raise
+    refused_together(optimizer, None)
     plan.apply(ALONE)
     for param, name in optimizer.names.items():
         record = source.manifest.parameters.get(name)
@@ -84,6 +89,16 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
             # A plain optimizer's state: the model's parameter is the only value there is.
             entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
             present.take_model(param, None if entry is None else entry.box)
+
+
+def _planned(
+    optimizer: MegatronOptimizer, state_dict: Mapping[str, Any], names: Sequence[str], *, strict: bool
+) -> tuple[MemorySource, LoadPlan]:
+    source = torch_source(optimizer, state_dict, names)
+    plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
+    if strict:
+        _require_state(optimizer, source.manifest.parameters)
+    return source, plan
 
 
 def _by_position(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> list[str]:

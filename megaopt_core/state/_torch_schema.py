@@ -16,9 +16,9 @@ from megaopt_core.state._collected import collect_state, joined, sliced, state_k
 from megaopt_core.state._document import settings_of
 from megaopt_core.state._dtensors import as_dtensor, dtensors_of, local_like
 from megaopt_core.state._manifest import Manifest
-from megaopt_core.state._owned_states import tell_all
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
+from megaopt_core.state._spread.owned import tell_all
 from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor
 

@@ -19,11 +19,7 @@ from fsdp_runs import OPTIMIZERS, alone, mesh_of, nothing_gathered, whole
 pytest.importorskip("megaopt_fsdp")
 pytest.importorskip("megaopt_muon")
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -151,25 +147,11 @@ def kept(rank: int, size: int, method: str, folder: str) -> None:
         load_checkpoint(path, other, another)
         assert different(expected, state_of(another)) == []
         options = StateDictOptions(full_state_dict=True)
-        if method == "normuon":
-            with pytest.raises(StateDictError, match="several ranks that own some of its matrices"):
-                get_optimizer_state_dict(model, ours, options=options)
-            continue
-        told = get_optimizer_state_dict(model, ours, options=options)
-        alone_model = viewed(Mixture())
-        one = build_optimizer(alone_model, "adaptive_muon", pg_collection=alone(), **settings)
-        load_checkpoint(path, alone_model, one)
-        assert (
-            different(state_of(one), {f"{n}/{k}": v for n, s in told["state"].items() for k, v in s.items()})
-            == []
-        )
-        third = cut(mesh, dim)
-        last = build_optimizer(third, "adaptive_muon", pg_collection=mesh, **settings)
-        set_optimizer_state_dict(third, last, told, options=options)
-        assert different(expected, state_of(last)) == []
+        with pytest.raises(StateDictError, match="kept by several ranks that own some of its matrices"):
+            get_optimizer_state_dict(model, ours, options=options)
 
 
 @pytest.mark.parametrize("method", ["adamuon", "normuon"])
 def test_states_of_experts_are_those_of_each_owner(launch, tmp_path, method) -> None:
-    """A second moment that each owner has of its experts comes back to it; by elements it is whole for others too."""
+    """A second moment that each owner has of its experts comes back to it; torch's state dicts cannot hold it."""
     launch(kept, 4, method, str(tmp_path))

@@ -78,7 +78,9 @@ class _Following(MegatronOptimizer):
         """Take over everything that another optimizer is; whoever holds this one holds that one now."""
         before = {param: group for group in self.__dict__["param_groups"] for param in group["params"]}
         for group in built.param_groups:
-            present = next((before[param] for param in group["params"] if param in before), {})
+            present: dict[str, Any] = next(
+                (before[param] for param in group["params"] if param in before), {}
+            )
             group.update((key, value) for key, value in present.items() if key not in _OF_MEMBERS)
         built.__dict__.update((hooks, self.__dict__[hooks]) for hooks in _HOOKS)
         self.__class__ = type(built)  # type: ignore[assignment] # what it was made of

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field, frozen
 
-from megaopt_core.errors import CheckpointError, StateDictError
+from megaopt_core.errors import CheckpointError, MegaoptError, StateDictError
 from megaopt_core.parallel._groups import communicates
 from megaopt_core.parallel._reduction import gather_objects
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Box, whole
-from megaopt_core.state._boxes import move_boxes, rows_of
 from megaopt_core.state._pieces import OwnedState, piece_states
+from megaopt_core.state._spread.boxes import move_boxes, rows_of
 from megaopt_core.state._values.encoding import decode, encode
 from megaopt_core.state._values.sliced import SlicedTensor
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from megaopt_core.state._protocol import NamedPieces, NamedState
 
-__all__ = ["brought_to_owners", "tell_all"]
+__all__ = ["brought_to_owners", "refused_together", "tell_all"]
 
 _WHAT = "the exchange of states with their owners"
 
@@ -152,10 +152,14 @@ def _require_once(where: str, parts: _Parts, held: Sequence[Sequence[Box]]) -> N
     elements = sum(torch.Size(box[1]).numel() for boxes in held for box in boxes)
     if elements != torch.Size(parts.shape).numel():
         raise StateDictError(
-            f"{where!r} is no state of the parameter's shape, and several ranks that own some of its matrices have one "
-            "each, which a state dict of torch cannot say; save_checkpoint() and checkpoint_state() can",
+            f"{where!r} is kept by several ranks that own some of its matrices, each its own, which a state dict of "
+            "torch cannot say; save_checkpoint() and checkpoint_state() can",
             names=[where.rpartition(".")[0]],
         )
+
+
+def _all_of(tensor: torch.Tensor, _: Box) -> torch.Tensor:
+    return tensor
 
 
 def _box_of(tensor: torch.Tensor | None, box: Box) -> torch.Tensor:
@@ -187,6 +191,26 @@ def brought_to_owners(
     return {**state_dict, "state": state}
 
 
+def refused_together(optimizer: NamedState, failure: MegaoptError | None) -> None:
+    """Raise on all ranks that share whole tensors if one of them cannot load: a collective where there are owners.
+
+    Args:
+        optimizer: what will load.
+        failure: this rank's error.
+
+    Raises:
+        StateDictError: what another rank cannot load; this rank's own error is raised as it is.
+    """
+    told = [
+        gather_objects(None if failure is None else str(failure), group, _WHAT)
+        for _, group in _with_owners(optimizer)
+    ]
+    if failure is not None:
+        raise failure
+    for words in (each for of_group in told for each in of_group if each is not None):
+        raise StateDictError(words)
+
+
 def _brought(
     optimizer: NamedState,
     part: NamedPieces,
@@ -201,8 +225,7 @@ def _brought(
         values = state.get(index_of.get(name))
         for key, value in values.items() if isinstance(values, Mapping) else ():
             inside: dict[str, torch.Tensor] = {}
-            if _is_owned(part, key):
-                told = encode(value, inside, f"{name}.{key}")
+            told = encode(value, inside, f"{name}.{key}") if _is_owned(part, key) else None
             if inside and all(_is_spread(tensor, group) for tensor in inside.values()):
                 encoded.setdefault(name, {})[key] = told
                 rows.update((where, local_tensor(tensor)) for where, tensor in inside.items())
@@ -260,7 +283,7 @@ def _arrived(
                 [box if shape == parts.shape else whole(parts.shape) for shape, box in theirs.get(name, ())]
                 for _, theirs in from_all
             ],
-            lambda _, local=rows[where]: local,
+            partial(_all_of, rows[where]),
             rows[where].new_empty(0),
             group,
             _WHAT,

@@ -147,8 +147,9 @@ def kept(rank: int, size: int, method: str, folder: str) -> None:
         load_checkpoint(path, other, another)
         assert different(expected, state_of(another)) == []
         options = StateDictOptions(full_state_dict=True)
-        with pytest.raises(StateDictError, match="kept by several ranks that own some of its matrices"):
-            get_optimizer_state_dict(model, ours, options=options)
+        if method == "normuon":
+            with pytest.raises(StateDictError, match="kept by several ranks that own some of its matrices"):
+                get_optimizer_state_dict(model, ours, options=options)
 
 
 @pytest.mark.parametrize("method", ["adamuon", "normuon"])

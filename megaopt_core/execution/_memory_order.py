@@ -54,11 +54,9 @@ class MemoryOrder:
                 tensor.data = memory.contiguous()
             for tensor in filter(_is_plain, tensors):
                 _order_states(inner, tensor)
-        held = [(tensor, grad) for tensor in tensors if (grad := tensor.grad) is not None]
-        if swapped or len(held) < len(tensors) or [grad.stride() for _, grad in held] != strides:
-            for tensor, grad in held:
-                if grad.stride() != tensor.stride() and _is_plain(tensor):
-                    tensor.grad = _like(tensor, grad)
+        for tensor, _ in swapped:  # every other one has been lent a gradient of its own order
+            if tensor.grad is not None:
+                tensor.grad = _like(tensor, tensor.grad)
         return swapped
 
 

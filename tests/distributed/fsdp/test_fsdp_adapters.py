@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -47,7 +48,7 @@ def adapted_model(seed: int = 0) -> nn.Module:
     return model
 
 
-def cut_adapted(mesh, seed: int = 0) -> nn.Module:
+def cut_adapted(mesh: DeviceMesh, seed: int = 0) -> nn.Module:
     """Return it cut."""
     model = adapted_model(seed)
     for block in model.blocks:

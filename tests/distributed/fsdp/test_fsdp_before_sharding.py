@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -31,7 +32,7 @@ def built(model: nn.Module, kind: str) -> torch.optim.Optimizer:
     )
 
 
-def shard_and_switch(model: nn.Module, optimizer: torch.optim.Optimizer, mesh) -> None:
+def shard_and_switch(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
     """Do as accelerate does: let go of the parameters, cut the model, and put the new ones in their places."""
     names = {param: name for name, param in model.named_parameters()}
     places = []

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -114,7 +115,7 @@ def test_experts_over_both_axes_train_as_in_one_process(launch) -> None:
     launch(mixtures, 4, kinds)
 
 
-def state_of(optimizer) -> dict[str, torch.Tensor]:
+def state_of(optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
     """Return copies of what this rank keeps."""
     return {
         f"{name}/{key}": torch.as_tensor(value).clone()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -48,7 +49,7 @@ def scaled_runs(rank: int, size: int, dims: dict[str, int]) -> None:
             scaled_run(rank, size, kind, mesh)
 
 
-def scaled_run(rank: int, size: int, kind: str, mesh) -> None:
+def scaled_run(rank: int, size: int, kind: str, mesh: DeviceMesh) -> None:
     """Train a cut model, and a whole one with its gradients."""
     reference, model = whole_model(dtype=torch.float16), cut_model(mesh, dtype=torch.float16)
     theirs, ours = build(reference, kind, alone(), **SETTINGS), build(model, kind, mesh, **SETTINGS)

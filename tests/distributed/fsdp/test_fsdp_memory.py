@@ -6,7 +6,7 @@ it. So a stand-in for the exchange sends copies that nobody counts.
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -27,6 +28,7 @@ from fsdp_runs import ThirdParty, build, mesh_of
 
 pytest.importorskip("megaopt_fsdp")
 pytest.importorskip("megaopt_muon")
+from megaopt_fsdp.routes import Route
 from megaopt_testing import temporary_plugin
 from torch.distributed.fsdp import fully_shard
 
@@ -99,7 +101,7 @@ def peak_of(work: Callable[[], Any]) -> int:
     return alive.peak
 
 
-def cut_layers(mesh) -> nn.Module:
+def cut_layers(mesh: DeviceMesh) -> nn.Module:
     """Return a stack of square matrices, each cut by itself."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
@@ -108,7 +110,7 @@ def cut_layers(mesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def bytes_of(routes, rank: int) -> int:
+def bytes_of(routes: Iterable[Route], rank: int) -> int:
     """Return what one bucket holds on a rank: the parts that it sends, and the matrices that it gets."""
     sent = sum(route.numel for route in routes if route.sends)
     return 4 * (sent + sum(math.prod(route.box[1]) for route in routes if route.owner == rank))

@@ -77,7 +77,8 @@ def check_settings_validated(optimizer: str, **settings: Any) -> None:
     """
     trial = Trial(optimizer, settings)
     given = {**DEFAULT_SETTINGS, **settings}
-    for prefix in (optimizer, *get_registry().optimizer(optimizer).setting_prefixes):
+    # A name alone says nothing: one that begins like a plugin's that is not installed is kept for that plugin.
+    for prefix in get_registry().optimizer(optimizer).setting_prefixes or (optimizer,):
         _require_refused(trial, given, f"{prefix}_no_such_setting", (1,), UnknownSettingError)
     _require_refused(trial, given, "lr", (-1.0,), MegaoptError)
     for name, info in own_settings(optimizer).items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from attrs import Factory, frozen
 
-from megaopt_core.errors import MegaoptError
+from megaopt_core.errors import MegaoptError, UnusedSettingWarning
 from megaopt_core.registry import SettingInfo
 from megaopt_testing.checks.settings import own_settings
 from megaopt_testing.long_run import Few
@@ -165,7 +166,11 @@ def _switched(info: SettingInfo, value: Any) -> Iterator[Any]:
 def _stepped(trial: Trial, *, small: bool, **needed: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = Few() if small else trial.model()
-    built = trial.build(model, **needed)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UnusedSettingWarning
+        )  # it may act in the other model, or beside another switch
+        built = trial.build(model, **needed)
     for step, scale in enumerate(_SCALES):
         built.zero_grad()
         trial.backward(model, step)

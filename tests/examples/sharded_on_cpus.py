@@ -15,7 +15,9 @@ def shard_everywhere() -> None:
     def with_sharding(self: AcceleratorState, *given: Any, fsdp_plugin: Any = None, **more: Any) -> None:
         made(self, *given, fsdp_plugin=fsdp_plugin, **more)
         if fsdp_plugin is not None:
-            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            self.fsdp_plugin = fsdp_plugin
+        if getattr(self, "fsdp_plugin", None) is not None:  # whoever asks for the state makes it anew
+            self.distributed_type = DistributedType.FSDP
 
     AcceleratorState.__init__ = with_sharding
 

@@ -62,7 +62,9 @@ WAYS = {"megaopt": (save_checkpoint, load_checkpoint), "torch": (save_with_torch
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.filterwarnings("ignore:settings that change nothing here. muon_tp_mode")  # nothing is cut in one process
+@pytest.mark.filterwarnings(
+    "ignore:settings that change nothing here. muon_tp_mode"
+)  # nothing is cut in one process
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("kind", ["adam", "muon distributed"])
 def test_a_run_goes_on_cut_and_whole(launch, tmp_path, kind, way) -> None:

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parents[2]
 
 ON_PAGES = {"megaopt-rows", "megaopt-signum"}

@@ -80,6 +80,8 @@ def test_every_example_of_a_commands_help_runs(
     Path("my_model.py").write_text(MODEL)
     Path("run.toml").write_text(RUN)
     Path("my_text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    if name == "convert":
+        pytest.importorskip("safetensors")
     if name in {"verify-checkpoint", "convert"}:
         _checkpoint(Path("runs/checkpoint"))
     examples = _examples(name)

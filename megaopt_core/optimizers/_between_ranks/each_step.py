@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from megaopt_core.errors import MegaoptError, OwnershipError
 from megaopt_core.optimizers._between_ranks.alike import WRITTEN, is_of_experts
 from megaopt_core.optimizers._grad_norm import stats_device
+from megaopt_core.optimizers._gradients.to_host import ToHost
 from megaopt_core.parallel._agreement import fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.parallel._meeting import gather_over_ranks
@@ -48,7 +49,7 @@ class StepAgreement:
     _names: object = field(default=None, init=False)
     _names_digest: bytes = field(default=b"", init=False)
     _settled: int = field(default=0, init=False)
-    _on_the_way: _OnTheWay | None = field(default=None, init=False)
+    _on_the_way: ToHost | None = field(default=None, init=False)
 
     @property
     def pgs(self) -> ProcessGroupCollection:
@@ -70,7 +71,7 @@ class StepAgreement:
         all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
         if device.type in _READ_AT_ONCE:
             return _are_unlike(mine.tolist())
-        before, self._on_the_way = self._on_the_way, _OnTheWay.of(mine)
+        before, self._on_the_way = self._on_the_way, ToHost.of(mine)
         return before is not None and _are_unlike(before.read())
 
     def settle(self, optimizer: MegatronOptimizer) -> None:
@@ -154,34 +155,3 @@ def _joins_unevenly(optimizer: MegatronOptimizer) -> bool:
     """Return whether ranks step unequal numbers of times, and torch's `Join` stands in for those that have ended."""
     chunks = (chunk for _, chunk in optimizer.watched_model.named_chunks())
     return any(getattr(getattr(chunk, "_join_config", None), "enable", False) for chunk in chunks)
-
-
-@define(eq=False)
-class _OnTheWay:
-    """Numbers that are being copied to the host.
-
-    Args:
-        host: where they arrive.
-        arrived: is over when they have.
-    """
-
-    host: torch.Tensor
-    arrived: torch.cuda.Event | None
-
-    @classmethod
-    def of(cls, values: torch.Tensor) -> _OnTheWay:
-        """Begin to copy."""
-        if not values.is_cuda:
-            return cls(values, None)
-        host = torch.empty_like(values, device="cpu", pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(values.device))
-        return cls(host, arrived)
-
-    def read(self) -> list[int]:
-        """Return them, once they are there."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        numbers: list[int] = self.host.tolist()
-        return numbers

@@ -15,6 +15,7 @@ from megaopt_core.registry._catalogue import RESOLVER
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
 from megaopt_core.routing._routing import Routing
+from megaopt_core.state._shown import shown
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -175,14 +176,9 @@ def dtypes_refused(routing: Routing, children: Sequence[MegatronOptimizer]) -> d
                 name = part.pieces[index].spec.members[0][1].name
                 found.setdefault(settings[key], []).append(f"{key} of {name}")
     return {
-        setting: f"does not reach {_some(names)}: a state of several matrices in one parameter stays in float32"
+        setting: f"does not reach {shown(names, 4)}: a state of several matrices in one parameter stays in float32"
         for setting, names in found.items()
     }
-
-
-def _some(names: Sequence[str], limit: int = 4) -> str:
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def refusal(routing: Routing, params: Mapping[str, torch.nn.Parameter]) -> ShardingError | None:

@@ -11,6 +11,7 @@ import torch
 from attrs import define, field
 
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
+from megaopt_core.optimizers._gradients.to_host import ToHost
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
@@ -38,17 +39,13 @@ class UnreadStats:
     clip_grad: float
     counts: bool
     _host: list[float] | None = field(default=None, init=False)
-    _event: torch.cuda.Event | None = field(default=None, init=False)
+    _sent: ToHost = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         for each in self.writes:
             each.is_told = False  # the step goes on without the answer
-        if self.values.is_cuda:
-            memory = torch.empty_like(self.values, device="cpu", pin_memory=True)
-            memory.copy_(self.values, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(self.values.device))
-            self.values = memory
+        self._sent = ToHost.of(self.values)
+        self.values = self._sent.host
 
     @property
     def norms(self) -> Mapping[str | None, float]:
@@ -89,8 +86,5 @@ class UnreadStats:
 
     def _read(self) -> list[float]:
         if self._host is None:
-            if self._event is not None:
-                self._event.synchronize()
-            host: list[float] = self.values.tolist()
-            self._host = host
+            self._host = self._sent.read()
         return self._host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -80,7 +79,7 @@ def move_boxes(
 def _common(held: Sequence[Box], wanted: Sequence[Box]) -> list[tuple[Box, Box]]:
     """Return each box that is held with what it shares with each that is wanted, in an order that all ranks know."""
     pairs = ((box, intersect(box, other)) for box in held for other in wanted)
-    return [(box, both) for box, both in pairs if math.prod(both[1])]
+    return [(box, both) for box, both in pairs if numel_of(both)]
 
 
 def _window(tensor: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
@@ -100,7 +99,7 @@ def _put_together(
         for box in boxes:
             for at, other in enumerate(wanted):
                 both = intersect(box, other)
-                numel = math.prod(both[1])
+                numel = numel_of(both)
                 if numel:
                     part = flat[position : position + numel].view(both[1])
                     _window(found[at], other, both).copy_(part)

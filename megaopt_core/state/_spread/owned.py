@@ -17,7 +17,7 @@ from megaopt_core.errors import CheckpointError, MegaoptError, StateDictError
 from megaopt_core.parallel._groups import communicates
 from megaopt_core.parallel._reduction import gather_objects
 from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._shards import Box, whole
+from megaopt_core.params._shards import Box, numel_of, whole
 from megaopt_core.state._pieces import OwnedState, piece_states
 from megaopt_core.state._spread.boxes import move_boxes, rows_of
 from megaopt_core.state._values.encoding import decode, encode
@@ -149,7 +149,7 @@ def _shared(
 
 
 def _require_once(where: str, parts: _Parts, held: Sequence[Sequence[Box]]) -> None:
-    elements = sum(torch.Size(box[1]).numel() for boxes in held for box in boxes)
+    elements = sum(numel_of(box) for boxes in held for box in boxes)
     if elements != torch.Size(parts.shape).numel():
         raise StateDictError(
             f"{where!r} is kept by several ranks that own some of its matrices, each its own, which a state dict of "

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
 
-from megaopt_core.parallel import rank_in, size_of
-from megaopt_distributed.buffers.communicator import DONE, Communicator, Pending, needs_all_ranks, shard_of
+from megaopt_core.parallel import needs_all_ranks, rank_in, size_of
+from megaopt_distributed.buffers.communicator import DONE, Communicator, Pending, shard_of
 from megaopt_distributed.buffers.point_to_point import PointToPoint
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from attrs import define
 
 from megaopt_core.parallel import needs_all_ranks
 
-__all__ = ["DONE", "Communicator", "Pending", "needs_all_ranks", "shard_of"]
+__all__ = ["DONE", "Communicator", "Pending", "shard_of"]
 
 
 def shard_of(bucket: torch.Tensor, rank: int, size: int, ends: Sequence[int] = ()) -> torch.Tensor:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
-from megaopt_core.parallel import rank_in, size_of
-from megaopt_distributed.buffers.communicator import Pending, needs_all_ranks, shard_of
+from megaopt_core.parallel import needs_all_ranks, rank_in, size_of
+from megaopt_distributed.buffers.communicator import Pending, shard_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

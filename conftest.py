@@ -26,6 +26,16 @@ torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long runs to `tox run -e long`."""
+    if os.environ.get("MEGAOPT_TESTS") == "long":
+        return
+    left = [item for item in items if item.get_closest_marker("long")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
     """Skip an example that needs a plugin where that plugin is not installed: an example names a real optimizer."""

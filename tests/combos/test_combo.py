@@ -40,6 +40,7 @@ COMBOS = {
     "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
+    "long": EVERY - {"bridge", "tools"},
     "all": EVERY,
     "demo": EVERY,
     "demo-short": EVERY,
@@ -53,6 +54,12 @@ def _combo() -> str:
     if name is None:
         pytest.skip("MEGAOPT_COMBO is not set: this is no environment of tox")
     return re.sub(r"^py\d+-", "", name)
+
+
+@pytest.mark.long
+def test_only_the_plugins_of_the_long_runs_are_installed() -> None:
+    """The same where long runs alone are made."""
+    test_only_the_plugins_of_the_environment_are_installed()
 
 
 def test_only_the_plugins_of_the_environment_are_installed() -> None:

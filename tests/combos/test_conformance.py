@@ -2,15 +2,18 @@
 
 import os
 
+import pytest
 from megaopt_testing import BoundCheck, parametrize_with_checks
 
 from megaopt_core import get_registry
+
+pytestmark = pytest.mark.any_python
 
 
 def _names() -> list[str]:
     """Return the optimizers to check: in the environment of one plugin its own, as others have theirs.
 
-    What several plugins do together is checked where everything is installed.
+    What several plugins do together is checked where everything is installed, under each strategy.
     """
     registry = get_registry()
     _, _, plugin = os.environ.get("MEGAOPT_COMBO", "").partition("-")

@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -36,28 +37,32 @@ import torch.distributed as dist
 
 __all__ = ["RankError", "launch"]
 
-PRELOADED = [
+PACKAGES = [
+    "core",
+    "adam",
+    "bridge",
+    "checkpoint",
+    "device",
+    "distributed",
+    "fsdp",
+    "layerwise",
+    "lion",
+    "muon",
+    "roles",
+    "soap",
+    "testing",
+]
+"""Of ours, what ranks use; plugins may be missing."""
+
+OTHERS = [
     "hypothesis",
     "pytest",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
-    "megaopt_core.build",
-    "megaopt_adam.plugin",
-    "megaopt_checkpoint.plugin",
-    "megaopt_device.plugin",
-    "megaopt_distributed.plugin",
-    "megaopt_fsdp.plugin",
-    "megaopt_layerwise.plugin",
-    "megaopt_lion.plugin",
-    "megaopt_muon.adaptive",
-    "megaopt_muon.plugin",
-    "megaopt_roles.plugin",
-    "megaopt_soap.soap",
-    "megaopt_testing.plugin",
 ]
-"""What the server imports once, for every rank; plugins may be missing."""
+"""What takes long to import."""
 
 TIMEOUT = 600.0
 """Seconds that all ranks together may take."""
@@ -89,7 +94,7 @@ def launch(
         RankError: a rank raised or died, or the time is over.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*OTHERS, *_modules_of_ours()])
     code = function.__code__
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
@@ -135,6 +140,20 @@ def _collect(pipes: list[Connection], timeout: float, *, may_die: bool) -> list[
     if errors:
         raise RankError("\n".join(f"rank {rank}: {error}" for rank, error in sorted(errors.items())))
     return results
+
+
+@cache
+def _modules_of_ours() -> list[str]:
+    """Return the names of all modules of our packages, so that the server imports them once, for every rank."""
+    names = []
+    for package in PACKAGES:
+        found = importlib.util.find_spec(f"megaopt_{package}")
+        for folder in (found and found.submodule_search_locations) or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                parts = (found.name, *path.relative_to(folder).with_suffix("").parts)
+                if path.stem != "__main__":
+                    names.append(".".join(parts).removesuffix(".__init__"))
+    return names
 
 
 def _load(path: str) -> ModuleType:

@@ -16,7 +16,7 @@ from megaopt_core.sharding._attached import make_peer_groups
 from megaopt_core.sharding._layout import World
 from megaopt_core.sharding._stage_specs import specs_of_stage
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def stage_specs(pgs: ProcessGroupCollection) -> None:

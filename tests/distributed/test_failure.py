@@ -16,7 +16,7 @@ from megaopt_core import build_optimizer
 from megaopt_core.errors import CommunicationError
 from megaopt_core.optimizers import MegatronOptimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def build() -> tuple[DistributedDataParallel, MegatronOptimizer]:

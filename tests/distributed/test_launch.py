@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
+    pytest.mark.any_python,
     pytest.mark.distributed,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died"),
 ]

@@ -8,6 +8,9 @@ import pytest
 import torch
 from pages import EXAMPLES, FRONT, PATHS, Page, diff_of, printed_by, require_alike, run
 
+LONG = ("fsdp-trainers",)
+"""Its three scripts start Lightning, accelerate and the Trainer on two ranks each."""
+
 WITH_DIFF = [page for page in PATHS if page not in ("fsdp-trainers", "resume-elsewhere")]
 
 
@@ -32,7 +35,9 @@ def test_the_front_page_shows_what_its_example_prints():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PATHS)
+@pytest.mark.parametrize(
+    "page", [page if page not in LONG else pytest.param(page, marks=pytest.mark.long) for page in PATHS]
+)
 def test_a_page_shows_what_its_commands_print(page, tmp_path):
     """All of them, one after the other in one folder."""
     example, needed = PATHS[page]

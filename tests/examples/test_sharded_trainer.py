@@ -8,6 +8,7 @@ from pages import EXAMPLES, run_script
 NEEDED = ("accelerate", "transformers", "megaopt_fsdp", "megaopt_muon")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_trainer_shards_the_model_and_the_optimizer_follows(tmp_path: Path) -> None:
     """The optimizer steps what `fully_shard` has left, the loss is that of copies, and checkpoints are written."""

@@ -12,14 +12,14 @@ from megaopt_checkpoint.manifest import write_manifest
 from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor
 
 pytestmark = pytest.mark.any_python
-PARAMETERS, RANKS = 70_000, 1_024
+RANKS = 1_024
 
 
-def write(folder: Path) -> None:
-    """Write a checkpoint of 70,000 parameters of two elements, each from two of 1,024 ranks."""
+def write(folder: Path, parameters: int) -> None:
+    """Write a checkpoint of parameters of two elements, each from two of 1,024 ranks."""
     data = [bytearray() for _ in range(RANKS)]
     tensors = {}
-    for index in range(PARAMETERS):
+    for index in range(parameters):
         chunks = []
         for half in range(2):
             rank = (2 * index + half) % RANKS
@@ -34,21 +34,23 @@ def write(folder: Path) -> None:
         world_size=RANKS,
         files={f"rank-{rank:05d}.bin": len(of_rank) for rank, of_rank in enumerate(data)},
         tensors=tensors,
-        model={"tensors": {f"p{index}": f"model.p{index}" for index in range(PARAMETERS)}},
+        model={"tensors": {f"p{index}": f"model.p{index}" for index in range(parameters)}},
     )
     write_manifest(folder, manifest)
 
 
-def test_seventy_thousand_parameters_from_a_thousand_ranks(tmp_path) -> None:
+@pytest.mark.parametrize("parameters", [7_000, pytest.param(70_000, marks=pytest.mark.long)])
+def test_thousands_of_parameters_from_a_thousand_ranks(tmp_path, parameters: int) -> None:
     """They are verified, and a model of some of them gets their values."""
     folder = tmp_path / "many"
     folder.mkdir()
-    write(folder)
-    assert len(verify_checkpoint(folder).tensors) == PARAMETERS
+    write(folder, parameters)
+    assert len(verify_checkpoint(folder).tensors) == parameters
     model = torch.nn.Module()
-    for index in (0, 1, 511, 512, 69_999):
+    for index in (0, 1, 511, 512, parameters - 1):
         model.register_parameter(f"p{index}", torch.nn.Parameter(torch.zeros(2)))
     report = load_checkpoint(folder, model, None, strict=False)
-    assert len(report.unexpected) == PARAMETERS - 5
+    assert len(report.unexpected) == parameters - 5
     assert model.p512.tolist() == [1024.0, 1025.0]
-    assert model.p69999.tolist() == [139998.0, 139999.0]
+    last = model.get_parameter(f"p{parameters - 1}")
+    assert last.tolist() == [2.0 * parameters - 2, 2.0 * parameters - 1]

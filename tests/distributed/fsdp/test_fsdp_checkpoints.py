@@ -98,9 +98,14 @@ def different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
     return [name for name, value in first.items() if not torch.equal(value, second[name])]
 
 
-def test_state_moves_between_meshes_bit_for_bit(launch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [("muon", "newcomer", "adam"), pytest.param(("soap", "adaptive_muon"), marks=pytest.mark.long)],
+    ids=" ".join,
+)
+def test_state_moves_between_meshes_bit_for_bit(launch, tmp_path, kinds) -> None:
     """From four ranks to two by two, to one process and to owners of whole models: our files, and torch's functions."""
-    kinds = ("muon", "newcomer", "adam", *(kind for kind in ("soap", "adaptive_muon") if kind in installed()))
+    kinds = [kind for kind in kinds if kind in installed()]
     ours = {str(tmp_path / kind): (kind, "megaopt") for kind in kinds}
     theirs = {str(tmp_path / f"{kind}-torch"): (kind, "torch") for kind in kinds}
     launch(saved, 4, ours | theirs, {"dp": 4})

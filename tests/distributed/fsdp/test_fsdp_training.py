@@ -40,6 +40,8 @@ MESHES = {
     "more ranks than rows": ({"dp": 4}, {}),
 }
 WHOLE = ("soap", "newcomer", "as_one")
+FEW = [kind for kind in ("adam", "muon", "as_one") if kind in installed()]
+"""One of each granularity: what wider meshes are tried with in every run of the tests."""
 
 
 def equal_runs(rank: int, size: int, kinds: list[str], dims: dict[str, int], options: dict) -> None:
@@ -87,4 +89,15 @@ def equal_run(kind: str, mesh: DeviceMesh, options: dict) -> None:
 def test_a_cut_model_trains_as_the_whole_one(launch, name) -> None:
     """Parameters and norms are those of one process over ten steps, clipping included; no step gathers a tensor."""
     dims, options = MESHES[name]
-    launch(equal_runs, math.prod(dims.values()), installed(), dims, options)
+    ranks = math.prod(dims.values())
+    launch(equal_runs, ranks, installed() if ranks == 2 else FEW, dims, options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name, (dims, _) in MESHES.items() if math.prod(dims.values()) > 2])
+def test_every_optimizer_trains_so_over_four_ranks(launch, name) -> None:
+    """Those that few ranks have shown, too."""
+    dims, options = MESHES[name]
+    launch(
+        equal_runs, math.prod(dims.values()), [kind for kind in installed() if kind not in FEW], dims, options
+    )

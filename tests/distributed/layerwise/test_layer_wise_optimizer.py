@@ -30,7 +30,7 @@ from megaopt_core import (
 )
 from megaopt_core.errors import ConfigurationError, ShardingError, StateDictError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 HAND = OptimizerConfig(optimizer="sgd", lr=0.1, clip_grad=0.0)
 

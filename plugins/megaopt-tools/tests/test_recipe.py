@@ -28,4 +28,4 @@ def test_what_the_grid_found_can_be_built() -> None:
 
 def test_an_optimizer_that_was_not_tuned_gets_nothing() -> None:
     """It begins with its own defaults."""
-    assert (tuned("sgd").lr, dict(tuned("sgd").settings)) == (None, {})
+    assert (tuned("newcomer").lr, dict(tuned("newcomer").settings)) == (None, {})

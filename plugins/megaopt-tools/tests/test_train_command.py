@@ -23,6 +23,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from megaopt_core.cli import main
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.fixture
 def record(megaopt: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> dict:

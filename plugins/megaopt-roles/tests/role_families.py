@@ -80,6 +80,13 @@ HEADS = {  # how it is made, the weight [100, 16], its name; None: the table
     "method": (_BARE, "self.get_head()", "head"),
     "scaled": (_BARE, "(self.head * 0.5)", "head"),
     "next": (_HEAD, "next(self.head.parameters())", "head.weight"),
+    "cached": (_BARE, "self.kept_head", "head"),
+    "by name": (_BARE, "dict(self.named_parameters())['head']", "head"),
+    "one of a list": (
+        "self.heads, self.which = nn.ParameterList([torch.zeros(100, 16)]), torch.zeros(1)",
+        "self.heads[self.which.numel() - 1]",
+        "heads.0",
+    ),
     "tied": ("", None, None),
 }
 PRODUCTS = {  # x [b, t, 16], w [100, 16]
@@ -96,6 +103,10 @@ PRODUCTS = {  # x [b, t, 16], w [100, 16]
     "in slices": "torch.cat([F.linear(x, {w}[i : i + 25]) for i in range(0, 100, 25)], -1)",
     "row by row": "torch.stack([x @ row for row in {w}], -1)",
     "sum of products": "(x.unsqueeze(-2) * {w}).sum(-1)",
+    "operator": "operator.matmul(x, {w}.T)",
+    "Tensor.matmul": "torch.Tensor.matmul(x, {w}.T)",
+    "einsum of lists": "torch.einsum(x, [..., 0], {w}, [1, 0], [..., 1])",
+    "vmap of weights": "torch.vmap(torch.vmap(lambda h, w: w @ h, (0, None)), (0, None))(x, {w})",
     "vmap": "torch.vmap(lambda h: {w} @ h)(x.flatten(0, 1)).view(*x.shape[:2], -1)",
 }
 _LOSS = "F.cross_entropy(logits.reshape(-1, 100), torch.zeros(logits.numel() // 100, dtype=torch.long))"
@@ -106,6 +117,11 @@ PLACES = {  # {p}: the product, {w}: the weight, {pw}: the product with `weight`
     "lambda": "head = lambda x: {p}\nreturn head(x)",
     "partial": "return partial(self.project, weight={w})(x)\n\ndef project(self, x, weight):\n    return {pw}",
     "checkpoint": "return checkpoint(self.project, x, use_reentrant=False)\n\ndef project(self, x):\n    return {p}",
+    "checkpoint_sequential": (
+        "return checkpoint_sequential([self.project], 1, x, use_reentrant=False)\n\n"
+        "def project(self, x):\n    return {p}"
+    ),
+    "reduce": "return reduce(lambda x, weight: {pw}, [{w}], x)",
     "in chunks": (
         "losses = []\nfor x in x.chunk(2, dim=1):\n    logits = {p}\n    losses.append("
         + _LOSS
@@ -199,11 +215,129 @@ BLOCKS = {  # how it is made, what it does, what is a matrix, what is a table
         ("pre.weight",),
         ("code",),
     ),
+    "soft codebook": (
+        "self.code, self.pre = nn.Parameter(torch.zeros(10, 16)), nn.Linear(16, 16)",
+        "x = x + F.gumbel_softmax(self.pre(x) @ self.code.T, dim=-1) @ self.code",
+        ("pre.weight",),
+        ("code",),
+    ),
+    "soft codebook of a layer": (
+        "self.code, self.pre = nn.Parameter(torch.zeros(10, 16)), nn.Linear(16, 10)",
+        "x = x + torch.einsum('btn,nd->btd', self.pre(x).softmax(-1), self.code)",
+        ("pre.weight",),
+        ("code",),
+    ),
+    "memory": (
+        "self.keys, self.values = nn.Parameter(torch.zeros(9, 16)), nn.Parameter(torch.zeros(9, 16))\n"
+        "self.softmax = nn.Softmax(-1)",
+        "x = x + F.dropout(self.softmax(x @ self.keys.t()), 0.1) @ self.values",
+        (),
+        ("keys", "values"),
+    ),
+    "queries over positions": (
+        "self.q, self.kv = nn.Parameter(torch.zeros(8, 16)), nn.Linear(16, 32)",
+        "k, v = self.kv(x).chunk(2, -1)\n"
+        "x = torch.einsum('btq,btd->bqd', torch.softmax(k @ self.q.T / 4, dim=1), v)",
+        ("kv.weight",),
+        ("q",),
+    ),
+    "one by one": (
+        "self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(2)])\n"
+        "self.bs = nn.ParameterList([torch.zeros(16)])",
+        "for w, b in itertools.zip_longest(self.ws, self.bs):\n    x = x + F.relu(x @ w)",
+        ("ws.0", "ws.1"),
+        (),
+    ),
+    "reduced": (
+        "self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(2)])",
+        "x = x + reduce(lambda h, w: F.relu(h @ w), self.ws, x)",
+        ("ws.0", "ws.1"),
+        (),
+    ),
+    "first and rest": (
+        "self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(3)])",
+        "first, *rest = self.ws\nh = F.linear(x, first)\nfor w in rest:\n    h = F.linear(F.relu(h), w)\nx = x + h",
+        ("ws.0", "ws.1", "ws.2"),
+        (),
+    ),
+    "by range": (
+        "self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(12)])",
+        "for i in range(len(self.ws)):\n    x = x + F.relu(x @ self.ws[i])",
+        tuple(f"ws.{i}" for i in range(12)),
+        (),
+    ),
+    "while": (
+        "self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(3)])",
+        "i = 0\nwhile i < 3:\n    x = x + F.relu(x @ self.ws[i])\n    i += 1",
+        ("ws.0", "ws.1", "ws.2"),
+        (),
+    ),
+    "sliced list": (
+        "self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(3)])",
+        "for w in self.ws[:-1]:\n    x = x + F.relu(x @ w)\nx = x + torch.tanh(x @ self.ws[-1])",
+        ("ws.0", "ws.1", "ws.2"),
+        (),
+    ),
+    "sorted names": (
+        "self.ws = nn.ParameterDict({'b': torch.zeros(16, 16), 'a': torch.zeros(16, 16)})",
+        "for name in sorted(self.ws.keys()):\n    x = x + F.relu(x @ self.ws[name])",
+        ("ws.a", "ws.b"),
+        (),
+    ),
+    "lambda": (
+        "self.a, self.b = nn.Parameter(torch.zeros(16, 32)), nn.Parameter(torch.zeros(32, 16))\n"
+        "self.f = lambda x: F.relu(x @ self.a) @ self.b",
+        "x = x + self.f(x)",
+        ("a", "b"),
+        (),
+    ),
+    "positions, lifted": (
+        f"self.wpe, self.lift = nn.Parameter(torch.zeros(32, 8)), nn.Linear(8, 16)\n{_UP}",
+        f"x = x + self.lift(self.wpe[: x.shape[1]])\n{_MLP}",
+        ("up.weight", "lift.weight"),
+        ("wpe",),
+    ),
+    "joined": (
+        "self.q, self.k, self.v = (nn.Parameter(torch.zeros(16, 16)) for _ in range(3))",
+        "q, k, v = F.linear(x, torch.cat([self.q, self.k, self.v])).chunk(3, -1)\n"
+        "x = x + F.scaled_dot_product_attention(q, k, v)",
+        ("q", "k", "v"),
+        (),
+    ),
+    "stacked": (
+        "self.ws, self.router = nn.ParameterList([torch.zeros(16, 16) for _ in range(3)]), nn.Linear(16, 3)",
+        "y = torch.einsum('btd,edf->btef', x, torch.stack(list(self.ws)))\n"
+        "x = x + (y * self.router(x).softmax(-1)[..., None]).sum(-2)",
+        ("ws.0", "ws.1", "ws.2", "router.weight"),
+        (),
+    ),
+    "recurrence": (
+        "self.wx, self.wh = nn.Parameter(torch.zeros(16, 16)), nn.Parameter(torch.zeros(16, 16))",
+        "h, steps = torch.zeros(x.shape[0], 16), []\nfor i in range(x.shape[1]):\n"
+        "    h = torch.tanh(torch.addmm(x[:, i] @ self.wx, h, self.wh))\n    steps.append(h)\n"
+        "x = x + torch.stack(steps, 1)",
+        ("wx", "wh"),
+        (),
+    ),
+    "checkpointed": (
+        _UP,
+        "x = x + checkpoint_sequential([self.up, F.gelu, self.down], 1, x, use_reentrant=False)",
+        ("up.weight", "down.weight"),
+        (),
+    ),
+    "functional_call": (
+        _UP,
+        "h = torch.func.functional_call(self.up, dict(self.up.named_parameters()), (x,))\nx = x + self.down(F.gelu(h))",
+        ("up.weight", "down.weight"),
+        (),
+    ),
 }
 _MODEL = """
-from functools import partial
+import itertools
+import operator
+from functools import cached_property, partial, reduce
 
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 class Box(nn.Module):
     def __init__(self, inner):
@@ -223,6 +357,10 @@ class Model(nn.Module):
     @property
     def own_head(self):
         return self.head
+
+    @cached_property
+    def kept_head(self):
+        return self.head * 1.0
 
     def get_head(self):
         return self.head

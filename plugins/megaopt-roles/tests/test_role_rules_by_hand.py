@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,77 @@ def test_heads_by_hand(weight, product, end):
     found = decided(generated.language_model(parts, embed, *result))
     assert (found[name].role, found[name].uncertain) == (role, False), found[name].reason
     assert [(found[name].role, found[name].uncertain) for name in HIDDEN] == [(Role.MATRIX, False)] * 2
+
+
+LAST = {  # how the last weight, `head` [5, 20] of layer `last`, meets the hidden features h
+    "vmap": "return torch.func.vmap(lambda v: self.last.weight @ v)(h)",
+    "functional_call": "return torch.func.functional_call(self.last, dict(self.last.named_parameters()), h)",
+    "other weights": "return torch.func.functional_call(self.last, {'weight': self.last.weight * 2.0}, (h,))",
+    "autograd.Function": "return FusedLoss.apply(h, self.last.weight, target)",
+    "unknown function": "return torch.ops.fused.head(h, self.last.weight)",
+    "row by row": "return torch.stack([h @ self.last.weight[i] for i in range(5)], -1)",
+    "in slots": "out = h.new_zeros(len(h), 5)\nfor i in range(5):\n    out[:, i] = h @ self.last.weight[i]\nreturn out",
+    "distance": "return -torch.cdist(h, self.last.weight)",
+    "checkpoint_sequential": "return torch.utils.checkpoint.checkpoint_sequential([self.last], 1, h)",
+}
+NARROWING = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(16, 24), nn.Linear(24, 20), nn.Linear(20, 5, bias=False)
+
+    def forward(self, x, target=None):
+        h = self.middle(self.first(x).relu()).relu()
+{result}
+"""
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_a_layer_before_a_head_is_no_head(last):
+    """What meets a later weight is hidden, whatever the way in which it meets it, and that weight no certain matrix."""
+    source = NARROWING.format(result=textwrap.indent(LAST[last], " " * 8))
+    found = decided(generated.module(source))
+    assert [
+        (found[f"{name}.weight"].role, found[f"{name}.weight"].uncertain) for name in ("first", "middle")
+    ] == [(Role.MATRIX, False)] * 2
+    assert found["last.weight"].role is not Role.MATRIX or found["last.weight"].doubt is Doubt.ROLE
+
+
+def test_a_stream_of_bare_weights_has_no_head():
+    """Weights used by hand that add to a stream as wide as the input are matrices, to the last one."""
+    source = """
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ws = nn.ParameterList([torch.zeros(16, 16) for _ in range(3)])
+
+        def forward(self, x):
+            for w in self.ws:
+                x = x + torch.tanh(F.layer_norm(x, (16,)) @ w)
+            return x
+    """
+    found = decided(generated.module(source))
+    assert {(one.role, one.uncertain) for one in found.values()} == {(Role.MATRIX, False)}
+
+
+def test_a_long_body_that_is_repeated_is_read_to_its_end():
+    """Sixty rounds of a body of eighty steps leave what comes after them, and the body's own weight, certain."""
+    steps = "\n".join(["x = torch.sin(x + 1.0) * torch.cos(x - 1.0)"] * 80)
+    source = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step, self.head = nn.Parameter(torch.zeros(16, 16)), nn.Parameter(torch.zeros(5, 16))
+
+    def forward(self, x):
+        for i in range(60):
+            x = x + torch.tanh(x @ self.step)
+{steps}
+        return x @ self.head.T
+"""
+    found = decided(generated.module(source.format(steps=textwrap.indent(steps, " " * 12))))
+    assert (found["step"].role, found["step"].uncertain) == (Role.MATRIX, False), found["step"].reason
+    assert (found["head"].role, found["head"].uncertain) == (Role.OUTPUT, False), found["head"].reason
 
 
 HEAD = "self.wte = nn.Embedding(100, 16)\nself.lm_head = nn.Linear(16, 100, bias=False)"

@@ -68,6 +68,15 @@ def test_what_is_wrong_is_doubtful(generated_models, case):
     assert {name: why for name, why in faults(model, truth).items() if why[0] == "certain"} == {}
 
 
+@pytest.mark.parametrize("block", [name for name, (_, _, _, tables) in families.BLOCKS.items() if not tables])
+def test_hidden_matrices_are_certain(generated_models, block):
+    """A block of plain layers, however its weights are handed around, leaves no doubt."""
+    model, truth = made(generated_models, {**PLAIN, "block": block})
+    found = infer_roles(model)
+    matrices = {name: found[name] for name, kind in truth.items() if kind == "matrix"}
+    assert {name: one.reason for name, one in matrices.items() if one.doubt is Doubt.ROLE} == {}
+
+
 @pytest.mark.parametrize("case", MIXED[:60], ids=lambda case: "-".join(case.values()))
 def test_an_example_is_never_wrong_and_certain(generated_models, case):
     """What an example shows holds."""

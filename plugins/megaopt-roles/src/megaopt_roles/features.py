@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from megaopt_core.routing import is_conv1d
+from megaopt_roles.forward.values import Use
 
-__all__ = ["inputs_of", "outputs_of"]
+__all__ = ["inputs_of", "outputs_of", "widths_taken"]
 
 
 def outputs_of(module: nn.Module) -> int:
@@ -25,6 +28,16 @@ def inputs_of(module: nn.Module) -> int:
         module: a projection.
     """
     return _features(module, "in_channels", "in_features", "nx", 1)
+
+
+def widths_taken(param: nn.Parameter, uses: Collection[Use]) -> set[int]:
+    """Return how many features products with a weight that is used by hand take.
+
+    Args:
+        param: the weight.
+        uses: how it is used.
+    """
+    return {param.shape[use.inputs[0]] for use in uses if len(use.inputs) == 1}
 
 
 def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:

@@ -43,7 +43,7 @@ def find_heads(
         for param in part._parameters.values()
         if param is not None and param.dim() != 2
     }
-    kept = candidates - reading.consumed - stacks
+    kept = candidates - reading.consumed - stacks - reading.passed
     if not kept:
         return found
     widths = Widths(model, modules, reading, kept | set(found))

@@ -137,7 +137,7 @@ class _Rules:
             return decision
         if not is_readable(module):
             return doubted(decision, "its forward was replaced by one that cannot be read")
-        if any(use.kind == "passed" for use in self.reading.uses.get(id(param), ())):
+        if id(param) in self.reading.passed:
             return doubted(decision, "its weight goes to a function whose source cannot be read")
         if id(module) in self.ends & self.reading.scaled and not self.stream.takes(id(module)):
             return doubted(decision, "nothing but a norm or a gain stands between it and the model's output")

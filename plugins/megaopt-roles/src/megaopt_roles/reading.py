@@ -140,6 +140,12 @@ class ModelReading:
         return self._consumers[1] - self._consumers[0]
 
     @cached_property
+    def passed(self) -> frozenset[int]:
+        """The weights that go where no source can be read, and the projections that own them, by identity."""
+        found = {key for key, uses in self.uses.items() if any(use.kind == "passed" for use in uses)}
+        return frozenset(found | {id(self._owners[key]) for key in found & self._owners.keys()})
+
+    @cached_property
     def _consumers(self) -> tuple[frozenset[int], frozenset[int]]:
         """What layers take, and what norms and gains take."""
         found, done, seen = (set[int](), set[int]()), (set[Any](), set[Any]()), set[int]()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.features import inputs_of, outputs_of
+from megaopt_roles.features import inputs_of, outputs_of, widths_taken
 from megaopt_roles.forward.values import ARGUMENT
 from megaopt_roles.reading import ModelReading
 
@@ -48,17 +48,13 @@ class Stream:
         }
         for part in first:
             if isinstance(part, nn.Parameter):
-                self._inputs |= self._taken_by_hand(part)
+                self._inputs |= widths_taken(part, reading.uses.get(id(part), ()))
         self._stacks = {
             id(param)
             for module in modules.values()
             for param in module._parameters.values()
             if param is not None and param.dim() > 2 and not is_projection(module)
         }
-
-    def _taken_by_hand(self, param: nn.Parameter) -> set[int]:
-        uses = self._reading.uses.get(id(param), ())
-        return {param.shape[use.inputs[0]] for use in uses if len(use.inputs) == 1}
 
     def _by_hand(self, param: nn.Parameter) -> None:
         uses = self._reading.uses.get(id(param), ())

@@ -42,6 +42,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "indexed": embedding("a table that its module indexes with what it is given"),
     "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
+    "row": doubted(elementwise("its rows meet activations one by one")),
     "elementwise": elementwise("no matrix product contracts it"),
     "looked_up": _BY_POSITION,
     "sliced": _BY_POSITION,
@@ -112,7 +113,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "elementwise": "used element by element",
         "fixed": "multiplied with something fixed",
         "padded": "padded by position",
-        "attending": "made weights of attention of: it may be learned queries",
+        "attending": "part of a softmax that chooses: it may be learned queries, keys or values",
         "passed": "passed to a function whose source cannot be read",
         "returned": "returned as it is",
     }

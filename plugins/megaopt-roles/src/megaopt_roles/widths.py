@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.features import inputs_of, outputs_of
+from megaopt_roles.features import inputs_of, outputs_of, widths_taken
 from megaopt_roles.forward.values import ARGUMENT, Use
 from megaopt_roles.reading import ModelReading
 
@@ -46,6 +46,9 @@ class Widths:
             for param in module._parameters.values():
                 if param is not None and param.dim() == 2:
                     self._by_hand(param, reading.uses.get(id(param), ()), norms)
+                    if id(param) not in heads and id(param) in self._by_identity:
+                        made.add(self._by_identity[id(param)])
+                    taken |= widths_taken(param, reading.uses.get(id(param), ()))
         self._hidden = (norms - {1}) or ((made & taken) - {1})
         self._hidden |= _lone_width(model, reading, heads)
 

@@ -30,6 +30,7 @@ _LOOKUPS = (
     "_embedding_bag_forward_only",
     "take",
 )
+_ZEROS = ("zeros", "new_zeros", "zeros_like")
 _NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
           "cudnn_batch_norm", "batch_norm", "_fused_rms_norm", "mul")  # fmt: skip
 
@@ -39,7 +40,8 @@ class Meeting:
     """How one parameter was used.
 
     Args:
-        kinds: `contracted`, `indexed`, `looked_up`, `expanded`, `elementwise`, `depthwise`.
+        kinds: `contracted`, `indexed`, `looked_up`, `expanded`, `elementwise`, `depthwise`, `attending`,
+            `factor` (of a product of parameters).
         widths: how many features the products with it return.
         transposed: for each product, whether it is stored `[in, out]`; None where that cannot be seen.
     """
@@ -56,6 +58,8 @@ class _State:
     params: frozenset[int] = frozenset()
     flow: frozenset[int] | None = None  # the last products on the way; None: no activation
     one_hot: bool = False  # what was given, compared with every row of a table
+    soft: bool = False  # a softmax, which chooses among the rows of what it is multiplied with
+    zero: bool = False  # what a recurrence begins with
 
 
 class Meetings(TorchDispatchMode):
@@ -100,7 +104,9 @@ class Meetings(TorchDispatchMode):
         name = func.overloadpacket.__name__.removesuffix("_") if hasattr(func, "overloadpacket") else ""
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
-        if given and made:
+        if name in _ZEROS and made:
+            self._set(made[0], _State(zero=True))
+        elif given and made:
             self._note(name, args, given, made)
         return result
 
@@ -113,7 +119,7 @@ class Meetings(TorchDispatchMode):
         elif name in _LOOKUPS:
             state = self._lookup(given)
         else:
-            state = self._other(name, given, made)
+            state = self._other(name, args, given, made)
         for tensor in made:
             if not tensor.dtype.is_floating_point and state.flow is not None:
                 self._merge(tensor, _State(flow=frozenset(), one_hot=state.one_hot))  # without a gradient
@@ -127,8 +133,13 @@ class Meetings(TorchDispatchMode):
         weights = frozenset[int]().union(*(state.params for state in states))
         if weights and any(state.one_hot for state in states):
             return self._indexed(weights, made.shape[-1])
-        if not any(state.flow is not None for state in states):
+        if not any(state.flow is not None or state.zero for state in states):
+            for key in weights:
+                self.by_param[key].kinds.add("factor")
             return _State(params=weights)
+        soft = [state.flow or frozenset() for state in states if state.soft]
+        if weights and soft:  # learned keys, values, codes
+            self._attend(weights.union(*soft))
         flow = frozenset[int]().union(*(state.flow or frozenset() for state in states))
         if not weights:
             return _State(flow=flow)
@@ -171,7 +182,13 @@ class Meetings(TorchDispatchMode):
         self.hidden.add(width)
         return _State(flow=frozenset())
 
-    def _other(self, name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> _State:
+    def _attend(self, params: Iterable[int]) -> None:
+        for key in params:
+            self.by_param[key].kinds.add("attending")
+
+    def _other(
+        self, name: str, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> _State:
         states = [self._of(tensor) for tensor in given]
         weights = frozenset[int]().union(*(state.params for state in states))
         flows = [state.flow for state in states if state.flow is not None]
@@ -179,18 +196,25 @@ class Meetings(TorchDispatchMode):
             for key in weights:
                 self.by_param[key].kinds.add("expanded")
         if not flows:
-            return _State(params=weights)
+            return _State(params=weights, zero=not weights and all(state.zero for state in states))
         flow = frozenset[int]().union(*flows)
+        if name == "_softmax":
+            if args[1] not in (-1, given[0].dim() - 1):  # over positions: queries chose
+                self._attend(flow)
+            return _State(flow=flow, soft=True)
         encodes = name in ("eq", "one_hot") and not given[0].dtype.is_floating_point
         if not weights and (encodes or (len(given) == 1 and states[0].one_hot)):
             return _State(flow=flow, one_hot=True)
+        if name == "add" and len(flows) == 2 and flows[0] != flows[1]:
+            self.hidden.add(made[0].shape[-1])  # a stream, and what adds to it
         gains = [key for key in weights if self._shapes[key].numel() > 1]
         for key in gains:
             self.by_param[key].kinds.add("elementwise")
         if gains and name in _NORMS:
             self.consumed |= flow
             self.hidden.add(self._shapes[gains[0]].shape[-1])
-        return _State(flow=flow)
+        soft = not weights and all(state.soft for state in states if state.flow is not None)
+        return _State(flow=flow, soft=soft)
 
     def _of(self, tensor: torch.Tensor) -> _State:
         return self._states.get(_memory(tensor), _State())
@@ -205,7 +229,7 @@ class Meetings(TorchDispatchMode):
         if old is not None:
             flows = [flow for flow in (old.flow, state.flow) if flow is not None]
             flow = frozenset[int]().union(*flows) if flows else None
-            state = _State(old.params | state.params, flow, state.one_hot)
+            state = _State(old.params | state.params, flow, state.one_hot, state.soft)
         self._set(tensor, state)
 
 

@@ -55,7 +55,8 @@ def _shown(
     if "indexed" in kinds and len(shape) == 2:
         return embedding("the example indexes it with what it is given")
     if "contracted" not in kinds:
-        return elementwise("no matrix product of the example contracts it") if kinds else None
+        alone = not kinds or "factor" in kinds  # of a product of parameters: that stays with the source
+        return None if alone else elementwise("no matrix product of the example contracts it")
     if kinds != {"contracted"}:
         return None  # a table that is contracted, too: what it is stays with the source
     if seen.consumed.intersection(keys):

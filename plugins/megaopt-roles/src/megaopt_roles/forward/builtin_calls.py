@@ -16,12 +16,11 @@ __all__ = ["BuiltinEvaluator"]
 class BuiltinEvaluator(ExpressionEvaluator):
     """Evaluates `enumerate`, `zip`, `getattr`... by methods that are called `_builtin_` and their name."""
 
-    def _container(self, kind: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if kind is dict:
-            return {**(args[0] if args and isinstance(args[0], dict) else {}), **kwargs}
-        if args and isinstance(args[0], Flow):
-            return args[0]
-        return list(items_of(self.trace, args[0])) if args else []
+    def _builtin_dict(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        given = args[0] if args else {}
+        if isinstance(given, list | tuple) and all(map(_is_pair, given)):
+            given = dict(map(tuple, given))
+        return {**(given if isinstance(given, dict) else {}), **kwargs}
 
     def _builtin_enumerate(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = items_of(self.trace, args[0]) if args else []
@@ -58,19 +57,29 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return self.read(args[0], args[1])
 
     def _builtin_next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if args and type(args[0]) is list and args[0]:
+            return args[0].pop(0)
         return (items_of(self.trace, args[0]) or [Flow()])[0] if args else Flow()
 
     def _builtin_iter(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return args[0] if args else Flow()
+        if not args or is_abstract(args[0]):
+            return args[0] if args else Flow()
+        return [*items_of(self.trace, args[0])]
 
     def _builtin_tuple(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._container(tuple, args, kwargs)
+        return self._builtin_list(args, kwargs)
 
     def _builtin_list(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._container(list, args, kwargs)
+        if args and isinstance(args[0], Flow):
+            return args[0]
+        return list(items_of(self.trace, args[0])) if args else []
 
     def _builtin_sum(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self.trace.unknown(*args)
+
+    def _builtin_sorted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        items = items_of(self.trace, args[0]) if args else []
+        return sorted(items) if not kwargs and quiet.is_plain(items) else items
 
     def _builtin_hasattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         known = len(args) == 2 and isinstance(args[1], str) and not is_abstract(args[0])
@@ -87,3 +96,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
 
     def _builtin_type(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return Flow() if len(args) != 1 or is_abstract(args[0]) else type(args[0])
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str | int)

@@ -5,27 +5,33 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from megaopt_roles.forward import ops, products, quiet
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
-from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
+from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, items_of, merge_values
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
+from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.values import Flow, Weight, flows_of, weights_of
 
 __all__ = ["CallEvaluator"]
 
 _PLAIN = (
-    int, float, bool, str, abs, min, max, sum, round, all, any, sorted, divmod, repr, slice, pow,
+    int, float, bool, str, abs, min, max, sum, round, all, any, divmod, repr, slice, pow,
 )  # fmt: skip
 _LIBRARIES = ("torch", "einops", "torch_scatter", "opt_einsum")
+_TENSOR = torch.Tensor.__mro__[1]
+_SEQUENCES = (itertools.chain, itertools.pairwise, itertools.product, itertools.zip_longest)
+_OPERATORS = {"matmul": ast.MatMult, "add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "truediv": ast.Div}
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 
 
@@ -90,7 +96,10 @@ class CallEvaluator(ModuleCallEvaluator):
         if isinstance(callee, Closure):
             return self.run_closure(callee, bind_closure(callee, args, kwargs))
         if isinstance(callee, functools.partial):
-            return self.call(callee.func, [*map(abstract, callee.args), *args], {**callee.keywords, **kwargs})
+            bound = {key: abstract(value) for key, value in callee.keywords.items()}
+            callee = Prepared(callee.func, tuple(map(abstract, callee.args)), bound)
+        if isinstance(callee, Prepared):
+            return self.call(callee.function, callee.arguments(args), {**callee.kwargs, **kwargs})
         if isinstance(callee, Bound):
             return self._call_bound(callee, args, kwargs)
         if is_abstract(callee):
@@ -147,19 +156,28 @@ class CallEvaluator(ModuleCallEvaluator):
         special = getattr(self, f"_builtin_{name}", None)
         if special is not None and module == "builtins":
             return special(args, kwargs)
-        if name == "checkpoint" and args:
-            return self.call(args[0], args[1:], {})
-        if callee in _PLAIN or module in ("math", "_operator"):
+        transform = TRANSFORMS.get((module.partition(".")[0], name)) if args else None
+        if transform is not None:
+            return transform(self.call, self.trace, args, kwargs)
+        if module in ("_operator", "itertools"):
+            return self._call_of_python(callee, name, args, kwargs)
+        if callee in _PLAIN or module == "math":
             return self._call_plain_function(callee, args, kwargs)
-        if module.split(".")[0] in _LIBRARIES:
+        if module.split(".")[0] in _LIBRARIES or getattr(callee, "__objclass__", None) is _TENSOR:
             return self._call_torch(callee, name, module, args, kwargs)
         if module.startswith("torchvision.ops.") and ops.is_known(name):
             return ops.operation(self.trace, name, args, kwargs)
         if inspect.isfunction(callee):
             return self._call_python(callee, args, kwargs)
-        if callee in (dict, list, tuple):
-            return self._container(callee, args, kwargs)
         return self._call_unread(callee, args, kwargs)
+
+    def _call_of_python(self, callee: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function of `operator`, or what a loop over one of `itertools` sees."""
+        if callee in _SEQUENCES:
+            return [*callee(*(items_of(self.trace, arg) for arg in args))]
+        if name in _OPERATORS and len(args) > 1:
+            return self.binary(_OPERATORS[name], *args[:2])
+        return self._call_plain_function(callee, args, kwargs)
 
     def _call_object(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of an object that is called: what its class says."""

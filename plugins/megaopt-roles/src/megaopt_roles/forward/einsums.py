@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any
 
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
-from megaopt_roles.forward.weights import contract, lookup
+from megaopt_roles.forward.weights import choose, contract, lookup
 
-__all__ = ["einsum"]
+__all__ = ["einsum", "lettered"]
 
 
 def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
@@ -26,6 +27,7 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
         trace.use_all(found, "indexed" if deps_of(codes) else "looked_up")
         return Flow(deps)
     terms, result = _subscripts(equation, len(operands))
+    _choose(trace, operands, terms, result)
     rows: Flow | None = None
     for position, operand in enumerate(operands):
         if not isinstance(operand, Weight):
@@ -42,14 +44,42 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     return rows if rows is not None and rows.piece is not None else Flow(deps)
 
 
+def lettered(args: Sequence[Any]) -> tuple[str | None, list[Any]]:
+    """Return equation and operands of `torch.einsum(a, [0, 1], b, [1, 2], [0, 2])`; None for what is not known."""
+    operands, lists = args[0 : len(args) // 2 * 2 : 2], [*args[1::2], *(args[-1:] if len(args) % 2 else ())]
+    terms = [
+        "".join("..." if item is Ellipsis else ascii_letters[item] for item in part)
+        for part in lists
+        if isinstance(part, list | tuple) and all(item is Ellipsis or isinstance(item, int) for item in part)
+    ]
+    count = len(operands)
+    equation = "->".join([",".join(terms[:count]), *terms[count:]]) if len(terms) == len(lists) else None
+    return equation, list(operands)
+
+
+def _choose(trace: Trace, operands: Sequence[Any], terms: list[str] | None, result: str) -> None:
+    """Note what a softmax chooses among: rows of weights, or positions where its own last axis is kept."""
+    for position, operand in enumerate(operands):
+        if not isinstance(operand, Flow) or not operand.soft:
+            continue
+        for weight in operands:
+            if isinstance(weight, Weight):
+                choose(trace, weight, operand)
+        term = terms[position] if terms else ""
+        if term[-1:] in set(result) and set(term) - set(result):
+            trace.choose(operand)
+
+
 def _einsum_operand(
     trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
 ) -> Flow | None:
     """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
-    if operand.shape is not None and operand.deps and len(term) == len(operand.shape) + 1:
-        operand = Weight(
-            operand.params, (1, *operand.shape), (Axis(-1), *(operand.axes or ())), operand.base, operand.deps
-        )
+    added = len(term) - len(operand.shape or ())
+    if (
+        operand.shape is not None and operand.deps and added > 0
+    ):  # picked for each entry, like experts for each token
+        axes = (*[Axis(-1)] * added, *(operand.axes or ()))
+        operand = Weight(operand.params, (1,) * added + operand.shape, axes, operand.base, operand.deps)
     if operand.shape is None or len(term) != len(operand.shape):
         several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
         contracted = several and set(term) - set(result)

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaopt_roles.forward.calls import CallEvaluator
 from megaopt_roles.forward.expressions import Closure, Frame
-from megaopt_roles.forward.objects import items_of, merge_values
+from megaopt_roles.forward.objects import MOST_ITEMS, items_of, merge_values
 from megaopt_roles.forward.source import function_tree
 from megaopt_roles.forward.values import Flow
 
@@ -117,7 +117,11 @@ class Evaluator(CallEvaluator):
             frame.names[name] = merge_values(value, frame.names[name]) if name in frame.names else value
 
     def _do_for(self, node: ast.For, frame: Frame, returned: list[Any]) -> str | None:
-        for item in items_of(self.trace, self.evaluate(node.iter, frame)):
+        items = items_of(self.trace, self.evaluate(node.iter, frame))
+        enough = self.trace.budget // 2
+        for position, item in enumerate(items):
+            if type(item) is int and 2 < position < len(items) - 2 and self.trace.budget < enough:
+                continue  # a long body counted many times: its two ends say enough
             self.assign(node.target, item, frame)
             signal = self._block(node.body, frame, returned)
             if signal in _STOPS:
@@ -127,10 +131,14 @@ class Evaluator(CallEvaluator):
         return self._block(node.orelse, frame, returned)
 
     def _do_while(self, node: ast.While, frame: Frame, returned: list[Any]) -> str | None:
-        for _ in range(2):
-            if self.truth(self.evaluate(node.test, frame)) is False:
+        for done in range(MOST_ITEMS):
+            known = self.truth(self.evaluate(node.test, frame))
+            if known is False or (known is None and done > 1):  # a condition that is not known holds twice
                 break
-            if self._block(node.body, frame, returned) == "break":
+            signal = self._block(node.body, frame, returned)
+            if signal in _STOPS:
+                return signal
+            if signal == "break":
                 break
         return None
 

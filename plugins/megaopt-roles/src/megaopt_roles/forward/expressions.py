@@ -23,6 +23,7 @@ from megaopt_roles.forward.objects import (
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
 from megaopt_roles.forward.source import global_of
 from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.weight_forms import any_of
 
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
 
@@ -180,7 +181,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             found = [
                 abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)
             ]
-            return found[0] if found else Flow()
+            return any_of(found) if found else Flow()
         held = quiet.items(value)
         if held is None or not (quiet.is_plain(key) or isinstance(value, dict)):
             return Flow()
@@ -189,7 +190,8 @@ class ExpressionEvaluator(OperatorEvaluator):
         if isinstance(value, nn.ParameterDict):
             return abstract(value._parameters[key]) if key in value._parameters else Flow()
         try:
-            return abstract((value if isinstance(value, dict) else _indexable(value, held))[key])
+            found = (value if isinstance(value, dict) else _indexable(value, held))[key]
+            return [*map(abstract, found)] if found is not held and type(found) is list else abstract(found)
         except Exception:  # noqa: BLE001 - any container, any key
             return self._either(list(value.values())) if isinstance(value, dict) else self._either(held)
 

@@ -1,4 +1,4 @@
-"""Functions of torch that look tables up, rank, pad, pool and attend."""
+"""Functions of torch that look tables up, rank, compare, pad, pool and attend."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 
 from megaopt_roles.forward import weights
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Use, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, weights_of
 
 __all__ = [
     "argument",
     "attention",
     "bilinear",
+    "compare",
     "embedding",
     "multi_head_attention",
     "note_attention",
@@ -22,6 +23,7 @@ __all__ = [
     "pool",
     "rank",
     "select",
+    "zeros",
 ]
 
 
@@ -78,11 +80,22 @@ def bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return trace.unknown(args, kwargs)
 
 
+def compare(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return how far activations are from the rows of a weight: what these were compared with is followed."""
+    found = weights_of((args, kwargs))
+    trace.use_all(found, "elementwise")
+    deps = deps_of((args, kwargs))
+    return Flow(frozenset[Any]().union(*(trace.weigh(weight, Flow(deps)) for weight in found)) or deps)
+
+
+def zeros(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what a recurrence begins with: an activation, which no table is looked up with."""
+    return Flow(zero=True)
+
+
 def note_attention(trace: Trace, scores: Any) -> None:
     """Note weights whose rows, multiplied with activations, choose among these: learned queries."""
-    for dep in deps_of(scores):
-        if isinstance(dep, Call) and dep.by_row and _is_matrix(dep.module):
-            trace.uses.setdefault(id(dep.module), set()).add(Use("attending"))
+    trace.choose(Flow(deps_of(scores)), by_row=True)
 
 
 def _is_matrix(owner: torch.nn.Module | torch.nn.Parameter) -> bool:

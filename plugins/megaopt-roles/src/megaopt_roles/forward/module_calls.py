@@ -106,6 +106,8 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         kind = type(module)
         if isinstance(module, nn.GLU):
             return ops.operation(self.trace, "glu", [first, module.dim], {})
+        if isinstance(module, nn.Softmax) and is_abstract(first):
+            return ops.operation(self.trace, "softmax", [first, module.dim], {})
         if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
             return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from megaopt_roles.forward import quiet
 from megaopt_roles.forward.source import forward_of, home_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.weight_forms import whole_weight
 from megaopt_roles.forward.weight_parts import taken
-from megaopt_roles.forward.weights import whole_weight
 
 __all__ = [
+    "MOST_ITEMS",
     "Bound",
     "Choice",
     "Property",
@@ -30,7 +32,8 @@ __all__ = [
     "merge_values",
 ]
 
-_MOST_ITEMS = 8
+MOST_ITEMS = 64
+"""Rounds of a loop that are read: as many as models have layers."""
 
 
 @frozen(eq=False)
@@ -102,8 +105,8 @@ def attribute_of(owner: Any, name: str) -> Any:
 
 def _of_object(owner: Any, name: str) -> Any:
     there, value = quiet.static(owner, name)
-    if isinstance(value, property):
-        return Property(owner, value.fget) if value.fget else Flow()
+    if isinstance(value, property | functools.cached_property):
+        return _getter(owner, value)
     if isinstance(value, staticmethod):
         return value.__func__
     if isinstance(value, classmethod):
@@ -112,6 +115,12 @@ def _of_object(owner: Any, name: str) -> Any:
         return Bound(owner, value, name)
     opaque = inspect.isdatadescriptor(value) or inspect.ismethoddescriptor(value)
     return abstract(value) if there and not opaque else Flow()
+
+
+def _getter(owner: Any, value: property | functools.cached_property[Any]) -> Property | Flow:
+    """Return a property whose getter is still to be read."""
+    function = value.func if isinstance(value, functools.cached_property) else value.fget
+    return Property(owner, function) if function else Flow()
 
 
 def _of_class(owner: type, name: str) -> Any:
@@ -152,8 +161,8 @@ def _made_weight(module: nn.Module, name: str) -> Weight | None:
 
 def _class_attribute(module: nn.Module, name: str) -> Any:
     value = inspect.getattr_static(type(module), name, None)
-    if isinstance(value, property):
-        return Property(module, value.fget) if value.fget else Flow()
+    if isinstance(value, property | functools.cached_property):
+        return _getter(module, value)
     if isinstance(value, staticmethod):
         return value.__func__
     if isinstance(value, classmethod):
@@ -174,7 +183,7 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
         return [trace.unknown(value)] * 2 if isinstance(value, nn.Module) else [Flow()]
     if isinstance(value, nn.Module | str):
         return [abstract(item) for item in items]
-    plain = len(items) > _MOST_ITEMS and not any(
+    plain = len(items) > MOST_ITEMS and not any(
         isinstance(item, nn.Module | Weight | tuple) for item in items
     )
     return [*items[:3], *items[-2:]] if plain else items

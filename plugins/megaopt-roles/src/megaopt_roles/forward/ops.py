@@ -10,10 +10,12 @@ from attrs import evolve
 
 from megaopt_roles.forward import einsums, lookups, products, shapes, weights
 from megaopt_roles.forward.lookups import argument
+from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
 from megaopt_roles.forward.rows import merge
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.weight_forms import join
 
 __all__ = ["arithmetic", "is_known", "operation"]
 
@@ -38,9 +40,11 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     if special is not None:
         return special(trace, args, kwargs)
     if name in shapes.SHAPE_OPS and args:
-        return shapes.move(trace, name, args, kwargs)
+        moved = shapes.move(trace, name, args, kwargs)
+        soft = isinstance(moved, Flow) and isinstance(args[0], Flow) and args[0].soft
+        return evolve(moved, soft=True) if soft else moved
     if name in JOINS:
-        return _join(trace, args, kwargs)
+        return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
         return arithmetic(trace, "+" if name in SUMS else "*", args[0], args[1])
     if name in KEEPS_SHAPE and args:
@@ -133,7 +137,8 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     lookups.note_attention(trace, args)
-    return _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
+    result = _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
+    return evolve(result, soft=True) if isinstance(result, Flow) else result
 
 
 def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -150,14 +155,15 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, None, one_hot=name == "one_hot")
 
 
-def _join(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _join(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
     merge(flows)
     if found and not any(flow.deps for flow in flows):
         if all(weight.base is found[0].base and weight.axes == found[0].axes for weight in found):
             return found[0]
-        params = tuple({id(param): param for weight in found for param in weight.params}.values())
-        return Weight(params, found[0].shape, None, found[0].base)
+        dim = argument(1, "dim", args, kwargs) or 0
+        added = "stack" in name
+        return join(found, dim if isinstance(dim, int) and name in ("cat", "stack") else None, added=added)
     trace.use_all(found, "elementwise")
     return trace.unknown(args, kwargs)
 
@@ -208,6 +214,8 @@ def _convolve(*, transposed: bool) -> Callable[[Trace, Sequence[Any], dict[str, 
 
 
 def _einsum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) > 2 and is_abstract(args[0]) and isinstance(args[1], list | tuple):
+        return einsums.einsum(trace, *einsums.lettered(args))
     operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     if args and not isinstance(args[0], str) and isinstance(args[-1], str):
         return einsums.einsum(trace, None, args[:-1])  # einops gives the pattern last, in another notation
@@ -232,7 +240,9 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),
     **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), lookups.select),
     "linear": _linear,
-    "softmax": _softmax,
+    **dict.fromkeys(("softmax", "gumbel_softmax"), _softmax),
+    **dict.fromkeys(("cdist", "cosine_similarity"), lookups.compare),
+    "zeros": lookups.zeros,
     "einsum": _einsum,
     "embedding": lookups.embedding,
     "embedding_bag": lookups.embedding,

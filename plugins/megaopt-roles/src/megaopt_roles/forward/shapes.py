@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from megaopt_roles.forward.objects import items_of
 from megaopt_roles.forward.rows import note_heads, relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight
+from megaopt_roles.forward.weight_forms import reorder, reshape
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
-from megaopt_roles.forward.weights import reorder, reshape
 
 __all__ = ["SHAPE_OPS", "index", "move", "unpack"]
 
@@ -227,6 +229,8 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
     """
     if isinstance(value, torch.Size):
         value = list(value)
+    if isinstance(value, nn.Module):
+        value = items_of(trace, value)
     if isinstance(value, list | tuple):
         items = list(value)
         if starred is not None and len(items) >= count - 1:

@@ -40,7 +40,16 @@ def _parse(function: Callable[..., Any]) -> ast.FunctionDef | None:
     except (OSError, TypeError, SyntaxError, IndentationError):
         return None
     node = tree.body[0] if tree.body else None
-    return node if isinstance(node, ast.FunctionDef) else None
+    if isinstance(node, ast.FunctionDef) or function.__name__ != "<lambda>":
+        return node if isinstance(node, ast.FunctionDef) else None
+    found = [part for part in ast.walk(tree) if isinstance(part, ast.Lambda)]
+    return _named(found[0]) if len(found) == 1 else None  # of several in a line it is not known which
+
+
+def _named(node: ast.Lambda) -> ast.FunctionDef:
+    """Return the function that a lambda is short for."""
+    body: list[ast.stmt] = [ast.Return(node.body)]
+    return ast.FunctionDef(name="_", args=node.args, body=body, decorator_list=[], type_params=[])
 
 
 def global_of(function: Callable[..., Any], name: str) -> tuple[bool, Any]:

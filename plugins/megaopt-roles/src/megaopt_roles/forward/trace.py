@@ -92,8 +92,23 @@ class Trace:
 
     def passed(self, weights: Iterable[Weight], *values: Any) -> Flow:
         """Note that weights go where they cannot be followed, and return what may have become of them."""
-        self.use_all(weights, "passed")
-        return self.unknown(*values)
+        found = list(weights)
+        self.use_all(found, "passed")
+        deps = deps_of(values)
+        made = frozenset[Any]().union(*(self.weigh(weight, Flow(deps)) for weight in found)) if deps else deps
+        return Flow(made or deps)
+
+    def choose(self, scores: Flow, *, by_row: bool = False) -> None:
+        """Note weights whose products with activations became a softmax that chooses: learned queries or keys.
+
+        Args:
+            scores: the softmax.
+            by_row: only those whose rows lie beside what they were multiplied with.
+        """
+        for dep in scores.deps:
+            matrix = isinstance(dep, Call) and isinstance(dep.module, nn.Parameter) and dep.module.dim() == 2
+            if matrix and (dep.by_row or not by_row):
+                self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

@@ -129,6 +129,7 @@ class Flow:
         tensor: stands in for its shape; where `piece` is set, every element is the number of its row.
         piece: the rows of a projection that it holds.
         one_hot: it is a one-hot encoding.
+        soft: it is a softmax: the rows of a weight that it is multiplied with are looked up, a little of each.
         fresh: it is what a projection returned, untouched.
         mixed: the pieces that were added or multiplied to make it.
         terms: the activations of its own shape that were added or multiplied to make it.
@@ -141,6 +142,9 @@ class Flow:
     fresh: bool = False
     mixed: tuple[Piece, ...] = ()
     terms: tuple[Flow, ...] = ()
+    soft: bool = False
+    zero: bool = False
+    """All zeros: what a recurrence begins with."""
     call: Call | None = None
     """The call of a module that returned it, while nothing was done to it."""
 
@@ -203,7 +207,8 @@ class Use:
         kind: `contracted`, `factor` (of a product of parameters), `indexed` (by what the caller passed), `looked_up`
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
             `elementwise`, `returned`, `padded` (the result of its product), `attending` (that goes through a
-            softmax over what it met, or it is handed to attention) or `passed` (to something that cannot be read).
+            softmax over what it met, or chosen among by one, or handed to attention), `row` (one row of it meets an
+            activation) or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

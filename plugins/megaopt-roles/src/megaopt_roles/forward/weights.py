@@ -6,83 +6,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from attrs import evolve
 
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Axis, Flow, Use, Weight
+from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
 
 __all__ = [
+    "choose",
     "combine",
     "contract",
     "convolve",
     "linear",
     "lookup",
     "product",
-    "reorder",
-    "reshape",
     "scale",
     "sum_over",
-    "whole_weight",
 ]
-
-
-def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
-    """Return a parameter as it is stored."""
-    base = params[0]
-    sizes = tuple(base.shape if shape is None else shape)
-    return Weight(params, sizes, tuple(Axis(index) for index in range(len(sizes))), base)
-
-
-def reorder(weight: Weight, order: Sequence[int]) -> Weight:
-    """Return a weight with its axes in another order."""
-    if weight.shape is None or weight.axes is None:
-        return weight
-    shape, axes = (tuple(items[i] for i in order) for items in (weight.shape, weight.axes))
-    return Weight(weight.params, shape, axes, weight.base, weight.deps)  # type: ignore[arg-type]
-
-
-def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
-    """Return a weight in another shape, following each axis as far as it stays recognizable."""
-    lost = Weight(weight.params, None, None, weight.base, weight.deps)
-    if weight.shape is None or weight.axes is None or not all(isinstance(size, int) for size in sizes):
-        return lost
-    known = math.prod(size for size in sizes if size != -1)
-    shape = tuple(math.prod(weight.shape) // max(known, 1) if size == -1 else size for size in sizes)
-    if math.prod(shape) != math.prod(weight.shape):
-        return lost
-    old = [(size, axis) for size, axis in zip(weight.shape, weight.axes, strict=True) if size != 1]
-    axes: list[Axis] = []
-    while len(axes) < len(shape):
-        made = [Axis(-1)] if shape[len(axes)] == 1 else _next_axes(old, shape[len(axes) :])
-        if not made:
-            return lost
-        axes.extend(made)
-    return Weight(weight.params, shape, tuple(axes), weight.base, weight.deps)
-
-
-def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
-    """Take axes from the front of `old` for one or more new ones; nothing when they do not line up."""
-    if not old:
-        return []
-    size, axis = old.pop(0)
-    extent, count = 1, 0
-    while extent < size and count < len(new):
-        extent *= new[count]
-        count += 1
-    if extent == size:  # one axis, kept or cut into several; of two, the inner one is a block
-        parts = [Axis(axis.index) for _ in range(count)]
-        return (
-            [axis]
-            if count == 1
-            else [*parts[:-1], Axis(axis.index, None, new[1]) if count == 2 else parts[-1]]
-        )
-    merged: list[int] = []
-    while size < new[0] and old:  # several axes become one
-        more, other = old.pop(0)
-        size *= more
-        merged.append(other.index)
-    return [evolve(axis, merged=tuple(merged))] if size == new[0] else []
 
 
 def combine(first: Weight, second: Weight) -> Weight:
@@ -148,9 +87,18 @@ def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: 
     return Flow(trace.weigh(weight, other))
 
 
+def choose(trace: Trace, weight: Weight, other: Any) -> None:
+    """Note that a softmax chooses among the rows of a weight, and that what it was made with chose."""
+    if not (isinstance(other, Flow) and other.soft):
+        return
+    if weight.base.dim() == 2:
+        trace.use(weight, Use("attending"))
+    trace.choose(other)
+
+
 def is_fixed(other: Any) -> bool:
     """True for an operand that no activation went into: a buffer, a matrix of an interpolation."""
-    return isinstance(other, Flow) and not other.deps
+    return isinstance(other, Flow) and not other.deps and not other.zero
 
 
 def lookup(trace: Trace, weight: Weight) -> Weight:
@@ -166,6 +114,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
     if not isinstance(weight, Weight):
         return trace.unknown(left, right)
+    choose(trace, weight, other)
     if isinstance(other, Flow) and other.one_hot:
         trace.use(weight, Use("indexed" if other.deps else "looked_up"))
         return Flow(other.deps)
@@ -181,14 +130,20 @@ def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_ri
     """Return the product of an activation and a weight, which stands on one side of it."""
     rank = len(weight.shape or ())
     if rank < 2:
-        trace.use(weight, Use("elementwise"))
-        return trace.unknown(weight, activation)
+        return _row(trace, weight, activation)
     inputs, outputs = (rank - 2, rank - 1) if on_the_right else (rank - 1, rank - 2)
     if not contract(trace, weight, (inputs,), (outputs,)):
         return trace.unknown(weight, activation)
     if on_the_right:
         return _rows(trace, activation, weight, outputs)
     return Flow(trace.weigh(weight, activation, by_row=True))
+
+
+def _row(trace: Trace, weight: Weight, activation: Any) -> Flow:
+    """Return the product of an activation with a vector: a score, of a parameter or of one row of a matrix."""
+    trace.use(weight, Use("elementwise" if weight.base.dim() < 2 else "row"))
+    deps = deps_of((activation, weight))
+    return Flow(frozenset(trace.call(param, deps) for param in weight.params))
 
 
 def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
@@ -235,13 +190,13 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
         return trace.unknown(activation, weight)
     if is_fixed(activation):
         return lookup(trace, weight)
+    choose(trace, weight, activation)
     rank = len(weight.shape or ())
     if weight.shape is None:
         trace.use(weight, Use("contracted"))
         return Flow(trace.weigh(weight, activation))
     if rank < 2:
-        trace.use(weight, Use("elementwise"))
-        return trace.unknown(activation, weight)
+        return _row(trace, weight, activation)
     if not contract(trace, weight, (rank - 1,), (rank - 2,)):
         return trace.unknown(activation, weight)
     return _rows(trace, activation, weight, rank - 2)

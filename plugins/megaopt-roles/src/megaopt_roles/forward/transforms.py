@@ -1,0 +1,108 @@
+"""Functions that call what they are given: checkpoints, `functional_call`, `vmap`, `partial`, `reduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+from torch import nn
+
+from megaopt_roles.forward import quiet
+from megaopt_roles.forward.lookups import argument
+from megaopt_roles.forward.objects import items_of
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Flow, Weight, weights_of
+from megaopt_roles.forward.weight_parts import taken
+
+__all__ = ["TRANSFORMS", "Prepared"]
+
+type _Call = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+@frozen(eq=False)
+class Prepared:
+    """A function that gets other arguments than its caller gives: of `functools.partial`, of `torch.vmap`.
+
+    Args:
+        function: what is called.
+        args: positional arguments that it gets before the caller's.
+        kwargs: keyword arguments that it gets beside the caller's.
+        in_dims: the axis of each argument that is mapped over; None for an argument that is passed as it is.
+    """
+
+    function: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(factory=dict)
+    in_dims: Any = None
+
+    def arguments(self, args: Sequence[Any]) -> list[Any]:
+        """Return the positional arguments of one call: one entry of each weight that is mapped over."""
+        spread = isinstance(self.in_dims, list | tuple)
+        dims = self.in_dims if spread else [self.in_dims] * len(args)
+        return [*self.args, *(_entry(arg, dim) for arg, dim in zip(args, dims, strict=False))]
+
+
+def _entry(value: Any, dim: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _entry(item, dim.get(key) if isinstance(dim, dict) else dim) for key, item in value.items()
+        }
+    if isinstance(value, Weight) and isinstance(dim, int) and value.shape and value.axes:
+        return taken(value, dim % len(value.shape), None)
+    return value
+
+
+def _checkpoint(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return call(args[0], args[1:], {})
+
+
+def _checkpoint_sequential(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    value = argument(2, "input", args, kwargs)
+    layers = quiet.items(args[0])
+    if layers is None:
+        return trace.unknown(value)
+    for layer in layers:
+        value = call(layer, [value], {})
+    return value
+
+
+def _functional_call(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a module returns with other weights: its own, changed, or any that it is handed."""
+    module, given = args[0], argument(1, "parameters_and_buffer_dicts", args, kwargs)
+    values = argument(2, "args", args, kwargs)
+    if not isinstance(module, nn.Module):
+        return trace.passed(weights_of((args, kwargs)), args, kwargs)
+    own = {id(param) for param in module.parameters()}
+    trace.use_all((weight for weight in weights_of(given) if id(weight.base) not in own), "passed")
+    values = (
+        values if isinstance(values, list | tuple) else [value for value in (values,) if value is not None]
+    )
+    return call(module, values, argument(3, "kwargs", args, kwargs) or {})
+
+
+def _reduce(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    first, *rest = [*args[2:3], *(items_of(trace, args[1]) if len(args) > 1 else ())] or [Flow()]
+    for item in rest:
+        first = call(args[0], [first, item], {})
+    return first
+
+
+def _vmap(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
+    dims = argument(1, "in_dims", args, kwargs)
+    return Prepared(args[0], in_dims=0 if dims is None else dims)
+
+
+def _partial(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
+    return Prepared(args[0], tuple(args[1:]), kwargs)
+
+
+TRANSFORMS = {
+    ("torch", "checkpoint"): _checkpoint,
+    ("torch", "checkpoint_sequential"): _checkpoint_sequential,
+    ("torch", "functional_call"): _functional_call,
+    ("torch", "vmap"): _vmap,
+    ("_functools", "reduce"): _reduce,
+    ("functools", "partial"): _partial,
+}
+"""By the library that they are from, and their name."""

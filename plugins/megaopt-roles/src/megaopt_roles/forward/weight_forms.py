@@ -1,0 +1,107 @@
+"""Weights in another form: their axes in another order, cut into several, or joined with those of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from megaopt_roles.forward.values import Axis, Weight
+
+__all__ = ["any_of", "join", "reorder", "reshape", "whole_weight"]
+
+
+def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
+    """Return a parameter as it is stored."""
+    base = params[0]
+    sizes = tuple(base.shape if shape is None else shape)
+    return Weight(params, sizes, tuple(Axis(index) for index in range(len(sizes))), base)
+
+
+def reorder(weight: Weight, order: Sequence[int]) -> Weight:
+    """Return a weight with its axes in another order."""
+    if weight.shape is None or weight.axes is None:
+        return weight
+    shape, axes = (tuple(items[i] for i in order) for items in (weight.shape, weight.axes))
+    return Weight(weight.params, shape, axes, weight.base, weight.deps)  # type: ignore[arg-type]
+
+
+def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
+    """Return a weight in another shape, following each axis as far as it stays recognizable."""
+    lost = Weight(weight.params, None, None, weight.base, weight.deps)
+    if weight.shape is None or weight.axes is None or not all(isinstance(size, int) for size in sizes):
+        return lost
+    known = math.prod(size for size in sizes if size != -1)
+    shape = tuple(math.prod(weight.shape) // max(known, 1) if size == -1 else size for size in sizes)
+    if math.prod(shape) != math.prod(weight.shape):
+        return lost
+    old = [(size, axis) for size, axis in zip(weight.shape, weight.axes, strict=True) if size != 1]
+    axes: list[Axis] = []
+    while len(axes) < len(shape):
+        made = [Axis(-1)] if shape[len(axes)] == 1 else _next_axes(old, shape[len(axes) :])
+        if not made:
+            return lost
+        axes.extend(made)
+    return Weight(weight.params, shape, tuple(axes), weight.base, weight.deps)
+
+
+def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
+    """Take axes from the front of `old` for one or more new ones; nothing when they do not line up."""
+    if not old:
+        return []
+    size, axis = old.pop(0)
+    extent, count = 1, 0
+    while extent < size and count < len(new):
+        extent *= new[count]
+        count += 1
+    if extent == size:  # one axis, kept or cut into several; of two, the inner one is a block
+        parts = [Axis(axis.index) for _ in range(count)]
+        return (
+            [axis]
+            if count == 1
+            else [*parts[:-1], Axis(axis.index, None, new[1]) if count == 2 else parts[-1]]
+        )
+    merged: list[int] = []
+    while size < new[0] and old:  # several axes become one
+        more, other = old.pop(0)
+        size *= more
+        merged.append(other.index)
+    return [evolve(axis, merged=tuple(merged))] if size == new[0] else []
+
+
+def join(parts: Sequence[Weight], dim: int | None, *, added: bool) -> Weight:
+    """Return several weights that are stacked (along a dimension that is added) or laid side by side.
+
+    Args:
+        parts: of one base or of several.
+        dim: along which; None where that is not known.
+        added: they are stacked.
+    """
+    first = parts[0]
+    params = tuple({id(param): param for part in parts for param in part.params}.values())
+    lost = Weight(params, first.shape, None, first.base)
+    if dim is None or first.shape is None or first.axes is None:
+        return lost
+    alike = all(part.axes == first.axes and len(part.shape or ()) == len(first.shape) for part in parts)
+    whole = all(axis.rows is None and axis.block is None for axis in first.axes)
+    if not (alike and whole):
+        return lost
+    shape, axes, dim = list(first.shape), list(first.axes), dim % (len(first.shape) + added)
+    if added:
+        shape.insert(dim, len(parts))
+        axes.insert(dim, Axis(-1))
+    else:
+        shape[dim] = sum((part.shape or ())[dim] for part in parts)
+    return Weight(params, tuple(shape), tuple(axes), first.base)
+
+
+def any_of(weights: Sequence[Any]) -> Any:
+    """Return what stands for one of several weights, of which it is not known which."""
+    first = weights[0]
+    alike = all(
+        isinstance(one, Weight) and one.shape == first.shape and one.axes == first.axes for one in weights
+    )
+    return evolve(first, params=tuple(param for one in weights for param in one.params)) if alike else first

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from attrs import field, frozen
+from honest_variants import ByParameter
 
 from megaopt_core import OptimizerEntry
 from megaopt_core.config import boolean
@@ -12,23 +13,7 @@ from megaopt_core.config import boolean
 __all__ = ["ENTRIES"]
 
 
-class _ByParameter(torch.optim.Optimizer):
-    """Calls `update` for every parameter that has a gradient."""
-
-    SETTINGS: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **self.SETTINGS})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self.update(param, group, self.state[param])
-
-
-class Lars(_ByParameter):
+class Lars(ByParameter):
     """Momentum at the size of the weights (You et al., 2017)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"momentum": 0.9, "trust": 0.1}
@@ -41,7 +26,7 @@ class Lars(_ByParameter):
         param.sub_(buffer.mul_(group["momentum"]).add_(grad * rate) * group["lr"])
 
 
-class AMSGrad(_ByParameter):
+class AMSGrad(ByParameter):
     """Adam whose second moment never shrinks (Reddi et al., 2018)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.99), "eps": 1e-8}
@@ -64,7 +49,7 @@ class AMSGrad(_ByParameter):
         param.sub_(first / (1 - beta1**step) / size * group["lr"])
 
 
-class CenteredRMSprop(_ByParameter):
+class CenteredRMSprop(ByParameter):
     """Divides by a standard deviation instead of a mean square (Graves, 2013), with momentum."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"beta": 0.99, "momentum": 0.5, "eps": 1e-4}
@@ -80,7 +65,7 @@ class CenteredRMSprop(_ByParameter):
         param.sub_(buffer * group["lr"])
 
 
-class Cautious(_ByParameter):
+class Cautious(ByParameter):
     """Adam that leaves out what its gradient speaks against (Liang et al., 2024)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.99), "eps": 1e-8}
@@ -131,7 +116,7 @@ class AtOnce(torch.optim.Optimizer):
         torch._foreach_lerp_(buffers, grads, 1 - beta2)
 
 
-class Scratch(_ByParameter):
+class Scratch(ByParameter):
     """Keeps memory to compute in, one tensor for each shape; what it holds means nothing after the step."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"beta": 0.9}
@@ -149,7 +134,7 @@ class Scratch(_ByParameter):
         param.sub_(room.mul_(group["lr"]))
 
 
-class SignSGD(_ByParameter):
+class SignSGD(ByParameter):
     """Remembers nothing (Bernstein et al., 2018)."""
 
     def update(self, param: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
@@ -157,7 +142,7 @@ class SignSGD(_ByParameter):
         param.sub_(param.grad.sign() * group["lr"])
 
 
-class Adagrad(_ByParameter):
+class Adagrad(ByParameter):
     """Divides by the sum of all squares (Duchi et al., 2011)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"eps": 1e-6, "gain": 10.0}
@@ -168,7 +153,7 @@ class Adagrad(_ByParameter):
         param.sub_(param.grad / (total.sqrt() + group["eps"]) * (group["gain"] * group["lr"]))
 
 
-class Blocks(_ByParameter):
+class Blocks(ByParameter):
     """Divides the momentum by its mean size in blocks of 64 elements."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"beta": 0.9}
@@ -181,7 +166,7 @@ class Blocks(_ByParameter):
         param.sub_((flat / torch.cat(sizes)).view(param.shape) * group["lr"])
 
 
-class Yogi(_ByParameter):
+class Yogi(ByParameter):
     """Adam whose second moment moves by steps of one size (Zaheer et al., 2018)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.99), "eps": 1e-3}

@@ -9,7 +9,7 @@ import torch
 from megaopt_core import OptimizerEntry
 
 
-class _ByParameter(torch.optim.Optimizer):
+class ByParameter(torch.optim.Optimizer):
     """Calls `update` for every parameter that has a gradient."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {}
@@ -25,7 +25,7 @@ class _ByParameter(torch.optim.Optimizer):
                     self.update(param, group, self.state[param])
 
 
-class Adan(_ByParameter):
+class Adan(ByParameter):
     """Momentum of differences of gradients beside that of gradients (Xie et al., 2022)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.98, 0.92, 0.99), "eps": 1e-8}
@@ -47,7 +47,7 @@ class Adan(_ByParameter):
         param.div_(1 + group["lr"] * group["weight_decay"])
 
 
-class Adafactor(_ByParameter):
+class Adafactor(ByParameter):
     """Second moments of rows and columns only (Shazeer and Stern, 2018)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"power": 0.8, "clip": 1.0}
@@ -74,7 +74,7 @@ class Adafactor(_ByParameter):
         param.sub_(update * group["lr"])
 
 
-class Lamb(_ByParameter):
+class Lamb(ByParameter):
     """Adam's step at the size of the weights (You et al., 2020)."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-6}
@@ -93,7 +93,7 @@ class Lamb(_ByParameter):
         param.sub_(update * (group["lr"] * trust))
 
 
-class SophiaLike(_ByParameter):
+class SophiaLike(ByParameter):
     """A clipped step by a diagonal curvature (Liu et al., 2023), estimated by squares of gradients."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.965, 0.99), "rho": 0.04}
@@ -107,7 +107,7 @@ class SophiaLike(_ByParameter):
         param.sub_((mean / (group["rho"] * curvature).clamp_min(1e-12)).clamp(-1, 1) * group["lr"])
 
 
-class ShampooLike(_ByParameter):
+class ShampooLike(ByParameter):
     """Inverse fourth roots of the sums of both Gram matrices (Gupta et al., 2018)."""
 
     def update(self, param: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class ShampooLike(_ByParameter):
         return vectors @ torch.diag(values.clamp_min(1e-12) ** -0.25) @ vectors.T
 
 
-class NesterovSGD(_ByParameter):
+class NesterovSGD(ByParameter):
     """Momentum that looks ahead, and weight decay as a part of the gradient."""
 
     SETTINGS: ClassVar[dict[str, Any]] = {"momentum": 0.9}
@@ -140,12 +140,52 @@ class NesterovSGD(_ByParameter):
         param.sub_((grad + group["momentum"] * buffer) * group["lr"])
 
 
-class Langevin(_ByParameter):
+class Langevin(ByParameter):
     """Gradient descent with noise from torch's default generator, as Bayesian methods have it."""
 
     def update(self, param: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         param.mul_(1 - group["lr"] * group["weight_decay"])
         param.sub_((2 * param.grad + 1e-3 * torch.randn_like(param)) * group["lr"])
+
+
+class Fromage(ByParameter):
+    """Keeps the size of the weights by dividing by a root of one and the squared rate (Bernstein et al., 2020)."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        rate, sizes = float(group["lr"]), (param.norm(), param.grad.norm())
+        both = (sizes[0] > 0) & (sizes[1] > 0)
+        step = torch.where(both, param.grad * (sizes[0] / sizes[1]), param.grad)
+        param.sub_(step * rate + param * (rate * group["weight_decay"])).div_(math.sqrt(1 + rate**2))
+
+
+class Projected(ByParameter):
+    """Adam in a subspace of four directions, found anew every ten steps (GaLore, Zhao et al., 2024)."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.99), "eps": 1e-8, "rank": 4, "every": 10}
+
+    def update(self, param: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        grad, low = param.grad, param.ndim == 2 and min(param.shape) > group["rank"]
+        if not state:
+            shape = (group["rank"], param.shape[1]) if low else param.shape
+            state.update(step=0, mean=torch.zeros(shape), square=torch.zeros(shape))
+            state["basis"] = torch.zeros(param.shape[0], group["rank"]) if low else torch.zeros(())
+        if low:
+            if state["step"] % group["every"] == 0:
+                state["basis"].copy_(self._directions(grad)[:, : group["rank"]])
+            grad = state["basis"].T @ grad
+        state["step"] += 1
+        mean = state["mean"].lerp_(grad, 1 - beta1) / (1 - beta1 ** state["step"])
+        square = state["square"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        update = mean / ((square / (1 - beta2 ** state["step"])).sqrt() + group["eps"])
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        param.sub_((state["basis"] @ update if low else update) * group["lr"])
+
+    @staticmethod
+    def _directions(grad: torch.Tensor) -> torch.Tensor:
+        if not bool(grad.isfinite().all()):
+            return torch.full((grad.shape[0], min(grad.shape)), math.nan)
+        return torch.linalg.svd(grad, full_matrices=False)[0]
 
 
 ENTRIES: dict[str, Callable[[], OptimizerEntry]] = {
@@ -155,6 +195,8 @@ ENTRIES: dict[str, Callable[[], OptimizerEntry]] = {
     "sophia_like": lambda: OptimizerEntry(SophiaLike),
     "shampoo_like": lambda: OptimizerEntry(ShampooLike, granularity="tensor"),
     "nesterov_sgd": lambda: OptimizerEntry(NesterovSGD),
+    "fromage": lambda: OptimizerEntry(Fromage, granularity="tensor"),
+    "projected": lambda: OptimizerEntry(Projected, granularity="tensor", same_as="torch.optim:AdamW"),
     "langevin": lambda: OptimizerEntry(Langevin, granularity="tensor"),
 }
 """Name to entry."""

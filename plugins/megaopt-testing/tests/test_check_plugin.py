@@ -9,6 +9,8 @@ from megaopt_testing.fake_plugins import FakePlugins
 from megaopt_core.cli import main
 from megaopt_core.errors import ConformanceError, UnknownSettingError
 
+pytestmark = pytest.mark.any_python
+
 PLUGIN = """
 @hookimpl
 def megaopt_optimizer_entries():

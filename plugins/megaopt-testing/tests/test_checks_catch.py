@@ -26,8 +26,8 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-BAD, STRANGE = _module("bad_optimizers"), _module("bad_strangers")
-ENTRIES = {**BAD.ENTRIES, **STRANGE.ENTRIES}
+BAD, STRANGE, SUBTLE = map(_module, ("bad_optimizers", "bad_strangers", "bad_subtle"))
+ENTRIES = {**BAD.ENTRIES, **STRANGE.ENTRIES, **SUBTLE.ENTRIES}
 
 # What the message tells the author, beside the optimizer's name.
 HELP = {
@@ -95,6 +95,7 @@ HELP = {
     "goes_by_slices": "apply does something else to slices (row-major ranges)",
     "does_nothing": "a step with non-zero gradients leaves",
     **STRANGE.HELP,
+    **SUBTLE.HELP,
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from megaopt_testing import run_checks, temporary_plugin
+from megaopt_testing import CHECKS, run_checks, temporary_plugin
 
 from megaopt_core import OptimizerEntry, hookimpl
 
@@ -28,6 +28,12 @@ HONEST = {
 RANDOM = {"langevin"}
 """What a rank draws depends on what else it steps: values over ranks cannot be compared."""
 
+OVER_RANKS = {"sharded", "resume_over_ranks", "world_sizes"}
+"""Checks that start ranks, and take most of the kit's time."""
+
+KINDS = {"ademamix", "blocks", "langevin", "nesterov_sgd", "schedule_free_sgd", "shampoo_like"}
+"""One of each kind of state and step: these go over ranks in every run of the tests, all others in the long one."""
+
 
 class Plugin:
     """All of them."""
@@ -45,14 +51,30 @@ def _plugin() -> Iterator[None]:
         yield
 
 
+SKIPPED = {"settings_documented", "settings_used", "settings_act", "granularity", "split_step"}
+"""What may not be made of them: there are no settings, no split step, or no single elements."""
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_optimizer_passes(name: str) -> None:
-    """Every check holds, or cannot be made: there are no settings, no split step, or no single elements."""
-    results = run_checks(name)
+    """Every check of one process holds, or cannot be made."""
+    alone = [check for check in CHECKS if check.id not in OVER_RANKS]
+    results = run_checks(name, checks=alone)
+    assert {result.id: result.message for result in results if not result.ok} == {}
+    assert {result.id for result in results if result.status.value == "skipped"} <= SKIPPED
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.long) for name in HONEST]
+)
+def test_an_honest_optimizer_passes_over_ranks(name: str) -> None:
+    """Every check that starts ranks holds, or cannot be made."""
+    results = run_checks(name, checks=[check for check in CHECKS if check.id in OVER_RANKS])
     assert {result.id: result.message for result in results if not result.ok} == {}
     skipped = {result.id for result in results if result.status.value == "skipped"}
-    over_ranks = {"sharded", "resume_over_ranks"} if name in RANDOM else set()
-    assert (
-        skipped
-        <= {"settings_documented", "settings_used", "settings_act", "granularity", "split_step"} | over_ranks
-    )
+    assert skipped == ({"sharded", "resume_over_ranks"} if name in RANDOM else set())
+
+
+def test_kinds_are_honest_optimizers() -> None:
+    """None of them has been renamed."""
+    assert set(HONEST) >= KINDS

@@ -63,6 +63,96 @@ class Draws(Reader):
         return super().says(module)
 
 
+class EveryTableIsAMatrix(Reader):
+    """Goes by dimensions, and is certain."""
+
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+        return {
+            name: RoleDecision(Role.MATRIX, "two dimensions")
+            for name, param in model_chunk.named_parameters()
+            if param.ndim == 2
+        }
+
+
+class EveryVectorIsAMatrix(Reader):
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+        return {
+            name: RoleDecision(Role.MATRIX, "its name")
+            for name, param in model_chunk.named_parameters()
+            if param.ndim == 1
+        }
+
+
+class NormsAreHeads(Reader):
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+        return {
+            f"{name}.weight": RoleDecision(Role.OUTPUT, "it comes last")
+            for name, module in model_chunk.named_modules()
+            if isinstance(module, nn.LayerNorm)
+        }
+
+
+class ViewsOfNoMatrix(Reader):
+    def says(self, module: nn.Linear) -> Any:
+        return RoleDecision(Role.ELEMENTWISE, "a gain", MatrixView())
+
+
+class Contradicts(Reader):
+    """Says something else under each name of a tied layer."""
+
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+        roles = {"first.weight": Role.MATRIX, "second.weight": Role.ELEMENTWISE}
+        known = dict(model_chunk.named_parameters(remove_duplicate=False))
+        return {name: RoleDecision(role, "its name") for name, role in roles.items() if name in known}
+
+
+class RemembersClasses(Reader):
+    """Answers for a class what it has answered for the first model of it."""
+
+    def __init__(self) -> None:
+        self.known: dict[type, dict[str, Any]] = {}
+
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+        answer = {
+            f"{name}.weight": MatrixView(split_dim=0, split_sizes=(module.out_features,))
+            for name, module in model_chunk.named_modules()
+            if name and type(module) is nn.Linear
+        }
+        return self.known.setdefault(type(model_chunk), answer)
+
+
+class SetsAttributes(Reader):
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+        for module in model_chunk.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 1e-3
+        return {}
+
+
+class ReplacesWeights(Reader):
+    def says(self, module: nn.Linear) -> Any:
+        module.weight = nn.Parameter(module.weight.detach().clone())
+        return super().says(module)
+
+
+class HooksParameters(Reader):
+    def says(self, module: nn.Linear) -> Any:
+        module.weight.register_hook(lambda grad: grad)
+        return super().says(module)
+
+
+class SwitchesGradientsOff(Reader):
+    def says(self, module: nn.Linear) -> Any:
+        torch.set_grad_enabled(False)
+        return super().says(module)
+
+
 class Silent(Reader):
     def says(self, module: nn.Linear) -> Any:
         return RoleDecision(Role.MATRIX, " ")
@@ -75,6 +165,16 @@ BAD = {
     ReadsValues: ("meta_alike", "on the meta device"),
     LeavesMarks: ("model_untouched", "a reader only looks"),
     Draws: ("model_untouched", "draws random numbers"),
+    EveryTableIsAMatrix: ("any_model", "a table that Embedding indexes"),
+    EveryVectorIsAMatrix: ("any_model", "has 1 dimensions"),
+    NormsAreHeads: ("any_model", "is a gain or bias of LayerNorm"),
+    ViewsOfNoMatrix: ("any_model", "only matrices have one"),
+    Contradicts: ("any_model", "they are one parameter"),
+    RemembersClasses: ("any_model", "does not fit the shape (24, 8)"),
+    SetsAttributes: ("model_untouched", "the attribute eps of"),
+    ReplacesWeights: ("model_untouched", "which tensor"),
+    HooksParameters: ("model_untouched", "the hooks of"),
+    SwitchesGradientsOff: ("model_untouched", "what torch.set_grad_enabled sets"),
     Silent: ("reasons", "it gives no reason"),
 }
 """Reader to the check that it fails, and what the message says."""

@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator
 
 import pytest
+import torch
 from attrs import field, frozen
 from megaopt_testing import CheckStatus, run_checks, temporary_plugin
 from megaopt_testing.schedule_checks import SCHEDULE_CHECKS
 
 from megaopt_core import ScheduleStyle, get_registry, hookimpl
 from megaopt_core.config import between
-from megaopt_core.plugin_api import LearningRatePoint
+from megaopt_core.plugin_api import LearningRatePoint, WeightDecayPoint
 
 _CALLS = itertools.count()
 
@@ -40,6 +41,46 @@ def _refuses(point: LearningRatePoint) -> str | None:
     if not isinstance(point.lr_decay_steps, float):
         raise TypeError("lr_decay_steps must be a float")
     return None
+
+
+def _refuses_all(point: LearningRatePoint) -> str:
+    return "not so"
+
+
+def _early(point: LearningRatePoint) -> float:
+    length = point.lr_decay_steps - point.lr_warmup_steps
+    return point.between(1.0 - min(1.0, (point.step - point.lr_warmup_steps + 1) / length))
+
+
+def _late(point: LearningRatePoint) -> float:
+    length = point.lr_decay_steps - point.lr_warmup_steps
+    return point.between(1.0 - max(0.0, (point.step - point.lr_warmup_steps - 1) / length))
+
+
+def _forgets_warmup(point: LearningRatePoint) -> float:
+    return point.between(1.0 - point.step / point.lr_decay_steps)
+
+
+def _below(point: LearningRatePoint) -> float:
+    return point.max_lr * (1.0 - point.progress)
+
+
+def _furthest(point: LearningRatePoint, seen: list[float] = [0.0]) -> float:  # noqa: B006 - this is its fault
+    seen[0] = max(seen[0], point.progress)
+    return point.between(1.0 - seen[0])
+
+
+def _draws(point: LearningRatePoint) -> float:
+    torch.rand(())
+    return point.between(1.0 - point.progress)
+
+
+def _falling(point: WeightDecayPoint) -> float:
+    return point.between(1.0 - point.progress)
+
+
+def _stops_early(point: WeightDecayPoint) -> float:
+    return point.between(0.9 * point.progress) if point.wd_incr_steps else point.end_wd
 
 
 ABOUT = "one line"
@@ -103,6 +144,39 @@ BAD = {
         ScheduleStyle(learning_rate=_whole_steps_only, check_learning_rate=_refuses, description=ABOUT),
         "return words, or None",
     ),
+    "refuses_all": (
+        "style_range",
+        ScheduleStyle(learning_rate=_whole_steps_only, check_learning_rate=_refuses_all, description=ABOUT),
+        "it refuses all settings that are tried",
+    ),
+    "early": ("style_range", ScheduleStyle(learning_rate=_early, description=ABOUT), "is it a step early"),
+    "late": ("style_range", ScheduleStyle(learning_rate=_late, description=ABOUT), "is it a step late"),
+    "forgets_warmup": (
+        "style_range",
+        ScheduleStyle(learning_rate=_forgets_warmup, description=ABOUT),
+        "where warm-up has ended at max_lr",
+    ),
+    "below": ("style_range", ScheduleStyle(learning_rate=_below, description=ABOUT), "is not in [0.01"),
+    "furthest": (
+        "style_range",
+        ScheduleStyle(learning_rate=_furthest, description=ABOUT),
+        "when it has been asked about later steps",
+    ),
+    "draws": (
+        "style_repeats",
+        ScheduleStyle(learning_rate=_draws, description=ABOUT),
+        "draws random numbers",
+    ),
+    "falling": (
+        "style_range",
+        ScheduleStyle(weight_decay=_falling, description=ABOUT),
+        "where start_wd=0.01 is meant",
+    ),
+    "stops_early": (
+        "style_range",
+        ScheduleStyle(weight_decay=_stops_early, description=ABOUT),
+        "where end_wd=0.1 is meant",
+    ),
     "silent": ("style_described", ScheduleStyle(learning_rate=_whole_steps_only), "it has no description"),
 }
 """Name to the check that it fails, the style, and what the message says."""
@@ -128,6 +202,39 @@ def test_good_styles_pass(name: str) -> None:
     results = run_checks(name, kind="schedule")
     other = {result.id: result.message for result in results if result.status is not CheckStatus.PASSED}
     assert other in ({}, {"style_settings": "it declares no settings"})
+
+
+HONEST = {
+    "one_cycle": lambda point: point.between(
+        min(point.progress / 0.3, max(0.0, (1.0 - point.progress) / 0.7)) * 0.96
+        + 0.04 * (point.progress < 1.0)
+    ),
+    "restarts": lambda point: point.between(0.5 + 0.5 * math.cos(math.pi * (3.0 * point.progress % 1.0))),
+    "staircase": lambda point: point.between(0.5 ** math.floor(4.0 * min(point.progress, 1.0))),
+    "noam": lambda point: max(
+        point.min_lr,
+        point.max_lr * (max(point.lr_warmup_steps, 1) / max(point.step, point.lr_warmup_steps, 1)) ** 0.5,
+    ),
+    "exponential": lambda point: point.between(math.exp(-5.0 * point.progress)),
+    "root": lambda point: point.between(1.0 - math.sqrt(point.progress)),
+    "steep_root": lambda point: point.between(1.0 - point.progress**0.1),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_published_curve_passes(name: str) -> None:
+    """Curves that rise first, begin anew, stand still or end above the smallest value are no fault."""
+
+    class Offers:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_schedules(self) -> dict[str, ScheduleStyle]:
+            return {name: ScheduleStyle(learning_rate=HONEST[name], description=ABOUT)}
+
+    with temporary_plugin(Offers(), name="published-curves"):
+        results = run_checks(name, kind="schedule")
+    assert {result.id: result.message for result in results if not result.ok} == {}
 
 
 @pytest.mark.parametrize("name", BAD)

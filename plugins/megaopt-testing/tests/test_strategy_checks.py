@@ -8,6 +8,7 @@ import torch
 from attrs import evolve, frozen
 from megaopt_testing import CheckStatus, run_checks, temporary_plugin
 from megaopt_testing.strategies import Owners, RowLayout, Rows
+from megaopt_testing.strategies.layouts import OwnerLayout
 from megaopt_testing.strategy_checks import STRATEGY_CHECKS
 
 from megaopt_core import ShardingStrategy, hookimpl
@@ -27,6 +28,15 @@ class TwiceOwnedLayout(RowLayout):
 class OwnedTwice(Rows):
     def layout(self, specs: Any, world: Any, options: Any) -> RowLayout:
         return TwiceOwnedLayout(tuple(specs), world.size("dp"))
+
+
+@frozen
+class GoesByTheRank(Owners):
+    """Deals from the rank on that asks."""
+
+    def layout(self, specs: Any, world: Any, options: Any) -> OwnerLayout:
+        first = (torch.distributed.get_rank() if torch.distributed.is_initialized() else 0) % len(specs)
+        return OwnerLayout((*specs[first:], *specs[:first]), world.size("dp"))
 
 
 @frozen
@@ -66,6 +76,15 @@ class KeepsValues(Faulty):
         params.finish_param_sync = lambda: [work.wait() for work, _, _ in params._gathered if work]
 
 
+class SendsFloat32Only(Faulty):
+    """Brings no bf16 to other ranks."""
+
+    def spoil(self, params: Any) -> None:
+        start = params.start_param_sync
+        dtypes = {param.dtype for param in params.model.params.values()}
+        params.start_param_sync = lambda: start() if dtypes == {torch.float32} else None
+
+
 class MeasuresAlone(Faulty):
     """Adds no norms up."""
 
@@ -78,6 +97,20 @@ class TakesNothing(Faulty):
 
     def spoil(self, params: Any) -> None:
         params.take_model_values = lambda: None
+
+
+class TakesOnce(Faulty):
+    """Looks at what was loaded the first time."""
+
+    def spoil(self, params: Any) -> None:
+        take, times = params.take_model_values, []
+
+        def first_time() -> None:
+            if not times:
+                take()
+            times.append(1)
+
+        params.take_model_values = first_time
 
 
 class Backwards(Owners):
@@ -122,8 +155,11 @@ BAD: dict[str, tuple[str, ShardingStrategy, str]] = {
     "owned_twice": ("layout", OwnedTwice(), "is none"),
     "cut_anywhere": ("layout", CutAnywhere(), "is none"),
     "keeps_values": ("ranks_agree", KeepsValues(), "Does every rank send what it stepped"),
+    "sends_float32_only": ("ranks_agree", SendsFloat32Only(), "in bf16"),
     "measures_alone": ("norms", MeasuresAlone(), "Is stats_group the group over which pieces add up"),
     "takes_nothing": ("model_values", TakesNothing(), "take_model_values() fills every piece"),
+    "takes_once": ("model_values", TakesOnce(), "take_model_values() fills every piece"),
+    "goes_by_the_rank": ("layout", GoesByTheRank(), "two ranks that are asked for the same layout"),
     "backwards": ("checkpoints", Backwards(), "arrive elsewhere"),
 }
 """Name to the check that it fails, the strategy, and what the message says."""

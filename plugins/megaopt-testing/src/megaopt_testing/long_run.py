@@ -21,25 +21,27 @@ class Few(nn.Module):
 
     Args:
         seed: for their values.
+        shape: of the matrix.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, shape: tuple[int, int] = (6, 4)) -> None:
         super().__init__()
         chance = torch.Generator().manual_seed(seed)
-        self.weight = nn.Parameter(torch.randn(6, 4, generator=chance))
+        self.weight = nn.Parameter(torch.randn(shape, generator=chance))
         self.bias = nn.Parameter(torch.randn(5, generator=chance))
         self.weight.use_muon = True  # type: ignore[attr-defined] # nothing calls it, so what it is is said
 
 
-def built_few(trial: Trial, seed: int = 0) -> tuple[Few, MegatronOptimizer]:
+def built_few(trial: Trial, seed: int = 0, shape: tuple[int, int] = (6, 4)) -> tuple[Few, MegatronOptimizer]:
     """Return the model and its optimizer.
 
     Args:
         trial: the optimizer under test.
         seed: for the model's values.
+        shape: of its matrix.
     """
     torch.manual_seed(0)
-    model = Few(seed)
+    model = Few(seed, shape)
     return model, trial.build(model)
 
 

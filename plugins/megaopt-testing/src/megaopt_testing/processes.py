@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import io
 import multiprocessing
@@ -61,7 +62,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run a function on `size` ranks and return what each returned, in rank order.
 
-    Ranks are forked: they see the plugins, temporary ones too, and the variables of this process. The function should
+    Ranks are forked: they see the plugins, temporary ones too, and the variables of this process, and in their
+    environment `RANK`, `WORLD_SIZE` and their local ones, as a launcher sets them. The function should
     set gradients itself; a backward pass in a forked process is refused by torch where there are accelerators.
 
     Args:
@@ -138,6 +140,16 @@ def _end_with(parent: int) -> None:
             os._exit(1)
 
 
+def _hash_as_a_process_of_its_own(rank: int) -> None:
+    """Let text hash otherwise than on the first rank: it does in every process that a launcher starts."""
+    plain = builtins.hash
+
+    def salted(value: object, /) -> int:
+        return plain(value) ^ rank if isinstance(value, str | bytes) else plain(value)
+
+    builtins.hash = salted
+
+
 def _run(
     pipe: Connection,
     parent: int,
@@ -150,6 +162,11 @@ def _run(
 ) -> None:
     _end_with(parent)
     torch.set_num_threads(1)
+    # What launchers set: whoever goes by it does so here too.
+    os.environ.update(
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    )
+    _hash_as_a_process_of_its_own(rank)
     value, error = None, None
     try:
         dist.init_process_group(

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from megaopt_core.errors import ConformanceError, ViewError
-from megaopt_core.params import MatrixView, Role, RoleDecision
+from megaopt_core.params import Doubt, MatrixView, Role, RoleDecision
 from megaopt_testing.check import Check, Kind, subject
 from megaopt_testing.models import SharedBlocks, TinyGPT
+from megaopt_testing.process_state import process_settings
 from megaopt_testing.snapshot import same_bits
 from megaopt_testing.trial import some
 
@@ -23,6 +24,8 @@ type _Answer = Mapping[str, Any]
 
 class _Odd(nn.Module):
     """Parameters that no module class of torch owns: bare ones, a list, a number, a frozen one, an empty one."""
+
+    ELEMENTWISE = frozenset({"gain", "table", "list.1", "frozen"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +55,7 @@ def _recurrent() -> nn.Module:
 _MODELS: tuple[ModelFactory, ...] = (
     TinyGPT,
     lambda: TinyGPT(tied=True),
+    lambda: TinyGPT(width=8, layers=1),  # of a class that has been asked about, in another size
     lambda: SharedBlocks(tied=True),
     lambda: nn.TransformerEncoderLayer(8, 2, 16),
     _convolutions,
@@ -99,7 +103,8 @@ def check_any_model(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
 
     Raises:
         ConformanceError: it raises, names what is no parameter, answers something else than a `Role`, a `MatrixView` or
-            a `RoleDecision`, gives a view that does not fit the shape, or has nothing to say of a model that it knows.
+            a `RoleDecision`, gives a view that does not fit the shape, says for certain what cannot be, contradicts
+            itself of a tied parameter, or has nothing to say of a model that it knows.
     """
     known = len(list(models))
     for index, (name, make) in enumerate(_models(models)):
@@ -120,6 +125,61 @@ def check_any_model(plugin: str, models: Iterable[ModelFactory] = ()) -> None:
             if param not in params:
                 _fail(plugin, f"it names {param!r} of {name}, which is no parameter: {some(params)}")
             _require_fit(plugin, f"{param!r} of {name}", said, params[param])
+            _require_possible(plugin, model, name, param, said)
+        _require_one_answer(plugin, name, params, answer)
+
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
+
+
+def _require_possible(plugin: str, model: nn.Module, name: str, param: str, said: Any) -> None:
+    """Compare what is said for certain with what a module of torch's own, or the number of dimensions, allows."""
+    role = (
+        said.role if isinstance(said, RoleDecision) else Role.MATRIX if isinstance(said, MatrixView) else said
+    )
+    if isinstance(said, RoleDecision) and said.view is not None and role is not Role.MATRIX:
+        _fail(
+            plugin, f"it says that {param!r} of {name} is {role.value}, with a view: only matrices have one"
+        )
+    if isinstance(said, RoleDecision) and said.doubt is Doubt.ROLE:
+        return
+    owner = model.get_submodule(param.rpartition(".")[0])
+    tensor = model.get_parameter(param)
+    wrong = None
+    if role is Role.MATRIX and tensor.ndim < 2:
+        wrong = f"has {tensor.ndim} dimensions"
+    elif role is Role.MATRIX and isinstance(owner, _TABLES):
+        wrong = f"is a table that {type(owner).__name__} indexes"
+    elif role is Role.MATRIX and isinstance(owner, _Odd) and param in _Odd.ELEMENTWISE:
+        wrong = "is multiplied with nothing"
+    elif role is not Role.ELEMENTWISE and isinstance(owner, _NORMS):
+        wrong = f"is a gain or bias of {type(owner).__name__}"
+    if wrong is not None:
+        _fail(
+            plugin,
+            f"it says for certain that {param!r} of {name} is {role.value}, and it {wrong}. Say nothing of what it "
+            "does not know, or a best guess with doubt=Doubt.ROLE",
+        )
+
+
+def _require_one_answer(plugin: str, model: str, params: Mapping[str, torch.Tensor], answer: _Answer) -> None:
+    """Compare what is said of a tensor under each of its names."""
+    of_tensor: dict[int, tuple[str, Role]] = {}
+    for name, said in answer.items():
+        role = (
+            said.role
+            if isinstance(said, RoleDecision)
+            else Role.MATRIX
+            if isinstance(said, MatrixView)
+            else said
+        )
+        first, other = of_tensor.setdefault(id(params[name]), (name, role))
+        if role is not other and not (role.is_embedding_or_output and other.is_embedding_or_output):
+            _fail(
+                plugin,
+                f"it says that {first!r} of {model} is {other.value} and {name!r} {role.value}: they are one parameter",
+            )
 
 
 def _require_fit(plugin: str, what: str, said: Any, param: torch.Tensor) -> None:
@@ -180,8 +240,11 @@ def check_model_untouched(plugin: str, models: Iterable[ModelFactory] = ()) -> N
     """
     for name, make in _models(models):
         model = _made(make)
-        before, random = _everything(model), torch.get_rng_state()
+        before, random, settings = _everything(model), torch.get_rng_state(), process_settings()
         _ask(plugin, model)
+        sets = [key for key, value in process_settings().items() if value != settings[key]]
+        if sets:
+            _fail(plugin, f"reading {name} changes for the whole process what {some(sets)} sets")
         after = _everything(model)
         changed = [key for key in {**before, **after} if not same_bits(before.get(key), after.get(key))]
         if changed:
@@ -200,8 +263,13 @@ def _everything(model: nn.Module) -> dict[str, Any]:
             len(hooks) for key, hooks in vars(module).items() if key.endswith("_hooks") and hooks is not None
         )
         found[f"the attributes of {where}"] = tuple(sorted(vars(module)))
+        for key, value in vars(module).items():
+            if isinstance(value, bool | int | float | str | tuple):
+                found[f"the attribute {key} of {where}"] = value
     for name, param in model.named_parameters(remove_duplicate=False):
         found[f"the values of {name}"] = param.detach().clone()
+        found[f"which tensor {name} is"] = id(param)
+        found[f"the hooks of {name}"] = len(param._backward_hooks or ())
         found[f"the gradient of {name}"] = param.grad is not None
         found[f"requires_grad of {name}"] = param.requires_grad
         found[f"the attributes of {name}"] = tuple(sorted(vars(param)))

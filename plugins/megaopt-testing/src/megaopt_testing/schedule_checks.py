@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -98,25 +99,93 @@ def _asked(name: str, what: str, at: Callable[[Any], float], point: Any) -> floa
 def check_style_range(name: str) -> None:
     """It gives a finite number at every step, between the smallest and the largest value of its settings.
 
+    A learning rate goes on from the end of warm-up: a curve that only falls begins at `max_lr`, and at once. Weight
+    decay is `start_wd` at step 0, and `end_wd` when its steps are over.
+
     Args:
         name: the style's name.
 
     Raises:
-        ConformanceError: it raises, or gives something else.
+        ConformanceError: it raises, gives something else, begins a step early or late, or refuses all that is tried.
     """
-    for what, at, point in _curves(name):
+    curves = list(_curves(name))
+    if not curves:
+        _fail(
+            name,
+            f"it refuses all settings that are tried, of which the first are {_LEARNING_RATES[0]} and "
+            f"{_WEIGHT_DECAYS[0]}: what it asks for has to be possible with usual ones",
+        )
+    for what, at, point in curves:
+        asked = [_within(name, what, at, evolve(point, step=step)) for step in _steps(point)]
+        again = _asked(name, what, at, evolve(point, step=_steps(point)[0]))
+        if again != asked[0]:
+            _fail(
+                name,
+                f"it gives {what} {asked[0]!r} at step {_steps(point)[0]:g}, and {again!r} when it has been asked "
+                f"about later steps: it remembers them, of {point}",
+            )
         if isinstance(point, LearningRatePoint):
-            bounds = (min(point.min_lr, point.init_lr), point.max_lr)
+            _require_begin(name, at, point)
         else:
-            bounds = (point.start_wd, point.end_wd)
-        slack = 1e-6 * max(bounds)
-        for step in _steps(point):
-            value = _asked(name, what, at, evolve(point, step=step))
-            if not bounds[0] - slack <= value <= bounds[1] + slack:
-                _fail(
-                    name,
-                    f"it gives {what} {value!r} at step {step:g}, which is not in {list(bounds)} of {point}",
-                )
+            _require_ends(name, at, point)
+
+
+def _within(name: str, what: str, at: Callable[[Any], float], point: Any) -> float:
+    """Return the value at a point, which has to lie between the smallest and the largest of its settings."""
+    if isinstance(point, LearningRatePoint):
+        bounds = (min(point.min_lr, point.init_lr) if point.in_warmup else point.min_lr, point.max_lr)
+    else:
+        bounds = (point.start_wd, point.end_wd)
+    slack = 1e-6 * max(bounds)
+    value = _asked(name, what, at, point)
+    if not bounds[0] - slack <= value <= bounds[1] + slack:
+        _fail(
+            name,
+            f"it gives {what} {value!r} at step {point.step:g}, which is not in {list(bounds)} of {point}",
+        )
+    return value
+
+
+def _require_begin(name: str, at: Callable[[Any], float], point: LearningRatePoint) -> None:
+    """Compare the first values after warm-up with those that follow."""
+    if point.max_lr <= point.min_lr:
+        return
+    begin, end = point.lr_warmup_steps, point.lr_decay_steps
+
+    def value(step: float) -> float:
+        return _asked(name, "learning rate", at, evolve(point, step=step))
+
+    # At step 0 the curve itself; after warm-up, just where it begins: a root may fall steeply, but from max_lr.
+    first = value(begin + 1e-6 if begin else 0.0)
+    is_steep = bool(begin) and point.max_lr - value(math.nextafter(begin, end)) < 0.9 * (point.max_lr - first)
+    later = [value(begin + (end - begin) * part / 32) for part in range(1, 33)]
+    lowest = point.max_lr * (1 - 1e-4)
+    if first < lowest and first >= max(later) and not is_steep:
+        _fail(
+            name,
+            f"its learning rate begins at {first!r} where warm-up has ended at max_lr={point.max_lr!r}, and never is "
+            f"higher: is it a step early? r = point.progress begins at 0, of {point}",
+        )
+    half, one, two, three = (value(begin + steps) for steps in (0.5, 1, 2, 3))
+    if begin and half == one == point.max_lr and two < one and three < two and end - begin > 10:
+        _fail(
+            name,
+            f"its learning rate stays at max_lr for one step after warm-up, and falls from then on: is it a step late? "
+            f"r = point.progress, of {point}",
+        )
+
+
+def _require_ends(name: str, at: Callable[[Any], float], point: WeightDecayPoint) -> None:
+    """Look at weight decay where it begins, and where it ends, after which `end_wd` holds."""
+    for key, step in (("start_wd", 0.0), ("end_wd", point.wd_incr_steps)):
+        wanted = getattr(point, key)
+        found = _asked(name, "weight decay", at, evolve(point, step=step))
+        if point.wd_incr_steps and abs(found - wanted) > 1e-6 * max(point.start_wd, point.end_wd):
+            _fail(
+                name,
+                f"it gives weight decay {found!r} at step {step:g}, where {key}={wanted!r} is meant: use "
+                f"point.between(c) with c from 0 to 1, of {point}",
+            )
 
 
 def check_style_repeats(name: str) -> None:
@@ -128,8 +197,9 @@ def check_style_repeats(name: str) -> None:
         name: the style's name.
 
     Raises:
-        ConformanceError: it says something else.
+        ConformanceError: it says something else, or draws random numbers.
     """
+    chance = torch.get_rng_state(), random.getstate()
     for what, at, point in _curves(name):
         points = [evolve(point, step=step) for step in _steps(point)]
         first = [_asked(name, what, at, each) for each in points]
@@ -137,6 +207,10 @@ def check_style_repeats(name: str) -> None:
         for each, one, other in zip(points, first, backwards, strict=True):
             if one != other:
                 _fail(name, f"it gives {what} {one!r} and later {other!r} at one step: {each}")
+    if not torch.equal(chance[0], torch.get_rng_state()) or chance[1] != random.getstate():
+        _fail(
+            name, "asking it draws random numbers: a run whose learning rates are logged would be another one"
+        )
 
 
 def check_own_group(name: str) -> None:

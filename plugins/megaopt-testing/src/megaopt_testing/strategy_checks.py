@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -37,6 +37,8 @@ _STEPS = 4
 
 type Wrap = Callable[[nn.Module], nn.Module]
 type _Values = dict[str, torch.Tensor]
+type _Run = tuple[str, Mapping[str, Any]]
+"""A probe and further settings."""
 
 
 def _fail(name: str, message: str) -> NoReturn:
@@ -69,13 +71,15 @@ def _specs(
 def check_layout(name: str) -> None:
     """Its layouts are pure data in which every element has one owner, in worlds of 1 to 64 ranks.
 
-    Shapes do not divide, there are a number and tensors with fewer elements than ranks, and cuts keep alignment.
+    Shapes do not divide, there are a number and tensors with fewer elements than ranks, and cuts keep alignment. Two
+    ranks that run say the same of each other.
 
     Args:
         name: the strategy's name.
 
     Raises:
-        ConformanceError: an element has no owner or two, a cut is not where it may be, or two calls give two layouts.
+        ConformanceError: an element has no owner or two, a cut is not where it may be, or two calls, or
+            two ranks, give two layouts.
     """
     strategy: ShardingStrategy = subject(Kind.STRATEGY, name)
     tried = 0
@@ -87,6 +91,27 @@ def check_layout(name: str) -> None:
                 _require_one_layout(name, strategy, specs, ranks)
     if not tried:
         _fail(name, "it refuses every parameter that is tried, of any shape, whole or to be split")
+    if processes_missing() is None:
+        first, second = _over(name, 2, _said, name)
+        if first != second:
+            _fail(
+                name,
+                "two ranks that are asked for the same layout give different ones: each would wait for what the other "
+                "does not send. Go by specs and coordinates alone, never by the rank that asks",
+            )
+
+
+def _said(rank: int, size: int, name: str) -> list[str]:
+    """Return what a running rank says of the pieces of all ranks, in words that can be compared."""
+    strategy: ShardingStrategy = subject(Kind.STRATEGY, name)
+    told = []
+    for granularity in sorted(strategy.granularities):
+        for splits in (False, True):
+            specs = _specs(strategy, granularity, DEFAULT_ALIGNMENT, splits)
+            if specs:
+                layout = strategy.layout(specs, World({"dp": size}), LayoutOptions())
+                told += [repr([*layout.pieces({"dp": place})]) for place in range(size)]
+    return told
 
 
 def _require_one_layout(name: str, strategy: ShardingStrategy, specs: list[ParamSpec], ranks: int) -> None:
@@ -132,8 +157,8 @@ def _stepped(sharding: str, probe: str, **more: Any) -> tuple[_Values, list[Any]
     return values_of(model), norms
 
 
-def _on_rank(rank: int, size: int, sharding: str, probes: list[str], more: Mapping[str, Any]) -> Any:
-    return {probe: _stepped(sharding, probe, **more) for probe in probes}
+def _on_rank(rank: int, size: int, sharding: str, runs: Sequence[_Run]) -> Any:
+    return [_stepped(sharding, probe, **more) for probe, more in runs]
 
 
 def _over(name: str, size: int, function: Any, *arguments: Any) -> list[Any]:
@@ -150,18 +175,27 @@ def _sizes(name: str) -> Iterator[int]:
         yield from (2, 4)
 
 
-def _results(name: str, size: int, probes: list[str], **more: Any) -> list[Any]:
-    """Return what each rank makes of the model with every probe."""
-    return (
-        _over(name, size, _on_rank, name, probes, more) if size > 1 else [_on_rank(0, 1, name, probes, more)]
-    )
+def _results(name: str, size: int, runs: Sequence[_Run]) -> list[Any]:
+    """Return what each rank makes of the model in every run."""
+    return _over(name, size, _on_rank, name, runs) if size > 1 else [_on_rank(0, 1, name, runs)]
+
+
+def _runs(name: str) -> list[_Run]:
+    """Return a run with every probe that a strategy takes, and one of a model in bf16 where it takes that."""
+    probes = _probes(name)
+    runs: list[_Run] = [(probe, {}) for probe in probes]
+    try:
+        built(probes[0], _settings(name, bf16=True))
+    except MegaoptError:
+        return runs
+    return [*runs, (probes[0], {"bf16": True})]
 
 
 def check_ranks_agree(name: str) -> None:
     """In one process and over 2 and 4 ranks parameters are those of replicated optimizers, bit for bit, on every rank.
 
     Shapes do not divide, a parameter is frozen, one gets no gradient and one every other time. Probes of the kit step
-    single elements, and whole tensors by their norm.
+    single elements, and whole tensors by their norm; a model in bf16 is stepped too.
 
     Args:
         name: the strategy's name.
@@ -170,19 +204,19 @@ def check_ranks_agree(name: str) -> None:
         ConformanceError: a parameter differs, or a rank raises.
     """
     with temporary_plugin(ProbePlugin(), name="kit-probes"):
-        probes = _probes(name)
-        alone = {probe: _stepped("replicated", probe)[0] for probe in probes}
+        runs = _runs(name)
+        alone = [_stepped("replicated", probe, **more)[0] for probe, more in runs]
         for size in _sizes(name):
-            for rank, found in enumerate(_results(name, size, probes)):
-                for probe in probes:
-                    values = found[probe][0]
-                    other = [key for key in values if not same_bits(values[key], alone[probe][key])]
+            for rank, found in enumerate(_results(name, size, runs)):
+                for (probe, more), (values, _), wanted in zip(runs, found, alone, strict=True):
+                    other = [key for key in values if not same_bits(values[key], wanted[key])]
                     if other:
+                        low = " in bf16" if more else ""
                         _fail(
                             name,
-                            f"over {size} ranks with {probe!r}, rank {rank} has other values of {some(other)} than a "
-                            "replicated optimizer. Does every rank send what it stepped, and use the gradients as they "
-                            "are?",
+                            f"over {size} ranks with {probe!r}{low}, rank {rank} has other values of {some(other)} "
+                            "than a replicated optimizer. Does every rank send what it stepped, and use the gradients "
+                            "as they are?",
                         )
 
 
@@ -199,8 +233,9 @@ def check_norms(name: str) -> None:
         probes = _probes(name)[:1]
         values, norms = _stepped("replicated", probes[0], clip_grad=0.5)
         for size in _sizes(name):
-            for rank, found in enumerate(_results(name, size, probes, clip_grad=0.5)):
-                theirs, measured = found[probes[0]]
+            for rank, ((theirs, measured),) in enumerate(
+                _results(name, size, [(probes[0], {"clip_grad": 0.5})])
+            ):
                 if any(abs(one - other) > 1e-5 * one for one, other in zip(norms, measured, strict=True)):
                     _fail(
                         name,
@@ -221,11 +256,12 @@ def _loaded(rank: int, size: int, sharding: str, probe: str) -> tuple[_Values, _
     train(model, optimizer, range(1))
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    other, _ = built(probe, _settings("replicated"), seed=7)
-    model.load_state_dict(other.state_dict())
-    optimizer.reload_model_params()
-    train(model, optimizer, range(1, 2))
-    return values_of(other), values_of(model)
+    others = [built(probe, _settings("replicated"), seed=seed)[0] for seed in (7, 8)]
+    for other in others:  # one who takes values once has taken the first
+        model.load_state_dict(other.state_dict())
+        optimizer.reload_model_params()
+        train(model, optimizer, range(1, 2))
+    return values_of(others[-1]), values_of(model)
 
 
 def check_model_values(name: str) -> None:

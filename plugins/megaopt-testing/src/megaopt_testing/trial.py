@@ -140,11 +140,23 @@ class Trial:
         Args:
             optimizer: what :meth:`build` returned.
         """
-        routing = optimizer.routing
-        routes = {} if routing is None else routing.params
-        own = [name for name, entry in routes.items() if entry.spec.optimizer == self.optimizer]
+        own = self.own_params(optimizer)
         if not own:
             self.fail(
                 "it takes no parameter of a small GPT: `accepts` refuses embeddings, matrices, norms and biases alike"
             )
-        return own
+        return list(own)
+
+    def own_params(self, optimizer: MegatronOptimizer) -> dict[str, torch.Tensor]:
+        """Return the parameters by name that the optimizer under test steps itself; there may be none.
+
+        Args:
+            optimizer: what :meth:`build` returned.
+        """
+        routes = {} if optimizer.routing is None else optimizer.routing.params
+        params = {name: param for param, name in optimizer.names.items()}
+        return {
+            name: params[name]
+            for name, entry in routes.items()
+            if entry.spec.optimizer == self.optimizer and name in params
+        }

@@ -10,7 +10,8 @@ from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import Granularity
 from megaopt_core.registry import get_registry
-from megaopt_testing.snapshot import differences, params_of, snapshot
+from megaopt_testing.long_run import built_few, step_few
+from megaopt_testing.snapshot import differences, params_of, snapshot, state_of
 from megaopt_testing.trial import MICRO_BATCHES, Trial, some
 
 __all__ = ["check_gradient_accumulation", "check_non_finite_gradients"]
@@ -55,16 +56,19 @@ def check_gradient_accumulation(optimizer: str, **settings: Any) -> None:
 def check_non_finite_gradients(optimizer: str, **settings: Any) -> None:
     """An infinite gradient: in fp32 the step is made, as torch does; in bf16 it is skipped and leaves nothing behind.
 
+    One that is no number shows in the parameter or in its state: whoever looks for it later finds it.
+
     Args:
         optimizer: registered name.
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: an fp32 step is skipped, refused, or leaves out parameters whose gradients are finite; a bf16
-            step is made, changes parameters, state or settings, or changes a step that follows.
+        ConformanceError: an fp32 step is skipped, refused, leaves out parameters whose gradients are finite, or hides a
+            NaN; a bf16 step is made, changes parameters, state or settings, or changes a step that follows.
     """
     trial = Trial(optimizer, settings)
     _steps_in_fp32(trial)
+    _shows_nan(trial)
     _skips_in_bf16(trial)
 
 
@@ -93,6 +97,34 @@ def _steps_in_fp32(trial: Trial) -> None:
             f"an infinite gradient of {_POISONED!r} in fp32 leaves that parameter as it was. The step is made "
             "as torch.optim makes it; do not skip a parameter yourself"
         )
+
+
+def _shows_nan(trial: Trial) -> None:
+    """Step a matrix one element of whose gradient is NaN."""
+    model, built = built_few(trial)
+    step_few(model, built, range(1))
+    weight = trial.own_params(built).get("weight")
+    if weight is None:
+        return
+    weight.grad = torch.ones_like(weight)
+    weight.grad.view(-1)[0] = float("nan")
+    model.bias.grad = torch.ones_like(model.bias)
+    try:
+        built.step()
+    except Exception:  # noqa: BLE001 - that is no hiding
+        return
+    state = [
+        kept for key, kept in state_of(built).items() if key.endswith(" of weight") and _is_numbers(kept)
+    ]
+    if state and all(bool(each.isfinite().all()) for each in (weight.detach(), *state)):
+        trial.fail(
+            "a gradient with a NaN leaves a parameter and its state finite: it is hidden, and a run that went wrong "
+            "goes on. Use gradients as they are; the core looks for values that are not finite"
+        )
+
+
+def _is_numbers(kept: Any) -> bool:
+    return isinstance(kept, torch.Tensor) and kept.is_floating_point() and kept.numel() > 1
 
 
 def _second_step(trial: Trial, poison: str | None, *, clip_grad: float) -> tuple[_Params, _Params]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from megaopt_core.errors import MegaoptError
+from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import Granularity
 from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.registry import constructor_kwargs, get_registry
+from megaopt_testing.checks.settings import own_settings
+from megaopt_testing.checks.settings_act import WAYS, switched
 from megaopt_testing.snapshot import same_bits
 from megaopt_testing.trial import Trial
 
@@ -18,6 +23,8 @@ __all__ = ["check_granularity", "requires_elements"]
 _STEPS = 3
 _BLOCKS = (3, 9, 1)
 """How many times the alignment each slice is long, the rest aside."""
+_MANY = 20_000
+"""Elements of a tensor that is large: some keep states of those in blocks."""
 
 
 def requires_elements(entry: OptimizerEntry) -> str | None:
@@ -34,9 +41,10 @@ def requires_elements(entry: OptimizerEntry) -> str | None:
 def check_granularity(optimizer: str, **settings: Any) -> None:
     """Slices of a tensor at multiples of the entry's alignment step as the whole tensor does, bit for bit.
 
-    The whole is a matrix, and slices are ranges of its elements in one dimension, as strategies cut them. Gradients
-    differ in size by a factor of a million from slice to slice, so that whatever looks at the whole tensor (a norm, a
-    mean, a maximum) shows.
+    The whole is a matrix, a small and a large one, and slices are ranges of its elements in one dimension, as
+    strategies cut them. Gradients differ in size by a factor of a million from slice to slice, so that whatever looks
+    at the whole tensor (a norm, a mean, a maximum) shows. So it is with each of its settings switched otherwise, where
+    the entry still says that it works element by element.
 
     Args:
         optimizer: registered name.
@@ -46,16 +54,35 @@ def check_granularity(optimizer: str, **settings: Any) -> None:
         ConformanceError: a slice goes another way.
     """
     trial = Trial(optimizer, settings)
-    built = trial.build(trial.model())
-    entry = get_registry().optimizer(optimizer)
-    if entry.configured(built.config).granularity is not Granularity.ELEMENT:
-        return
+    for needed in ({}, *_switches(trial)):
+        try:
+            built = trial.build(trial.model(), **needed)
+        except (MegaoptError, Warning):
+            continue  # it cannot be, or not beside the other settings
+        entry = get_registry().optimizer(optimizer)
+        if entry.configured(built.config).granularity is Granularity.ELEMENT:
+            _require_elements(trial, entry, built, needed, 1)
+            if not needed:
+                _require_elements(trial, entry, built, needed, 1 + _MANY // (13 * entry.alignment) // 5 * 5)
+
+
+def _switches(trial: Trial) -> Iterator[dict[str, Any]]:
+    """Yield every switch of the optimizer's own settings by itself."""
+    for name, info in own_settings(trial.optimizer).items():
+        if info.field.name not in WAYS:
+            for value in switched(info, trial.settings.get(name, info.default)):
+                yield {name: value}
+
+
+def _require_elements(
+    trial: Trial, entry: OptimizerEntry, built: MegatronOptimizer, needed: Mapping[str, Any], times: int
+) -> None:
     name = trial.own_names(built)[0]
     tensor = next(t for part in built.parts for t in part.stepped if t.param_info.name == name)  # type: ignore[attr-defined] # build sets it
     kwargs = constructor_kwargs(entry, built.config, [trial.model()])
     ends = [0]
     for blocks in _BLOCKS:
-        ends.append(ends[-1] + blocks * entry.alignment)
+        ends.append(ends[-1] + times * blocks * entry.alignment)
     ends.append(ends[-1] + 2 * entry.alignment + 5)
     start = torch.randn(ends[-1], generator=torch.Generator().manual_seed(0))
     whole, *slices = (
@@ -76,8 +103,10 @@ def check_granularity(optimizer: str, **settings: Any) -> None:
                 train()
             inner.step()
         if not same_bits(whole.detach().view(-1), torch.cat([piece.detach() for piece in slices])):
+            told = "".join(f" with {key}={value!r}" for key, value in needed.items())
             trial.fail(
-                f"it is declared to work element by element at an alignment of {entry.alignment}, and step {step + 1} "
-                "of slices differs from that of the whole tensor. If it looks at whole tensors, or at their shape, "
-                'declare granularity="tensor"; if at blocks, their length as `alignment`'
+                f"it is declared to work element by element{told} at an alignment of {entry.alignment}, and step "
+                f"{step + 1} of slices of {ends[-1]} elements differs from that of the whole tensor. If it looks at "
+                'whole tensors, or at their shape, declare granularity="tensor" (`granularity_for` where settings '
+                "decide); if at blocks, their length as `alignment`"
             )

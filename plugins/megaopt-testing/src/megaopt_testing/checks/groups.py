@@ -11,6 +11,7 @@ from megaopt_core.errors import OverrideConflictError
 from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
 from megaopt_core.params import Granularity, ParamGroupOverride, ParamKey
 from megaopt_core.registry import get_registry
+from megaopt_testing.checks.group_defaults import require_group_defaults
 from megaopt_testing.snapshot import params_of
 from megaopt_testing.trial import DEFAULT_SETTINGS, Trial, some
 
@@ -19,6 +20,9 @@ __all__ = ["check_group_settings"]
 _STEPS = 3
 _MANY = 12
 _DECAY = 0.5
+_SMALL = 0.01
+"""Of a weight, what decay takes in one step."""
+_FAR = 0.1
 _RATES = ("beta", "momentum")
 
 type _Params = dict[str, torch.Tensor]
@@ -29,7 +33,9 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
 
     Half of the parameters get another value by an override. They have to move otherwise than without it, and the rest
     as without it. With another learning rate or weight decay they have to move as they do where all have that value;
-    so they do without weight decay. Weight decay takes them nearer to zero.
+    so they do without weight decay. Weight decay takes them nearer to zero. At twice the learning rate a first step
+    goes twice as far, with a gradient, and where weight decay alone moves. Every other default of the class does for a
+    group what it does in the constructor, and two groups with the same settings step as one.
 
     Args:
         optimizer: registered name.
@@ -37,7 +43,7 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
 
     Raises:
         ConformanceError: an override has no effect, reaches parameters of other groups, or has another effect than the
-            same value for all; or weight decay makes weights larger.
+            same value for all; weight decay makes weights larger; or a step is not proportional to the learning rate.
     """
     trial = Trial(optimizer, settings)
     lr = float(settings.get("lr", DEFAULT_SETTINGS["lr"]))
@@ -78,6 +84,41 @@ def check_group_settings(optimizer: str, **settings: Any) -> None:
                 )
         if what == "weight_decay":
             _require_shrinking(trial, moved, plain, changed, before)
+    _require_proportional(trial, own, lr)
+    require_group_defaults(trial)
+
+
+def _require_proportional(trial: Trial, names: list[str], lr: float) -> None:
+    """Compare first steps at a learning rate and at twice of it: what a gradient does, and what weight decay does."""
+    rates, decay = (lr, 2 * lr), _SMALL / lr if lr else 0.0
+    by_gradient = [_first_move(trial, lr=rate, weight_decay=0.0, scale=1.0) for rate in rates]
+    by_decay = []
+    for rate in rates:
+        less, more = (_first_move(trial, lr=rate, weight_decay=each, scale=0.0) for each in (0.0, decay))
+        by_decay.append({name: more[name] - less[name] for name in more})
+    for what, (once, twice) in (("the gradient", by_gradient), ("weight decay", by_decay)):
+        ratios = {
+            name: float(twice[name].norm() / once[name].norm()) for name in names if bool(once[name].any())
+        }
+        other = [name for name, ratio in ratios.items() if abs(ratio - 2) > _FAR]  # NaN is not
+        if other:
+            trial.fail(
+                f"at twice the learning rate {what} alone moves {some(other)} {ratios[other[0]]:.3g} times as far in a "
+                "first step. Multiply by the learning rate once: schedules, and whoever tunes it, go by that"
+            )
+
+
+def _first_move(trial: Trial, *, scale: float, **needed: Any) -> _Params:
+    torch.manual_seed(0)
+    model = trial.model()
+    built = trial.build(model, **needed)
+    before = params_of(built)
+    trial.backward(model, 0)
+    for param in model.parameters():
+        if param.grad is not None:
+            param.grad.mul_(scale)
+    built.step()
+    return {name: value - before[name] for name, value in params_of(built).items()}
 
 
 def _require_shrinking(

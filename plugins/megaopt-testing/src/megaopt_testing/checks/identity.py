@@ -18,6 +18,7 @@ from megaopt_testing.trial import Trial, some
 __all__ = ["check_no_silent_fallback", "check_report"]
 
 _STEPS = 3
+_TINY = 1e-6
 _STAND_INS: tuple[tuple[str, type[torch.optim.Optimizer], dict[str, Any]], ...] = (
     ("plain SGD", torch.optim.SGD, {}),
     ("SGD with momentum 0.9", torch.optim.SGD, {"momentum": 0.9}),
@@ -155,7 +156,7 @@ def _require_equal(
 def check_report(optimizer: str, **settings: Any) -> None:
     """`report()` names every parameter once, and `report(after_step=True)` proves that a step changed all of them.
 
-    So does the step after it, and the hundred and twentieth.
+    So does the step after it, the hundred and twentieth, and one with tiny gradients.
 
     Args:
         optimizer: registered name.
@@ -188,7 +189,31 @@ def check_report(optimizer: str, **settings: Any) -> None:
                 f"report(after_step=True) counts {row.changed} of {row.stepped} tensors of {row.optimizer!r} "
                 "as changed"
             )
+    _require_tiny(trial)
     _require_lasting(trial)
+
+
+def _require_tiny(trial: Trial) -> None:
+    """Step parameters of zeros, where no rounding takes a small step away, with gradients of usual and of tiny size."""
+    moved = []
+    for size in (1.0, _TINY):
+        model, built = built_few(trial)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.zero_()
+        built.reload_model_params()
+        for step in range(_STEPS):
+            chance = torch.Generator().manual_seed(step)
+            for param in model.parameters():
+                param.grad = size * torch.randn(param.shape, generator=chance)
+            built.step()
+        moved.append({name for name, param in trial.own_params(built).items() if bool(param.detach().any())})
+    left = sorted(moved[0] - moved[1])
+    if left:
+        trial.fail(
+            f"gradients of size {_TINY:g} leave {some(left)} where they were, those of size 1 move them. Step whatever "
+            "the gradient is; a loss that is scaled otherwise has such gradients"
+        )
 
 
 def _require_lasting(trial: Trial) -> None:

@@ -32,7 +32,7 @@ def check_own_memory(optimizer: str, **settings: Any) -> None:
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: two of them share memory, or every step keeps another tensor.
+        ConformanceError: two of them share memory, state needs a gradient, or every step keeps another tensor.
     """
     trial = Trial(optimizer, settings)
     torch.manual_seed(0)
@@ -56,7 +56,24 @@ def check_own_memory(optimizer: str, **settings: Any) -> None:
             f"they share memory: {some(shared)}. Keep copies (`grad.clone()`, `torch.zeros_like(param)`), one for each "
             "parameter"
         )
+    _require_no_graph(trial, built, own)
     _require_bounded(trial, model, built)
+
+
+def _require_no_graph(trial: Trial, built: MegatronOptimizer, own: set[str]) -> None:
+    """Look for state that needs gradients: its graph holds all steps before."""
+    found = [
+        f"state {key!r} of {_name(param)}"
+        for part in built.parts
+        for param in _params(part.inner, own)
+        for key, value in part.inner.state.get(param, {}).items()
+        if any(tensor.requires_grad for tensor in _tensors(value))
+    ]
+    if found:
+        trial.fail(
+            f"{some(found)} needs a gradient: it holds on to what it was computed from, of every step before. Compute "
+            "under `torch.no_grad()`"
+        )
 
 
 def _require_bounded(trial: Trial, model: torch.nn.Module, built: MegatronOptimizer) -> None:
@@ -143,10 +160,16 @@ def check_process_untouched(optimizer: str, **settings: Any) -> None:
         ConformanceError: a setting is changed, or a generator is in one state afterwards whatever it was before.
     """
     trial = Trial(optimizer, settings)
-    torch.manual_seed(0)
     model, before, after = trial.model(), process_settings(), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        built = trial.build(trial.model())
+        _require_kept(trial, before, "building it")
+        after.append((torch.get_rng_state(), random.getstate()))
+    _require_unseeded(trial, after, "building it")
+    after.clear()
     built = trial.build(model)
-    _require_kept(trial, before, "building it")
     for seed in (1, 2):
         built.zero_grad()
         trial.backward(model, seed)
@@ -155,9 +178,14 @@ def check_process_untouched(optimizer: str, **settings: Any) -> None:
         built.step()
         _require_kept(trial, before, "a step")
         after.append((torch.get_rng_state(), random.getstate()))
+    _require_unseeded(trial, after, "a step")
+
+
+def _require_unseeded(trial: Trial, after: list[tuple[torch.Tensor, Any]], what: str) -> None:
+    """Compare the states of generators that were seeded otherwise before."""
     if torch.equal(after[0][0], after[1][0]) or after[0][1] == after[1][1]:
         trial.fail(
-            "a step seeds a random generator of the process: whatever is drawn next is the same in every step. Use a "
+            f"{what} seeds a random generator of the process: whatever is drawn next is the same every time. Use a "
             "torch.Generator of your own, made in the step from numbers that are in `optimizer.state`"
         )
 

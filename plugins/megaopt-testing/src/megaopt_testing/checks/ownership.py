@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from megaopt_core.params import Granularity
+from megaopt_core.registry import get_registry
 from megaopt_testing.models import SharedBlocks
-from megaopt_testing.snapshot import differences, params_of, same_bits, snapshot
+from megaopt_testing.snapshot import differences, params_of, same_bits, snapshot, state_of
 from megaopt_testing.trial import Trial, some
 
 __all__ = ["check_frozen_parameters", "check_tied_parameters"]
@@ -61,7 +63,7 @@ def _weights() -> dict[str, torch.Tensor]:
 
 
 def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
-    """Parameters that do not train keep their bits and have no state; those without a gradient keep their bits.
+    """Parameters that do not train keep their bits and have no state; those without a gradient keep bits and state.
 
     Some are frozen when the optimizer is built, some after its first step.
 
@@ -70,7 +72,7 @@ def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: such a parameter is in a group, has state, or changes.
+        ConformanceError: such a parameter is in a group, has state, or changes, or its state does.
     """
     trial = Trial(optimizer, settings)
     torch.manual_seed(0)
@@ -90,7 +92,7 @@ def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
         trial.fail(f"frozen parameters are changed by a step: {some(moved)}")
     for name in _FROZEN_LATER:
         named[name].requires_grad_(False)  # noqa: FBT003 - torch takes no name
-    before = params_of(built)
+    before, kept = params_of(built), state_of(built)
     trial.step_given(model, built, 2)
     moved = [name for name in _FROZEN_LATER if not same_bits(before[name], named[name].detach())]
     if moved:
@@ -99,3 +101,13 @@ def check_frozen_parameters(optimizer: str, **settings: Any) -> None:
             "`grad` is None "
             "before anything is done to it, weight decay included"
         )
+    if get_registry().optimizer(optimizer).granularity is not Granularity.GROUP:
+        later = state_of(built)
+        changed = [
+            key for key in differences(kept, later) if any(f" of {name}" in key for name in _FROZEN_LATER)
+        ]
+        if changed:
+            trial.fail(
+                f"a step of others changes the state of parameters without a gradient: {some(changed)}. Averages and "
+                "counts go on where there is a gradient"
+            )

@@ -131,7 +131,7 @@ def _require_still(trial: Trial, model: nn.Module, built: MegatronOptimizer) -> 
     moved = [name for name, value in params_of(built).items() if not torch.equal(value, before[name])]
     if moved:
         trial.fail(
-            f"the schedule says learning rate 0, and a step moves {some(moved)}. Read `group['lr']` in every "
-            "step; what the "
-            "constructor was given is only its first value"
+            f"the schedule says learning rate 0, and a step moves {some(moved)}. Read `group['lr']` in every step; "
+            "what the constructor was given is only its first value. Slow weights and averages that it keeps "
+            "take the parameter nowhere either then"
         )

@@ -16,7 +16,7 @@ from megaopt_testing.long_run import Few
 from megaopt_testing.snapshot import params_of, same_bits
 from megaopt_testing.trial import Trial, some
 
-__all__ = ["check_settings_act", "other_values"]
+__all__ = ["WAYS", "check_settings_act", "other_values", "switched"]
 
 _SCALES = (1.0, 1.0, 30.0, 1e-3, 1.0, 1e-2, 1e-2, 3.0, 1e-3, 1e-3, 1.0, 1.0)
 """Gradients jump up and down, so that clipping, maxima and averages show."""
@@ -27,7 +27,7 @@ type _End = dict[str, torch.Tensor] | str
 _SAME_PLACE = 0.1
 """Part of the way that rounding may make of twelve steps, where products are in bf16."""
 
-_HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
+WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Torch's own names for ways to compute one and the same step."""
 
 
@@ -52,16 +52,16 @@ def check_settings_act(optimizer: str, **settings: Any) -> None:
     own = own_settings(optimizer)
     usual = {name: settings.get(name, info.default) for name, info in own.items()}
     for name, info in own.items():
-        if info.field.name in _HOW:
+        if info.field.name in WAYS:
             _require_same_place(trial, name)
-        if info.field.name in _HOW or info.field.metadata.get("elsewhere"):
+        if info.field.name in WAYS or info.field.metadata.get("elsewhere"):
             continue
         tried = _silent(trial, info, usual[name], {})
         for other, beside in own.items():
             if not tried:
                 break
-            if other != name and beside.field.name not in _HOW:
-                for value in _switched(beside, usual[other]):
+            if other != name and beside.field.name not in WAYS:
+                for value in switched(beside, usual[other]):
                     tried = tried and _silent(trial, info, usual[name], {other: value})
         if tried:
             trial.of.fail(
@@ -155,8 +155,13 @@ def _silent(trial: _Runs, info: SettingInfo, usual: Any, beside: dict[str, Any])
     return tried
 
 
-def _switched(info: SettingInfo, value: Any) -> Iterator[Any]:
-    """Yield what a setting may be switched to, for others that act only then."""
+def switched(info: SettingInfo, value: Any) -> Iterator[Any]:
+    """Yield what a setting may be switched to, for others that act only then.
+
+    Args:
+        info: the setting.
+        value: what it has.
+    """
     if info.choices or isinstance(value, bool):
         yield from other_values(value, info.choices)
     elif isinstance(value, (int, float)) and value == 0:

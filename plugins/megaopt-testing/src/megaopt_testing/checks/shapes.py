@@ -12,14 +12,21 @@ from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import DEFAULT_ALIGNMENT, Granularity
 from megaopt_core.registry import get_registry
+from megaopt_testing.long_run import built_few, step_few
+from megaopt_testing.snapshot import params_of, same_bits
 from megaopt_testing.trial import Trial
 
 __all__ = ["check_shapes", "check_strides"]
 
 _STEPS = 8
 _USUAL = (5,)
-_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (1, 8), (8, 1))
+_LARGE = (130, 72)
+_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (1, 8), (8, 1), (3, 4, 5), (4, 3, 2, 2))
 _CLOSE = 1e-5
+_AROUND = 7
+"""Elements on both sides of a parameter in larger memory."""
+_UNTOUCHED = 123.0
+"""What they hold."""
 _SAME_WAY = 0.05
 """Products of tensors in another order of memory may round otherwise, in bf16 too; a wrong order goes elsewhere."""
 
@@ -37,7 +44,7 @@ class _One(nn.Module):
 
 
 def check_shapes(optimizer: str, **settings: Any) -> None:
-    """Numbers, single elements, single rows and single columns are stepped to finite values, or refused in words.
+    """Numbers, single elements, rows and columns, kernels and a large matrix step to finite values, or are refused.
 
     A number moves as a vector does. Where the optimizer works element by element, not by blocks of them, it moves as
     that element of a vector.
@@ -51,6 +58,7 @@ def check_shapes(optimizer: str, **settings: Any) -> None:
     """
     trial = Trial(optimizer, settings)
     built = trial.build(trial.model())
+    _require_large(trial)
     entry = get_registry().optimizer(optimizer).configured(built.config)
     usual = _stepped(trial, _USUAL)
     moves = usual is not None and not torch.equal(usual, _values(_USUAL))
@@ -69,6 +77,20 @@ def check_shapes(optimizer: str, **settings: Any) -> None:
         alone = entry.granularity is Granularity.ELEMENT and entry.alignment <= DEFAULT_ALIGNMENT
         if single and usual is not None and alone:
             _require_element(trial, shape, found, usual)
+
+
+def _require_large(trial: Trial) -> None:
+    """Step a matrix that is larger than any in the small GPT, and look whether it moves as small ones do."""
+    moved = {}
+    for shape in ((6, 4), _LARGE):
+        model, built = built_few(trial, shape=shape)
+        before = params_of(built)
+        own = trial.own_params(built)
+        step_few(model, built, range(2))
+        moved[shape] = {name for name in own if not torch.equal(own[name].detach(), before[name])}
+    left = moved[6, 4] - moved[_LARGE]
+    if left:
+        trial.fail(f"a matrix of shape (6, 4) moves, one of shape {_LARGE} stays where it was")
 
 
 def _require_element(trial: Trial, shape: tuple[int, ...], found: torch.Tensor, usual: torch.Tensor) -> None:
@@ -120,8 +142,16 @@ def _step(trial: Trial, built: MegatronOptimizer, of: str) -> None:
         )
 
 
+def _in_the_middle(values: torch.Tensor) -> torch.Tensor:
+    """Return the values as a part of larger memory, as flat buffers of parameters are."""
+    around = torch.full((values.numel() + 2 * _AROUND,), _UNTOUCHED)
+    inside = around[_AROUND : _AROUND + values.numel()].view(values.shape)
+    return inside.copy_(values)
+
+
 _ORDERS: tuple[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]], ...] = (
     ("a transposed matrix", (12, 8), lambda values: values.t().contiguous().t()),
+    ("a part of larger memory", (12, 8), _in_the_middle),
     (
         "a channels-last kernel",
         (4, 3, 2, 2),
@@ -150,6 +180,7 @@ def check_strides(optimizer: str, **settings: Any) -> None:
         for change in (torch.Tensor.contiguous, order):
             torch.manual_seed(0)
             model = _One(change(start.clone()))
+            given = model.weight.untyped_storage()
             try:
                 built = trial.build(model)
             except MegaoptError:
@@ -161,6 +192,8 @@ def check_strides(optimizer: str, **settings: Any) -> None:
                 model.beside.grad = _values((6, 4), seed=30 + step)
                 _step(trial, built, f"{what}, whose elements are in another order in memory,")
             ends.append(model.weight.detach().clone())
+            if change is _in_the_middle:
+                _require_untouched(trial, model.weight, given)
         if len(ends) == 2 and not (ends[1] - ends[0]).norm() <= _SAME_WAY * (ends[0] - start).norm():
             trial.fail(
                 f"{what} goes elsewhere than the same values in plain order. Use `reshape`, not `view` or memory "
@@ -169,29 +202,62 @@ def check_strides(optimizer: str, **settings: Any) -> None:
     _require_any_gradient(trial)
 
 
-_GRADIENTS: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
-    ("lies in transposed order", lambda values: values.t().contiguous().t()),
-    ("has one element for all", lambda values: values.reshape(-1)[0].expand(values.shape)),
+def _require_untouched(trial: Trial, weight: torch.Tensor, given: torch.UntypedStorage) -> None:
+    """Look at what lies around a parameter in larger memory, unless something has moved it to memory of its own.
+
+    Args:
+        trial: what is tried.
+        weight: the parameter.
+        given: the memory that the check has made for it, held until now: its address is nobody else's.
+    """
+    storage = weight.untyped_storage()
+    if storage.data_ptr() != given.data_ptr():
+        return  # a buffer of a strategy, which lays it out as it likes
+    whole = weight.detach().as_strided((storage.nbytes() // weight.element_size(),), (1,), 0)
+    beside = torch.cat([whole[:_AROUND], whole[-_AROUND:]])
+    if not torch.equal(beside, torch.full_like(beside, _UNTOUCHED)):
+        trial.fail(
+            "a step of a part of larger memory writes beside it. Write into the parameter, not into its memory"
+        )
+
+
+_GRADIENTS: tuple[tuple[str, tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    ("lies in transposed order", (12, 8), lambda values: values.t().contiguous().t()),
+    ("has one element for all", (12, 8), lambda values: values.reshape(-1)[0].expand(values.shape)),
+    ("is a part of larger memory", (12, 8), _in_the_middle),
+    (
+        "lies in channels-last order",
+        (4, 3, 2, 2),
+        lambda values: values.contiguous(memory_format=torch.channels_last),
+    ),
 )
 
 
 def _require_any_gradient(trial: Trial) -> None:
-    """Step a plain matrix with gradients of other strides, and with contiguous ones of the same values."""
-    shape = (12, 8)
-    start = _values(shape)
-    for what, order in _GRADIENTS:
-        ends = []
+    """Step a plain tensor with gradients of other strides, and with contiguous ones of the same values."""
+    for what, shape, order in _GRADIENTS:
+        start, ends = _values(shape), []
         for change in (lambda values, order=order: order(values).contiguous(), order):
             torch.manual_seed(0)
             model = _One(start.clone())
-            built = trial.build(model)
+            try:
+                built = trial.build(model)
+            except MegaoptError:
+                break  # refused, in words
             for step in range(3):
-                model.weight.grad = change(_values(shape, seed=10 + step))
+                given = model.weight.grad = change(_values(shape, seed=10 + step))
                 model.beside.grad = _values((6, 4), seed=30 + step)
-                _step(trial, built, f"a matrix whose gradient {what}")
+                _step(trial, built, f"a tensor whose gradient {what}")
+                if model.weight.grad is not given or not same_bits(
+                    given, change(_values(shape, seed=10 + step))
+                ):
+                    trial.fail(
+                        f"a step of a tensor whose gradient {what} changes that gradient, or puts another in its "
+                        "place. Work on a copy"
+                    )
             ends.append(model.weight.detach().clone())
-        if not (ends[1] - ends[0]).norm() <= _SAME_WAY * (ends[0] - start).norm():
+        if len(ends) == 2 and not (ends[1] - ends[0]).norm() <= _SAME_WAY * (ends[0] - start).norm():
             trial.fail(
-                f"a matrix whose gradient {what} goes elsewhere than with the same values in plain order. Use "
+                f"a tensor whose gradient {what} goes elsewhere than with the same values in plain order. Use "
                 "`reshape` and plain arithmetic on `param.grad`, not `view` or memory itself"
             )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_testing.long_run import LONG, built_few, step_few
 from megaopt_testing.snapshot import layout, params_of, settings_of, state_of
 from megaopt_testing.trial import Trial, some
 
@@ -42,6 +43,16 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
         trial.fail(
             f"building it leaves gradients on {some(with_gradient)}; init_state_fn must take them away again"
         )
+    in_groups = [
+        key
+        for key, value in settings_of(built).items()
+        if isinstance(value, torch.Tensor) and value.numel() > 1
+    ]
+    if in_groups:
+        trial.fail(
+            f"it keeps tensors in its groups: {some(in_groups)}. A group holds settings, and is shared out otherwise "
+            "than its parameters: state belongs in `optimizer.state[param]`"
+        )
     at_first = {**layout(state_of(built)), **layout(settings_of(built))}
     for step in range(2):
         trial.step_given(model, built, step)
@@ -49,6 +60,16 @@ def check_state_before_first_step(optimizer: str, **settings: Any) -> None:
             trial, at_first, {**layout(state_of(built)), **layout(settings_of(built))}, step + 1
         )
     _require_same_start(trial, built)
+    _require_lasting_layout(trial)
+
+
+def _require_lasting_layout(trial: Trial) -> None:
+    """Take many steps of a small model: what is made or dropped late is not there to be loaded either."""
+    model, built = built_few(trial)
+    at_first = layout(state_of(built))
+    for first in range(0, LONG, LONG // 4):
+        step_few(model, built, range(first, first + LONG // 4))
+        _require_same_layout(trial, at_first, layout(state_of(built)), first + LONG // 4)
 
 
 def _require_same_layout(trial: Trial, first: dict[str, str], later: dict[str, str], steps: int) -> None:
@@ -63,7 +84,7 @@ def _require_same_layout(trial: Trial, first: dict[str, str], later: dict[str, s
     ]
     if told:
         trial.fail(
-            f"step {steps} {'; '.join(told)}. Everything that a checkpoint needs has to be there before the "
+            f"by step {steps} it {'; '.join(told)}. Everything that a checkpoint needs has to be there before the "
             "first step: make "
             "it in init_state_fn"
         )

@@ -10,6 +10,7 @@ from torch import nn
 
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.registry import get_registry
+from megaopt_testing.long_run import built_few, step_few
 from megaopt_testing.snapshot import differences, params_of, same_bits, snapshot
 from megaopt_testing.trial import Trial, some
 
@@ -22,6 +23,10 @@ __all__ = [
 ]
 
 _OTHERS = (11, 12, 13)
+_LARGE = (192, 96)
+"""Of a matrix that is larger than any in a small GPT; some keep states of those in less."""
+_SIZES = ((1.0, None), (1.0, None), (1e-14, None), (1e6, None), (1.0, "blocks.0.up.weight"))
+"""What gradients are multiplied by in each step, and whose has an infinite element."""
 
 
 def _built(trial: Trial, **needed: Any) -> tuple[nn.Module, MegatronOptimizer]:
@@ -34,7 +39,7 @@ def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
     """A step reads gradients: they are the same tensors with the same bits afterwards.
 
     Whoever logs gradients after the step, or accumulates on top of them, sees what the backward pass left; and that is
-    what it leaves without an optimizer.
+    what it leaves without an optimizer. It holds for tiny and huge gradients, and for one that is not finite.
 
     Args:
         optimizer: registered name.
@@ -45,11 +50,14 @@ def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
     """
     trial = Trial(optimizer, settings)
     model, built = _built(trial, clip_grad=0.0)
-    for step in range(2):
+    for step, (scale, poison) in enumerate(_SIZES):
         built.zero_grad()
-        trial.backward(model, step)
+        trial.backward(model, step, poison=poison)
+        for param in model.parameters():
+            param.grad.mul_(scale)  # type: ignore[union-attr] # backward gave one
         grads = {name: (param.grad, param.grad.clone()) for name, param in model.named_parameters()}  # type: ignore[union-attr] # backward gave one
-        _require_plain(trial, step, {name: grad for name, (_, grad) in grads.items()})
+        if scale == 1.0:
+            _require_plain(trial, step, {name: grad for name, (_, grad) in grads.items()}, poison)
         built.step()
         changed = [
             name
@@ -63,10 +71,10 @@ def check_gradients_untouched(optimizer: str, **settings: Any) -> None:
             )
 
 
-def _require_plain(trial: Trial, step: int, grads: Mapping[str, torch.Tensor]) -> None:
+def _require_plain(trial: Trial, step: int, grads: Mapping[str, torch.Tensor], poison: str | None) -> None:
     """Compare gradients with those of a model that has no optimizer."""
     model = trial.model()
-    trial.backward(model, step)
+    trial.backward(model, step, poison=poison)
     other = [name for name, param in model.named_parameters() if not same_bits(param.grad, grads[name])]
     if other:
         trial.fail(
@@ -79,13 +87,15 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
     """A step writes into the memory of the parameters that it was given.
 
     Buffers, views of flat memory and captured graphs hold on to that memory; `param.data = ...` would part from them.
+    It goes on from the values that are there: whoever loads other ones between two steps has them.
 
     Args:
         optimizer: registered name.
         **settings: fields of the configuration.
 
     Raises:
-        ConformanceError: a parameter has other memory after a step, or needs no gradient any more.
+        ConformanceError: a parameter has other memory after a step, needs no gradient any more, or is taken back from
+            what somebody else has written into it.
     """
     trial = Trial(optimizer, settings)
     model, built = _built(trial)
@@ -102,6 +112,30 @@ def check_written_in_place(optimizer: str, **settings: Any) -> None:
     if frozen:
         trial.fail(
             f"a step sets requires_grad of {some(frozen)} to False. What trains is the caller's to say"
+        )
+    _require_taken_over(trial, model, built)
+
+
+def _require_taken_over(trial: Trial, model: nn.Module, built: MegatronOptimizer) -> None:
+    """Write other values into the parameters, and step at learning rate 0, which moves nothing."""
+    for group in built.param_groups:
+        group["lr"] = 0.0
+    left = []
+    for factor in (1.0, 0.5):
+        with torch.no_grad():
+            for param in model.parameters():
+                param.mul_(factor)
+        built.reload_model_params()
+        before = params_of(built)
+        trial.step_given(model, built, 2)
+        left.append(
+            [name for name, value in params_of(built).items() if not torch.equal(value, before[name])]
+        )
+    taken_back = [name for name in left[1] if name not in left[0]]
+    if taken_back:
+        trial.fail(
+            f"other values are written into {some(taken_back)}, and a step at learning rate 0 takes them back: it "
+            "writes what it has kept. Go on from the values of the parameter"
         )
 
 
@@ -167,9 +201,10 @@ def check_no_gradients(optimizer: str, **settings: Any) -> None:
 
 
 def check_state_dtypes(optimizer: str, **settings: Any) -> None:
-    """State of the parameters' size is float32 for float32 parameters, unless the entry declares other dtypes for it.
+    """State of float32 parameters is float32, unless the entry declares other dtypes for it.
 
-    It stays so for eight steps. Codes of whole numbers are the optimizer's own business.
+    It stays so for eight steps, and in a large matrix it is as in small ones. Codes of whole numbers are the
+    optimizer's own business, and so is state of another size than its parameter's that is kept in more than float32.
 
     Args:
         optimizer: registered name.
@@ -182,20 +217,28 @@ def check_state_dtypes(optimizer: str, **settings: Any) -> None:
     model, built = _built(trial)
     for step in range(8):
         trial.step_given(model, built, step)
-    own, declared = set(trial.own_names(built)), get_registry().optimizer(optimizer).state_dtypes
+    _require_float32(trial, built)
+    large, built = built_few(trial, shape=_LARGE)
+    step_few(large, built, range(1))
+    _require_float32(trial, built)
+
+
+def _require_float32(trial: Trial, built: MegatronOptimizer) -> None:
+    declared = get_registry().optimizer(trial.optimizer).state_dtypes
     wrong = {
         f"{key!r} ({str(value.dtype).removeprefix('torch.')})"
-        for param, name in built.names.items()
-        if name in own
+        for param in trial.own_params(built).values()
         for key, value in built.state[param].items()
         if isinstance(value, torch.Tensor)
         and value.is_floating_point()
-        and value.dtype is not torch.float32
-        and value.shape == param.shape
+        and (
+            value.element_size() < 4
+            or (value.dtype is not torch.float32 and value.numel() == param.numel() > 1)
+        )
         and value.dtype not in declared.get(key, ())
     }
     if wrong:
         trial.fail(
-            f"the state {some(sorted(wrong))} of float32 parameters is kept in less than float32, and the entry's "
+            f"the state {some(sorted(wrong))} of float32 parameters is not kept in float32, and the entry's "
             "`state_dtypes` does not say so"
         )

@@ -100,15 +100,18 @@ class AdamP(_AdamLike):
 class ScheduleFreeSGD(_ByParameter):
     """Averages of iterates instead of a schedule (Defazio et al., 2024); the model holds `y` while it trains."""
 
-    def __init__(self, params: Any, lr: float, beta: float = 0.9, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
+    def __init__(
+        self, params: Any, lr: float, beta: float = 0.9, lr_power: float = 2.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "lr_power": lr_power, "weight_decay": weight_decay})
 
     def update(self, param: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         if "z" not in state:
             state["z"], state["weights"] = param.clone(), 0.0
         lr, grad = group["lr"], param.grad + group["weight_decay"] * param
-        state["weights"] += float(lr) ** 2
-        share = float(lr) ** 2 / state["weights"] if state["weights"] else 0.0
+        weight = float(lr) ** group["lr_power"] if lr else 0.0
+        state["weights"] += weight
+        share = weight / state["weights"] if state["weights"] else 0.0
         param.lerp_(state["z"], share)
         param.add_(grad * (lr * (group["beta"] * (1 - share) - 1)))
         state["z"].sub_(grad * lr)
@@ -127,6 +130,18 @@ class MixSettings:
     eps: float = field(default=1e-8, validator=not_negative(), metadata={"help": "added to the denominator"})
 
 
+@frozen
+class FreeSettings:
+    """What schedule-free SGD takes; the power acts while the learning rate changes, and at no other time."""
+
+    beta: float = field(
+        default=0.9, validator=between(0.0, 1.0), metadata={"help": "weight of the average in `y`"}
+    )
+    lr_power: float = field(
+        default=2.0, validator=between(0.0, 8.0), metadata={"help": "of the learning rate in weights"}
+    )
+
+
 ADAM = "torch.optim:AdamW"
 ENTRIES: dict[str, Callable[[], OptimizerEntry]] = {
     "ademamix": lambda: OptimizerEntry(
@@ -134,6 +149,8 @@ ENTRIES: dict[str, Callable[[], OptimizerEntry]] = {
     ),
     "stable_adamw": lambda: OptimizerEntry(StableAdamW, granularity="tensor", same_as=ADAM),
     "adamp": lambda: OptimizerEntry(AdamP, granularity="tensor", same_as=ADAM),
-    "schedule_free_sgd": lambda: OptimizerEntry(ScheduleFreeSGD),
+    "schedule_free_sgd": lambda: OptimizerEntry(
+        ScheduleFreeSGD, settings=FreeSettings, setting_prefixes=("free",)
+    ),
 }
 """Name to entry; those that share Adam's first steps say so."""

@@ -59,7 +59,7 @@ EMERGING: Mapping[str, Recipe] = {
     "MuonHyperball": Recipe(matrices_only=True, fails={"one_schedule": _NORMED}),
     "ObliqueAdam": Recipe(fails={"one_schedule": _NORMED}),
     "ObliqueSGD": Recipe(fails={"one_schedule": _NORMED}),
-    "PSGDPro": Recipe(matrices_only=True, fails={"tied_parameters": "it draws random numbers in every step"}),
+    "PSGDPro": Recipe(matrices_only=True),
 }
 
 HEAVYBALL: Mapping[str, Recipe] = {

@@ -81,7 +81,6 @@ PYTORCH_OPTIMIZER: Mapping[str, Recipe] = {
         ("SRMM", "ScheduleFreeAdamW", "ScheduleFreeSGD"), Recipe(fails={"one_schedule": _AVERAGE})
     ),
     **dict.fromkeys(("AdaShift", "Conda", "ScalableShampoo"), Recipe(fails=_OBJECTS)),
-    **dict.fromkeys(("DASH", "Kron"), Recipe(fails={"tied_parameters": _RANDOM})),
     "ScheduleFreeRAdam": Recipe(fails={"one_schedule": _AVERAGE, "report": _SLOW}),
     "ASGD": Recipe(
         fails=dict.fromkeys(("bit_exact_resume", "one_schedule"), "it divides by the learning rate")
@@ -91,7 +90,6 @@ PYTORCH_OPTIMIZER: Mapping[str, Recipe] = {
     "Gravity": Recipe(
         fails={
             "bit_exact_resume": _DIVIDES,
-            "tied_parameters": _RANDOM,
             "one_schedule": _RANDOM,
         }
     ),
@@ -100,8 +98,6 @@ PYTORCH_OPTIMIZER: Mapping[str, Recipe] = {
     "Magma": Recipe(
         fails={
             "bit_exact_resume": _ATTRIBUTE,
-            "tied_parameters": _RANDOM,
-            "state_before_first_step": "it wraps an optimizer of its own, made in its first step",
             "report": "it leaves out half of the blocks, by chance",
         }
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from attrs import Factory, frozen
 from megaopt_core.errors import MegaoptError, UnusedSettingWarning
 from megaopt_core.registry import SettingInfo
 from megaopt_testing.checks.settings import own_settings
-from megaopt_testing.long_run import Few
+from megaopt_testing.long_run import LONG, Few
 from megaopt_testing.snapshot import params_of, same_bits
 from megaopt_testing.trial import Trial, some
 
@@ -20,6 +21,8 @@ __all__ = ["WAYS", "check_settings_act", "other_values", "switched"]
 
 _SCALES = (1.0, 1.0, 30.0, 1e-3, 1.0, 1e-2, 1e-2, 3.0, 1e-3, 1e-3, 1.0, 1.0)
 """Gradients jump up and down, so that clipping, maxima and averages show."""
+_WARMUP = LONG // 2
+"""Steps of a long run in which its learning rate rises; then it falls again."""
 
 type _End = dict[str, torch.Tensor] | str
 """Parameters by name, or what a step raises."""
@@ -34,7 +37,8 @@ WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 def check_settings_act(optimizer: str, **settings: Any) -> None:
     """With another value of a setting some parameter goes elsewhere in twelve steps, if need be beside another switch.
 
-    A step that raises with it goes elsewhere, too. A model of two parameters is tried first, then a small GPT.
+    A step that raises with it goes elsewhere, too. A model of two parameters is tried first, then a small GPT. What
+    does nothing there gets 120 steps in which the learning rate rises and falls, and is looked at as `eval()` shows it.
 
     Tried are the other choices, the other truth value, and numbers below and above the default; a setting whose default
     is of another kind, or of which no other value is accepted, is left out. So is one that says why it does nothing
@@ -63,7 +67,7 @@ def check_settings_act(optimizer: str, **settings: Any) -> None:
             if other != name and beside.field.name not in WAYS:
                 for value in switched(beside, usual[other]):
                     tried = tried and _silent(trial, info, usual[name], {other: value})
-        if tried:
+        if tried and not _acts_late(trial, info, usual[name]):
             trial.of.fail(
                 f"{name} does nothing: {', '.join(map(repr, tried))} and its default {info.default!r} lead to the same "
                 'bits. Read it in every step; if it acts elsewhere only, say so by metadata={"elsewhere": "where"}'
@@ -79,37 +83,39 @@ class _Runs:
     """
 
     of: Trial
-    _ends: dict[tuple[bool, frozenset[tuple[str, str]]], _End] = Factory(dict)
+    _ends: dict[tuple[bool, bool, frozenset[tuple[str, str]]], _End] = Factory(dict)
 
-    def end(self, *, small: bool, **needed: Any) -> _End:
+    def end(self, *, small: bool, long: bool = False, **needed: Any) -> _End:
         """Return the parameters after twelve steps, or what they raise.
 
         Args:
             small: step a model of two parameters, not a small GPT.
+            long: take 120 steps, with a learning rate that rises and falls, and return what `eval()` shows.
             **needed: settings.
 
         Raises:
             MegaoptError: a setting cannot have that value, or not beside the others.
         """
-        key = small, frozenset((name, repr(value)) for name, value in needed.items())
+        key = small, long, frozenset((name, repr(value)) for name, value in needed.items())
         if key not in self._ends:
             try:
-                self._ends[key] = _stepped(self.of, small=small, **needed)
+                self._ends[key] = _stepped(self.of, small=small, long=long, **needed)
             except (MegaoptError, Warning):
                 raise
             except Exception as error:  # noqa: BLE001 - a class may refuse a value in any way
                 self._ends[key] = f"{type(error).__name__}: {error}"
         return self._ends[key]
 
-    def act(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    def act(self, one: Mapping[str, Any], other: Mapping[str, Any], *, long: bool = False) -> bool:
         """Return whether two runs lead to different places.
 
         Args:
             one: settings of one.
             other: settings of the other.
+            long: take many steps, of the smaller model.
         """
-        for small in (True, False):
-            here, there = self.end(small=small, **one), self.end(small=small, **other)
+        for small in (True,) if long else (True, False):
+            here, there = (self.end(small=small, long=long, **each) for each in (one, other))
             if isinstance(here, str) or isinstance(there, str):
                 return here != there
             if any(not same_bits(there[key], here[key]) for key in here):
@@ -155,6 +161,15 @@ def _silent(trial: _Runs, info: SettingInfo, usual: Any, beside: dict[str, Any])
     return tried
 
 
+def _acts_late(trial: _Runs, info: SettingInfo, usual: Any) -> bool:
+    """Whether a setting acts after many steps, while the learning rate changes, or on what is evaluated."""
+    for value in other_values(usual, info.choices):
+        with contextlib.suppress(MegaoptError):  # out of range
+            if trial.act({}, {info.name: value}, long=True):
+                return True
+    return False
+
+
 def switched(info: SettingInfo, value: Any) -> Iterator[Any]:
     """Yield what a setting may be switched to, for others that act only then.
 
@@ -168,7 +183,7 @@ def switched(info: SettingInfo, value: Any) -> Iterator[Any]:
         yield from (0.5, 1)  # it may switch others off, as no momentum does dampening
 
 
-def _stepped(trial: Trial, *, small: bool, **needed: Any) -> dict[str, torch.Tensor]:
+def _stepped(trial: Trial, *, small: bool, long: bool, **needed: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = Few() if small else trial.model()
     with warnings.catch_warnings():
@@ -176,13 +191,20 @@ def _stepped(trial: Trial, *, small: bool, **needed: Any) -> dict[str, torch.Ten
             "ignore", UnusedSettingWarning
         )  # it may act in the other model, or beside another switch
         built = trial.build(model, **needed)
-    for step, scale in enumerate(_SCALES):
+    rates = [group["lr"] for group in built.param_groups]
+    for step in range(LONG if long else len(_SCALES)):
         built.zero_grad()
+        scale = _SCALES[step % len(_SCALES)]
         trial.backward(model, step)
         for param in model.parameters():
             if param.grad is not None:
                 param.grad.mul_(scale)
+        if long:
+            for group, rate in zip(built.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 - abs(step + 1 - _WARMUP) / (_WARMUP + 1))
         built.step()
+    if long:
+        built.eval()
     return params_of(built)
 
 

@@ -215,7 +215,8 @@ class SOAP(torch.optim.Optimizer):
             cautious=bool(group.get("cautious_weight_decay")),
         )
         targets = matrices_of(param, param)
-        grads = matrices_of(param, grad.to(state["exp_avg"].dtype))
+        # In plain order: products round otherwise in another, and Adam makes a step of what is zero but for rounding.
+        grads = matrices_of(param, grad.contiguous().to(state["exp_avg"].dtype))
         for number, member, matrix_state in states_of(state, [target.shape for target in targets]):
             step_matrix(targets[number][member], grads[number][member], matrix_state, settings)
         state["exp_avg_is_rotated"].fill_(settings.rotates_momentum)

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
         check_settings_validated,
     )
     from megaopt_testing.checks.settings_act import check_settings_act
-    from megaopt_testing.checks.shapes import check_shapes, check_strides
+    from megaopt_testing.checks.shapes import check_shapes
     from megaopt_testing.checks.split_step import check_split_step
     from megaopt_testing.checks.state import check_state_before_first_step
+    from megaopt_testing.checks.strides import check_strides
     from megaopt_testing.checks.tensor_lr import check_tensor_lr
     from megaopt_testing.checks.tensors import (
         check_gradients_untouched,
@@ -146,7 +147,7 @@ _HOME = {
     "check_split_step": "checks.split_step",
     "check_state_before_first_step": "checks.state",
     "check_state_dtypes": "checks.tensors",
-    "check_strides": "checks.shapes",
+    "check_strides": "checks.strides",
     "check_tensor_lr": "checks.tensor_lr",
     "check_this_gradient": "checks.tensors",
     "check_tied_parameters": "checks.ownership",

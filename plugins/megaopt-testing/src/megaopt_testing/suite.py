@@ -27,9 +27,10 @@ from megaopt_testing.checks.settings import (
     requires_settings,
 )
 from megaopt_testing.checks.settings_act import check_settings_act
-from megaopt_testing.checks.shapes import check_shapes, check_strides
+from megaopt_testing.checks.shapes import check_shapes
 from megaopt_testing.checks.split_step import check_split_step, requires_split_step
 from megaopt_testing.checks.state import check_state_before_first_step
+from megaopt_testing.checks.strides import check_strides
 from megaopt_testing.checks.tensor_lr import check_tensor_lr
 from megaopt_testing.checks.tensors import (
     check_gradients_untouched,

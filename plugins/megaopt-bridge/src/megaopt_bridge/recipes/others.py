@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import evolve
+
 from megaopt_bridge.recipe import Recipe
 from megaopt_core.params import Granularity
 
@@ -49,16 +51,23 @@ _NOT_FINITE = "its decompositions do not exist for an infinite gradient"
 _NORMED = "it brings weights back to their norm, whatever the learning rate"
 
 EMERGING: Mapping[str, Recipe] = {
-    **dict.fromkeys(("Muon", "PolarGrad", "SOAP", "Scion", "SinkhornMuon", "Spel"), _MATRICES),
+    **dict.fromkeys(("PolarGrad", "SOAP", "Scion", "SinkhornMuon"), _MATRICES),
+    "Muon": evolve(_MATRICES, fails={"settings_act": "its symmetric products need a GPU"}),
+    "Spel": evolve(_MATRICES, fails=dict.fromkeys(("group_settings", "one_schedule"), _NORMED)),
     **dict.fromkeys(
         ("AdaptiveMuon", "OrthogonalizedOptimizer"),
         Recipe(refused="its constructor has no defaults; megaopt-muon brings adaptive_muon and muon"),
     ),
     "MOP": Recipe(matrices_only=True, fails={"non_finite_gradients": _NOT_FINITE}),
-    "REKLS": Recipe(matrices_only=True, fails={"non_finite_gradients": _NOT_FINITE}),
+    "REKLS": Recipe(
+        matrices_only=True,
+        fails=dict.fromkeys(("non_finite_gradients", "gradients_untouched"), _NOT_FINITE),
+    ),
     "MuonHyperball": Recipe(matrices_only=True, fails={"one_schedule": _NORMED}),
-    "ObliqueAdam": Recipe(fails={"one_schedule": _NORMED}),
-    "ObliqueSGD": Recipe(fails={"one_schedule": _NORMED}),
+    **dict.fromkeys(
+        ("ObliqueAdam", "ObliqueSGD"),
+        Recipe(fails=dict.fromkeys(("group_settings", "one_schedule"), _NORMED)),
+    ),
     "PSGDPro": Recipe(matrices_only=True),
 }
 

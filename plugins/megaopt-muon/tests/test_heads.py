@@ -153,7 +153,8 @@ def test_multihead_attention_steps_by_heads(name):
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     optimizer.step()
-    notes = {row.name: row.note for row in optimizer.report().params if row.note}
+    # The plan stands before them where one was measured to be faster than the plain iteration.
+    notes = {row.name: row.note.split("; ")[-1] for row in optimizer.report().params if "heads" in row.note}
     assert notes == {"self_attn.in_proj_weight": "12 heads", "self_attn.out_proj.weight": "4 heads"}
 
 

@@ -283,6 +283,11 @@ def _settings() -> Any:
     return core + plugins
 
 
+BY_PROCESSOR = {"muon_ns_method", "muon_fp32_matmul_prec"}
+"""Settings of which the default is another choice, by processor: `auto` takes one of the ways, and where no bfloat16 is
+multiplied float32 stands in for it. That choice leads to the same bits; another acts."""
+
+
 def _refused(settings: dict[str, Any], error: Any) -> Any:
     """Check that the error names what was set, in full."""
     if isinstance(error, MegaoptError):
@@ -320,6 +325,6 @@ def test_no_setting_is_silent(optimizer, name, default, tmp_path) -> None:
             _tried(optimizer, name, value, context, folder) for value in _candidates(name, default, folder)
         ]
         assert found
-        assert "silent" not in found, (context, found)
+        assert "acts" in found if name in BY_PROCESSOR else "silent" not in found, (context, found)
     if context:
         assert "acts" in found or optimizer != "adam"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroup
 
-from megaopt_core.optimizers._between_ranks.held import modules_of_experts
+from megaopt_core.optimizers._between_ranks.held import is_shared_out, modules_of_experts
 from megaopt_core.parallel._agreement import Comparison, Rows, fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._names import join, named_modules, named_params
@@ -152,6 +152,9 @@ def settings_of_groups(
 ) -> list[Comparison]:
     """Return what is to be alike of the parameter groups: what was written into them too.
 
+    Steps may note in a group what they did with the parameters of this rank, as the class says in `noted_by_steps`.
+    Where ranks step other parameters each, their notes are their own.
+
     Args:
         optimizer: what this rank holds.
         pgs: the process groups.
@@ -160,13 +163,21 @@ def settings_of_groups(
     group = pgs.dense_dp
     if not communicates(group):
         return []
+    noted = {
+        id(values): frozenset(getattr(type(part.inner), "noted_by_steps", ()))
+        for part in optimizer.parts
+        if is_shared_out(part, pgs)
+        for values in part.groups
+    }
     rows: Rows = [
         (
             f"param group {index}",
             {
                 key: plain(value)
                 for key, value in values.items()
-                if _is_setting(key, value) and (everything or key in WRITTEN)
+                if _is_setting(key, value)
+                and (everything or key in WRITTEN)
+                and key not in noted.get(id(values), ())
             },
         )
         for index, values in enumerate(optimizer.param_groups)

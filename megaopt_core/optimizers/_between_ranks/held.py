@@ -20,7 +20,7 @@ from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words
 from megaopt_core.routing._routing import Routing
 
-__all__ = ["Held", "Holder", "modules_of_experts"]
+__all__ = ["Held", "Holder", "is_shared_out", "modules_of_experts"]
 
 _SAMPLED = 16
 """Parameters whose state is looked at where it must cost next to nothing."""
@@ -129,7 +129,7 @@ class Holder:
         params = [
             param
             for part in parts
-            if size_of(part.sharded.stats_group) <= self._alone(part)
+            if not is_shared_out(part, self.pgs)
             for piece in part.pieces
             for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
             # A part of a parameter is one rank's share, whatever its strategy says of norms.
@@ -140,12 +140,6 @@ class Holder:
             for key, value in state[param].items() if groups else ():
                 if isinstance(value, (torch.Tensor, int, float)):
                     yield Held(f"state {key!r} of {self.names[param]!r}", value, groups, is_sampled=not all_)
-
-    def _alone(self, part: OptimizerPart) -> int:
-        """Return the number of ranks that norms are added over where parameters are stepped by every replica."""
-        group = self.pgs.tp_ep_pp
-        is_of_experts = group is not None and part.sharded.stats_group is group
-        return size_of(group if is_of_experts else self.pgs.mp)
 
     def _groups_of_stepped(self, name: str, param: torch.Tensor) -> _Groups:
         """Return the groups whose ranks hold the same values of a parameter as this one."""
@@ -203,3 +197,15 @@ def modules_of_experts(chunk: torch.nn.Module) -> set[int]:
         if params and all(not getattr(param, "allreduce", True) for param in params):
             found.update(map(id, module.modules()))
     return found
+
+
+def is_shared_out(part: OptimizerPart, pgs: ProcessGroupCollection) -> bool:
+    """Whether replicas step other parameters each, or other parts of them; False: every replica steps all by itself.
+
+    Args:
+        part: an inner optimizer with its pieces.
+        pgs: the process groups.
+    """
+    group = pgs.tp_ep_pp
+    is_of_experts = group is not None and part.sharded.stats_group is group
+    return size_of(part.sharded.stats_group) > size_of(group if is_of_experts else pgs.mp)

@@ -213,6 +213,25 @@ def test_after_a_load_parameters_are_gathered_before_anything_reads_them(launch,
     assert launch(stale, 2, str(tmp_path)) == [([], []), ([], [])]
 
 
+def noted(rank: int, size: int) -> list[bool]:
+    """Have steps note something else on every rank, where each has its own matrices and where all have the same."""
+    found = []
+    for sharding in ("layer_wise", "replicated"):
+        _, wrapped, stepper = built(rank, size)
+        if sharding == "replicated":
+            stepper = build_optimizer(wrapped, "muon", **PLAIN)
+        for group in stepper.param_groups:
+            if "ns_plan" in group:
+                group["ns_plan"] = f"{24 + rank}x64:plain"
+        found.append(any("ns_plan" in line for line in stepper.check()))
+    return found
+
+
+def test_owners_have_notes_of_their_own(launch):
+    """What steps did with matrices that other ranks do not step is no difference; of replicas it is one."""
+    assert launch(noted, 2) == [[False, True], [False, True]]
+
+
 def from_another_rank(rank: int, size: int, folder: str) -> str | None:
     """Load the file of the neighbour."""
     _, _, stepper = built(rank, size)

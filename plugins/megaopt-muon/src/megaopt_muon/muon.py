@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, override
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, override
 
 import torch
 from attrs import frozen
@@ -121,6 +121,9 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         >>> bool(weight[0, 0] < 0 and weight[0, 1] == 0)
         True
     """
+
+    noted_by_steps: ClassVar[frozenset[str]] = frozenset({"ns_plan"})
+    """Keys of groups that say what steps did with the parameters of this rank."""
 
     def __init__(
         self,

@@ -47,10 +47,8 @@ def compiled(plan: str, coefficients: str) -> list[int]:
     [("", "cans"), ("256x768:gram 256x512:gram", "quintic"), ("256x768:plain 256x512:plain", "simple")],
 )
 def test_only_the_first_step_compiles(plan, coefficients):
-    """With new gradients in every step, of new norm and spectrum, later steps find every kernel compiled.
-
-    Where oneDNN knows no bfloat16, torch multiplies by other means, and nothing is compiled at all.
-    """
+    """With new gradients in every step, of new norm and spectrum, later steps find every kernel compiled."""
     first, *later = compiled(plan, coefficients)
+    # Where oneDNN knows no bfloat16, torch multiplies by other means, and nothing is compiled at all.
     assert (first > 0) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert later == [0, 0]

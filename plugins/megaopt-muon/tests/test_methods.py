@@ -9,11 +9,12 @@ import pytest
 import torch
 from attrs import asdict
 from megaopt_muon import calibration, newton_schulz, precision
+from megaopt_muon import rates as rates_module
 from megaopt_muon.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.methods import MethodBook, choose_method
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.rates import DEFAULT, Rates, probe, processor_kind
+from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 from megaopt_muon.schedule import Spectrum, plan_blocks
 from megaopt_muon.step_cost import step_cost
 
@@ -247,10 +248,20 @@ def test_deterministic_runs_and_ranks_measure_nothing(monkeypatch):
     assert current_rates(256) is DEFAULT
 
 
+def test_a_calibration_ends_where_products_take_seconds(monkeypatch):
+    """A processor that cannot multiply bfloat16 is measured once by each size, not fifty times."""
+    clock, products = iter(range(10_000)), []
+    monkeypatch.setattr(rates_module.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(rates_module.torch, "mm", lambda x, y, out: products.append(len(x)))
+    found = calibrated()
+    assert [each.size for each in found] == [256, 768]
+    assert [products.count(size) for size in (256, 768)] == [6, 6]
+
+
 def test_a_probe_gives_rates():
     """Each of them is a time."""
-    rates = probe()
-    assert all(0 < getattr(rates, name) < 1e-3 for name in ("gram", "square", "apply", "pass_"))
+    found = probe()
+    assert all(0 < getattr(found, name) < 1e-3 for name in ("gram", "square", "apply", "pass_"))
 
 
 def test_the_command_writes_the_file(file, monkeypatch, capsys):

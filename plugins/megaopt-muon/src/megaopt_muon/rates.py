@@ -25,11 +25,19 @@ _SIZES: Final = (256, 768)
 _PROBED: Final = 384
 """Rows of the square matrices that a probe measures with: the rates of smaller ones tell little of larger ones."""
 
+_RUNS: Final = 5
+"""How often a calibration measures, of which the median counts."""
+
 _CALL: Final = 5e-6
 """Seconds that a call takes before it computes."""
 
 _CALLS: Final = 10
 """Calls for the diagonals of a product of square matrices, which lie far apart in memory."""
+
+
+_ENOUGH: Final = 3.0
+"""Seconds after which nothing is measured again: a processor that cannot multiply bfloat16 takes seconds for a product,
+of which one says as much as many."""
 
 
 def _positive(_: Any, attribute: Any, value: Any) -> None:
@@ -106,7 +114,9 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
     """Measure with matrices of one size.
 
     The operations take turns, and the fastest round of each counts: what else the machine does hits all of them alike.
+    Where rounds take seconds, one counts.
     """
+    begin = time.perf_counter()
     x = torch.ones(size, aspect * size, dtype=torch.bfloat16)
     square, out = torch.ones(2, size, size, dtype=torch.bfloat16)
     large_out, large = torch.empty_like(x), aspect * size**3
@@ -120,6 +130,8 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
         del operations["apply"]
     fastest = dict.fromkeys(operations, math.inf)
     for number in range(rounds + 1):  # the first one compiles
+        if number > 1 and time.perf_counter() - begin > _ENOUGH:
+            break
         for name, (run, units) in operations.items():
             start = time.perf_counter()
             run()
@@ -133,6 +145,8 @@ def calibrated() -> tuple[Rates, ...]:
     """Measure carefully, with matrices of two sizes: what `megaopt calibrate` stores."""
     found = []
     for size in _SIZES:
-        runs = [asdict(_measured(size, 4, rounds=9)) for _ in range(5)]
-        found.append(Rates(**{key: statistics.median(run[key] for run in runs) for key in runs[0]}))
+        begin, runs = time.perf_counter(), [asdict(_measured(size, 4, rounds=9))]
+        while len(runs) < _RUNS and time.perf_counter() - begin < _ENOUGH:
+            runs.append(asdict(_measured(size, 4, rounds=9)))
+        found.append(Rates(**{key: statistics.median_low(run[key] for run in runs) for key in runs[0]}))
     return tuple(found)

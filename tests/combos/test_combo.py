@@ -40,7 +40,7 @@ COMBOS = {
     "examples": {"adam", "checkpoint", "distributed", "fsdp", "layerwise", "muon", "roles", "testing"},
     "thirdparty": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
     "lowest": {"adam", "checkpoint", "distributed", "muon", "roles", "testing"},
-    "long": EVERY - {"bridge", "tools"},
+    "long": EVERY - {"tools"},
     "all": EVERY,
     "demo": EVERY,
     "demo-short": EVERY,

@@ -23,6 +23,7 @@ from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._changes import ChangeRecord
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._protocol import OverlappedParams, ShardedParams
+from megaopt_core.state._spread.notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -77,6 +78,7 @@ class OptimizerPart:
         return group_checks(None, self.inner.defaults)
 
     def __attrs_post_init__(self) -> None:
+        joins_of(self.inner)  # what is wrong there is said here, not in the first checkpoint
         self._spans = [self._spans_of(piece) for piece in self.pieces]
         self.writes = ForeignWrites(self.precision, self.sharded)
         self._member_ids = [list(map(id, group["params"])) for group in self.groups]

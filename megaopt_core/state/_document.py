@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from megaopt_core.params._roles import RoleDecision
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._collected import Collected
 from megaopt_core.state._ranks import Ranks
+from megaopt_core.state._spread.notes import Notes, joined_notes, notes_of
 from megaopt_core.state._values.encoding import encode
 
 if TYPE_CHECKING:
@@ -144,21 +145,32 @@ def describe_optimizer(
         }
         for name in {**group_of, **collected.state}
     }
+    told = ranks.gather_different((mine, [notes_of(part) for part in optimizer.parts]))
+    notes = _joined(optimizer, [of_rank for _, of_rank in told])
     groups = []
     for index, (group, said) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
         where = f"optim.groups.{index}"
         groups.append(
             {
-                "settings": encode(settings_of(group), tensors, where),
+                "settings": encode({**settings_of(group), **notes[index]}, tensors, where),
                 "configured": encode(said, {}, f"{where}.configured"),
             }
         )
     scaler = None if optimizer.grad_scaler is None else optimizer.grad_scaler.state_dict()
     return {
-        "parameters": _merged(ranks.gather_different(mine)),
+        "parameters": _merged(of_rank for of_rank, _ in told),
         "groups": groups,
         "scaler": encode(scaler, tensors, "optim.scaler"),
     }
+
+
+def _joined(optimizer: NamedState, of_ranks: Sequence[Sequence[Notes]]) -> Notes:
+    """Return what steps have noted on all ranks, for each of this rank's groups."""
+    return [
+        note
+        for index, part in enumerate(optimizer.parts)
+        for note in joined_notes(part, [parts[index] for parts in of_ranks if index < len(parts)])
+    ]
 
 
 def _described(decision: RoleDecision, shape: tuple[int, ...]) -> dict[str, Any]:

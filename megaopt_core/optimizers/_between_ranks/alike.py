@@ -15,6 +15,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._names import join, named_modules, named_params
 from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words
+from megaopt_core.state._spread.notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -164,7 +165,7 @@ def settings_of_groups(
     if not communicates(group):
         return []
     noted = {
-        id(values): frozenset(getattr(type(part.inner), "noted_by_steps", ()))
+        id(values): joins_of(part.inner)
         for part in optimizer.parts
         if is_shared_out(part, pgs)
         for values in part.groups

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
 from layerwise_runs import PLAIN, blocks, differing
+from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megaopt_layerwise import LayerWiseDistributedOptimizer
 from models import batch, loss_of, values_of
@@ -230,6 +231,34 @@ def noted(rank: int, size: int) -> list[bool]:
 def test_owners_have_notes_of_their_own(launch):
     """What steps did with matrices that other ranks do not step is no difference; of replicas it is one."""
     assert launch(noted, 2) == [[False, True], [False, True]]
+
+
+def joined(rank: int, size: int, folder: str) -> list[set[str]]:
+    """Save what owners have noted, and return what each rank has in its groups: itself, and one that loads."""
+    found = []
+    for seen in ("saved", "loaded"):
+        model, _, stepper = built(rank, size)
+        if seen == "saved":
+            for group in stepper.param_groups:
+                if "ns_plan" in group:
+                    group["ns_plan"] = f"{24 + rank}x64:plain 16x16:{('plain', 'gram')[rank]}"
+            save_checkpoint(folder, model, stepper)
+        else:
+            load_checkpoint(folder, model, stepper)
+        found.append(plans(stepper.param_groups))
+    return found
+
+
+def plans(groups: list[dict[str, Any]]) -> set[str]:
+    """Return how groups say that their shapes are iterated."""
+    return {group["ns_plan"] for group in groups if "ns_plan" in group}
+
+
+def test_a_checkpoint_joins_what_owners_have_noted(launch, tmp_path):
+    """Every rank resumes with the notes of all, and nothing is written into the groups of who saves."""
+    own = [{"24x64:plain 16x16:plain"}, {"25x64:plain 16x16:gram"}]
+    both = {"16x16:plain 24x64:plain 25x64:plain"}
+    assert launch(joined, 2, str(tmp_path)) == [[mine, both] for mine in own]
 
 
 def from_another_rank(rank: int, size: int, folder: str) -> str | None:

@@ -214,3 +214,15 @@ def test_closures_in_a_signature_are_refused() -> None:
 
     with pytest.raises(PluginError, match=r"Probing\.step needs a closure"):
         FP32Optimizer(Probing([nn.Parameter(torch.ones(1))]), OptimizerConfig())
+
+
+def test_keys_that_steps_note_need_what_joins_them() -> None:
+    """A class that names its keys alone is refused when it is wrapped, not in the first checkpoint of several ranks."""
+
+    class Noting(torch.optim.SGD):
+        noted_by_steps = frozenset({"plan"})
+
+    with pytest.raises(
+        PluginError, match=r"Noting\.noted_by_steps must map each key of a group to a function"
+    ):
+        FP32Optimizer(Noting([nn.Parameter(torch.ones(1))]), OptimizerConfig())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
     from megaopt_muon.rates import Rates
 
-__all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "parsed_plan"]
+__all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "joined_plans", "parsed_plan"]
 
 METHODS: Final = ("plain", "gram")
 """`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows."""
@@ -146,7 +146,7 @@ class MethodBook:
     @property
     def text(self) -> str:
         """All that is chosen, as one string."""
-        return " ".join(f"{small}x{large}:{name}" for (small, large), name in sorted(self._chosen.items()))
+        return _written(self._chosen)
 
 
 def parsed_plan(text: str) -> dict[tuple[int, int], str]:
@@ -174,6 +174,26 @@ def parsed_plan(text: str) -> dict[tuple[int, int], str]:
             )
         chosen[int(small), int(large)] = name
     return chosen
+
+
+def joined_plans(texts: Sequence[str]) -> str:
+    """Return what several ranks say of the shapes that each steps; of what they say differently, what the first does.
+
+    Args:
+        texts: as :attr:`MethodBook.text` writes them.
+
+    Raises:
+        ConfigurationError: one of them is none.
+
+    Example:
+        >>> joined_plans(["512x4096:gram", "64x64:plain 512x4096:plain"])
+        '64x64:plain 512x4096:gram'
+    """
+    return _written({shape: name for text in reversed(texts) for shape, name in parsed_plan(text).items()})
+
+
+def _written(chosen: Mapping[tuple[int, int], str]) -> str:
+    return " ".join(f"{small}x{large}:{name}" for (small, large), name in sorted(chosen.items()))
 
 
 def is_narrow(dtype: torch.dtype, device: torch.device) -> bool:

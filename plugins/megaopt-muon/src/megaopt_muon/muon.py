@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, override
 
@@ -19,6 +19,7 @@ from megaopt_muon.elementwise import subtract
 from megaopt_muon.execution import merged, orthogonalize_pieces
 from megaopt_muon.groups import tensor_parallel_groups
 from megaopt_muon.local_step import LocalStep, gradient_of, runs_of
+from megaopt_muon.methods import joined_plans
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.planner import Planner
 
@@ -122,8 +123,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         True
     """
 
-    noted_by_steps: ClassVar[frozenset[str]] = frozenset({"ns_plan"})
-    """Keys of groups that say what steps did with the parameters of this rank."""
+    noted_by_steps: ClassVar[Mapping[str, Callable[[Sequence[str]], str]]] = {"ns_plan": joined_plans}
+    """Keys of groups that say what steps did with the parameters of this rank, and what joins those of several."""
 
     def __init__(
         self,

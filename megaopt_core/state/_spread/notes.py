@@ -1,0 +1,65 @@
+"""What steps note in groups of the parameters of this rank, and the notes of several ranks joined into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megaopt_core.errors import PluginError
+
+if TYPE_CHECKING:
+    import torch
+
+    from megaopt_core.state._protocol import NamedPieces
+
+__all__ = ["joined_notes", "joins_of", "notes_of"]
+
+type Notes = list[dict[str, Any]]
+"""For every group of a part, the keys that steps write there."""
+
+
+def joins_of(inner: torch.optim.Optimizer) -> Mapping[str, Callable[[Sequence[Any]], Any]]:
+    """Return the keys of groups that an optimizer's steps write, each with what joins the notes of several ranks.
+
+    Args:
+        inner: an optimizer, whose class may say it in `noted_by_steps`.
+
+    Raises:
+        PluginError: the class says it in another way.
+    """
+    noted: Any = getattr(type(inner), "noted_by_steps", {})
+    if isinstance(noted, Mapping) and all(map(callable, noted.values())):
+        return noted
+    raise PluginError(
+        f"{type(inner).__name__}.noted_by_steps must map each key of a group to a function that joins a list of notes, "
+        f"got {noted!r}"
+    )
+
+
+def notes_of(part: NamedPieces) -> Notes:
+    """Return what steps have noted on this rank.
+
+    Args:
+        part: some pieces, and who steps them.
+
+    Raises:
+        PluginError: the class does not say right which keys it writes.
+    """
+    keys = joins_of(part.inner)
+    return [{key: group[key] for key in keys if key in group} for group in part.groups]
+
+
+def joined_notes(part: NamedPieces, of_ranks: Sequence[Notes]) -> Notes:
+    """Return one note for those of all ranks; where they say the same it stands as it is.
+
+    Args:
+        part: this rank's.
+        of_ranks: what :func:`notes_of` returns on each.
+    """
+    joins, mine = joins_of(part.inner), notes_of(part)
+    for index, note in enumerate(mine):
+        for key in note:
+            said = [notes[index][key] for notes in of_ranks if index < len(notes) and key in notes[index]]
+            if any(value != said[0] for value in said):
+                note[key] = joins[key](said)
+    return mine

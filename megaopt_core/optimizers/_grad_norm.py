@@ -51,6 +51,7 @@ class Asked:
         norm_groups: names of the separate norms.
         refusals: let the ranks that share parameters out hear of one that cannot step, whatever else is asked.
         writes: let all ranks hear of one whose model somebody else wrote to, where all meet anyway.
+        brought: let the ranks that bring values to pieces together hear of one whose model somebody wrote to.
     """
 
     norms: bool = False
@@ -59,6 +60,7 @@ class Asked:
     norm_groups: tuple[str, ...] = ()
     refusals: bool = False
     writes: bool = False
+    brought: bool = False
 
 
 def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
@@ -85,7 +87,7 @@ def found_inf_in(grads: Sequence[torch.Tensor], inv_scale: float, device: torch.
     """
     flag = torch.zeros(1, dtype=torch.float32, device=device)
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for grad in grads:
+    for grad in map(_as_real, grads):
         by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
     for (where, _), some in by_kind.items():
         local = torch.zeros(1, dtype=torch.float32, device=where)
@@ -93,6 +95,13 @@ def found_inf_in(grads: Sequence[torch.Tensor], inv_scale: float, device: torch.
         torch._amp_foreach_non_finite_check_and_unscale_(some, local, factor)
         flag = torch.maximum(flag, local.to(device))
     return flag
+
+
+def _as_real(grad: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in a gradient's memory: a complex one has two for each element."""
+    if not grad.is_complex():
+        return grad
+    return torch.view_as_real(grad.conj() if grad.is_conj() else grad)
 
 
 type _PerGroup = dict[dist.ProcessGroup | None, torch.Tensor]
@@ -139,7 +148,7 @@ def measure(
         zeros: what :func:`zeros_of` returned; None: counted here if asked for.
         refused: this rank cannot step what trains; the ranks that it meets here are told.
     """
-    if not (asked.norms or asked.zeros or asked.finite or asked.refusals) and found_inf is None:
+    if not any((asked.norms, asked.zeros, asked.finite, asked.refusals, asked.brought)) and found_inf is None:
         return GradStats(found_inf=False, norms={}, zeros=None, refused=refused)
     if asked.zeros and zeros is None:
         zeros = zeros_of(parts)
@@ -191,6 +200,42 @@ def measure_unread(
     return UnreadStats(shown, values, watching, watch, clip_grad, asked.zeros), factors
 
 
+type _Brought = dict[tuple[OptimizerPart, ...], torch.Tensor]
+"""Parts whose pieces get values from all ranks together, and whether somebody wrote such values on one of these."""
+
+
+def _totals(
+    parts: Sequence[OptimizerPart],
+    keys: Sequence[str | None],
+    asked: Asked,
+    zeros: _PerGroup | None,
+    refused: bool,
+    *,
+    exact_range: bool,
+) -> tuple[torch.Tensor, _Brought]:
+    """Return a sum for each key, then the zeros, then how many ranks refuse, then on how many somebody wrote."""
+    device = stats_device(parts)
+    brought: _Brought = {}
+    totals = torch.zeros(len(keys) + 3, dtype=wide_dtype(device), device=device)
+    if not any((asked.norms, asked.finite, asked.zeros, asked.refusals, asked.brought)):
+        return totals, brought
+    written = _written(parts, totals) if asked.writes else totals.new_zeros(())
+    for group, members in _by_stats_group(parts).items():
+        sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
+        if zeros is not None:
+            sums[-3] = zeros[group]
+        sums[-2] = float(refused)
+        sums[-1] = written
+        together = tuple(part for part in members if part.writes.is_together)
+        sums = torch.cat([sums, _wrote_together(together, sums)])
+        if size_of(group) > 1:
+            all_reduce(sums, group, "the reduction of gradient norms")
+        if together:
+            brought[together] = sums[-1:]
+        totals += sums[:-1]
+    return totals, brought
+
+
 def _measure(
     parts: Sequence[OptimizerPart],
     pgs: ProcessGroupCollection,
@@ -204,21 +249,9 @@ def _measure(
     """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
     device = stats_device(parts)
     keys: list[str | None] = [None, *asked.norm_groups]
-    # A sum for each key, then the zeros, then how many ranks refuse, then on how many somebody wrote.
-    totals = torch.zeros(len(keys) + 3, dtype=wide_dtype(device), device=device)
+    totals, brought = _totals(parts, keys, asked, zeros, refused, exact_range=exact_range)
     written = _written(parts, totals) if asked.writes else totals.new_zeros(())
-    everything = totals.new_zeros(())
-    if asked.norms or asked.finite or asked.zeros or asked.refusals:
-        for group, members in _by_stats_group(parts).items():
-            sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
-            if zeros is not None:
-                sums[-3] = zeros[group]
-            sums[-2] = float(refused)
-            sums[-1] = written
-            if size_of(group) > 1:
-                all_reduce(sums, group, "the reduction of gradient norms")
-            totals += sums
-        everything = totals[:-3].sum()
+    everything = totals[:-3].sum()
     if asked.finite and found_inf is None:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
     flags = totals.new_tensor([0.0, 0.0, float(refused), 0.0])
@@ -230,7 +263,11 @@ def _measure(
         for group in (pgs.mp, pgs.dense_dp):
             if size_of(group) > 1:
                 all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
-    host = _read_with_writes(torch.cat([flags, totals]), parts)
+    host = _read_with_writes(torch.cat([*brought.values(), flags, totals]), parts)
+    for together in brought:
+        is_brought = host.pop(0) > 0
+        for part in together:
+            part.writes.is_brought = is_brought
     *flags_and_totals, zero_count, refusals, writes = host
     overflown, found, someone_refuses, was_written = (flag > 0 for flag in flags_and_totals[:4])
     squares = flags_and_totals[4:] if asked.norms else []
@@ -250,7 +287,15 @@ def _written(parts: Sequence[OptimizerPart], like: torch.Tensor) -> torch.Tensor
     if any(part.writes.is_counted for part in parts):
         return like.new_ones(())
     flags = [part.writes.flag.to(like).view(1) for part in parts if part.writes.flag is not None]
+    flags += [part.writes.wrote_together(like) for part in parts if part.writes.is_together]
     return torch.cat(flags).amax() if flags else like.new_zeros(())
+
+
+def _wrote_together(parts: Sequence[OptimizerPart], like: torch.Tensor) -> torch.Tensor:
+    """Return, as one value, 1 where somebody wrote to what only all ranks together bring to pieces, else 0."""
+    return torch.cat([like.new_zeros(1), *(part.writes.wrote_together(like) for part in parts)]).amax(
+        0, keepdim=True
+    )
 
 
 def _read_with_writes(values: torch.Tensor, parts: Sequence[OptimizerPart]) -> list[float]:

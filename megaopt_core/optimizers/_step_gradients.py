@@ -229,7 +229,10 @@ class StepGradients:
 
     def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
         tells = self.when_written is not None
-        return Asked(norms, zeros, finite, self.norm_groups, refusals=self._shares_out, writes=tells)
+        brought = any(part.writes.is_together for part in self.parts)
+        return Asked(
+            norms, zeros, finite, self.norm_groups, refusals=self._shares_out, writes=tells, brought=brought
+        )
 
     @property
     def _shares_out(self) -> bool:
@@ -247,13 +250,14 @@ class StepGradients:
         )
 
     def _tell_if_written(self, stats: GradStats) -> None:
-        if not stats.written or self.when_written is None:
-            return
-        try:
-            self.when_written()
-        except MegaoptError:
-            self._discard()
-            raise
+        if stats.written and self.when_written is not None:
+            try:
+                self.when_written()
+            except MegaoptError:
+                self._discard()
+                raise
+        for part in self.parts:
+            part.writes.take_over_together()
 
     def _discard(self) -> None:
         for part in self.parts:

@@ -62,7 +62,11 @@ class ShardedParams(Protocol):
     """How updates travel to the owners of whole tensors and back, where the step is split; None: it is not."""
 
     takes_values_together: bool = False
-    """`take_model_values` is a collective: all ranks call it, or none."""
+    """`take_model_values` is a collective: all ranks of `stats_group` call it, or none."""
+
+    brought_together: Sequence[torch.Tensor] = ()
+    """What this rank holds of the model's values that reach a piece, here or elsewhere, by such a collective alone.
+    Nobody but users writes to it between a step's end and the next step, which so notices what they wrote."""
 
     steps_local_tensors: bool = False
     """On every rank each piece is the local tensor of a DTensor: its states can be DTensors that are cut alike."""

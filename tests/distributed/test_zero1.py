@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from megaopt_core import ParamKey, ParamPredicate, ProcessGroupCollection, build_optimizer
+from megaopt_core.errors import ShardingError
 
 pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
@@ -405,3 +406,46 @@ def test_state_takes_the_bytes_that_the_documentation_says(launch, size, row):
     per_param, dtype, settings = ROWS[row]
     params = 2 * (256 * 256 + 256)
     assert launch(state_bytes, size, dtype, settings) == [per_param * params // size] * size
+
+
+def channels_last(rank: int, size: int, first: str, options: Mapping[str, Any]) -> list[Any]:
+    """Train convolutions whose weights are in channels-last order, under torch's DDP; tell why not, or the weights."""
+    found = []
+    for sharding in ("replicated", "distributed"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        model = model.to(memory_format=torch.channels_last)
+        wrapped = TorchDDP(model, **options) if first == "wrapped" else model
+        try:
+            stepper = build_optimizer(wrapped, "adam", lr=1e-2, sharding=sharding, **PLAIN)
+        except ShardingError as error:
+            assert not model[0].weight.is_contiguous()  # nothing has moved
+            found.append(str(error))
+            continue
+        wrapped = TorchDDP(model, **options) if first == "built" else wrapped
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            wrapped(torch.randn(2, 4, 8, 8, generator=generator)).square().mean().backward()
+            stepper.step()
+            stepper.zero_grad()
+        found.append(model[0].weight.detach().contiguous().clone())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "options", "is_right"),
+    [
+        ("wrapped", {}, False),
+        ("wrapped", {"find_unused_parameters": True}, False),
+        ("wrapped", {"gradient_as_bucket_view": True}, True),
+        ("built", {"find_unused_parameters": True}, True),
+    ],
+)
+def test_the_order_of_buckets_is_the_order_of_parameters(launch, first, options, is_right):
+    """Where torch has laid out its buckets before parameters move, gradients would be permuted: that is refused."""
+    for replicated, sharded in launch(channels_last, 2, first, options):
+        if is_right:
+            torch.testing.assert_close(sharded, replicated, rtol=1e-5, atol=1e-6)
+        else:
+            assert "'0.weight' has the strides (36, 1, 12, 4)" in sharded
+            assert "gradient_as_bucket_view=True" in sharded

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -101,3 +102,23 @@ def test_every_optimizer_trains_so_over_four_ranks(launch, name) -> None:
     launch(
         equal_runs, math.prod(dims.values()), [kind for kind in installed() if kind not in FEW], dims, options
     )
+
+
+def written(rank: int, size: int) -> None:
+    """Halve the weights between steps, counted by torch and behind its back, of which owners step whole matrices."""
+    mesh = mesh_of(dp=size)
+    with temporary_plugin(ThirdParty(), name="third-party"):
+        cut, reference = cut_model(mesh), whole_model()
+        optimizer, other = build(cut, "newcomer", mesh), build(reference, "newcomer", alone())
+        for step, behind in enumerate((False, True)):
+            train_with_gradients_of(cut, optimizer, reference, other, range(step, step + 1), mesh)
+            for param in (*cut.parameters(), *reference.parameters()):
+                local = param._local_tensor if isinstance(param, DTensor) else param.detach()
+                (local.data if behind else local).mul_(0.5)
+        train_with_gradients_of(cut, optimizer, reference, other, range(2, 4), mesh)
+        require_close(cut, reference)
+
+
+def test_owners_take_over_what_is_written(launch) -> None:
+    """Weights that somebody loads or clips between two steps reach the ranks that step them whole."""
+    launch(written, 2)

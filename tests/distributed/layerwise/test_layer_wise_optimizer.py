@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
-from layerwise_runs import PLAIN, blocks, differing
+from layerwise_runs import PLAIN, blocks, differing, wrapped
 from megaopt_checkpoint import load_checkpoint, save_checkpoint
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megaopt_layerwise import LayerWiseDistributedOptimizer
@@ -278,6 +278,32 @@ def test_the_file_of_another_rank_is_refused(launch, tmp_path):
     told = launch(from_another_rank, 2, str(tmp_path))
     assert "saved on a rank that stood at dp 1 of 2, expert_dp 1 of 2, loaded at dp 0 of 2" in told[0]
     assert "save_checkpoint" in told[0]
+
+
+def of_another_plan(rank: int, size: int, folder: str) -> list[str]:
+    """Load what was saved under larger buckets, whose parts fit by their shapes; and a file that one rank lacks."""
+    errors = []
+    for path, bucket_size in ((f"{folder}/{rank}.pt", 800), (f"{folder}/{2 * rank}.pt", None)):
+        steppers = []
+        for size_of_buckets in (None, bucket_size):
+            ddp = {"bucket_size": size_of_buckets, "overlap_grad_reduce": size_of_buckets is not None}
+            config = OptimizerConfig(optimizer="muon", sharding="layer_wise", **PLAIN)
+            steppers.append(get_megatron_optimizer(config, [wrapped(blocks(), "buffers", config, ddp)]))
+        steppers[0].save_state_dict_to_file(f"{folder}/{rank}.pt")
+        try:
+            steppers[1].load_state_dict_from_file(path)
+        except (StateDictError, OSError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def test_a_file_of_another_plan_is_refused_and_no_rank_waits(launch, tmp_path):
+    """Both ranks raise before anything has changed, whichever of them cannot load."""
+    first, second = launch(of_another_plan, 2, str(tmp_path))
+    for told in (first[0], second[0]):
+        assert "this rank steps other parts of parameters than when it was saved" in told
+    assert "another rank cannot load its state: FileNotFoundError" in first[1]
+    assert second[1].startswith("FileNotFoundError")
 
 
 def synced(rank: int, size: int) -> list[list[str]]:

@@ -9,7 +9,7 @@ import torch
 from attrs import define, evolve, field
 
 from megaopt_core import ProcessGroupCollection
-from megaopt_core.errors import UnsupportedOperationError
+from megaopt_core.errors import ShardingError, UnsupportedOperationError
 from megaopt_core.params import named_params
 from megaopt_core.sharding import (
     BufferKey,
@@ -67,6 +67,8 @@ class OwnMemory:
     gathering: Gathering = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        for chunk in self.model.chunks:
+            _require_order_of_buckets(chunk)
         # Moving parameters takes twins apart; which they are is known only before.
         twins = [(entry.param, entry.twins) for chunk in self.model.chunks for entry in named_params(chunk)]
         buckets = []
@@ -181,6 +183,27 @@ class BufferMemory:
     def finish_param_sync(self) -> None:
         """Wait for the buckets that the wrapper's forward hooks will not wait for."""
         self.gathering.finish_what_forward_does_not()
+
+
+def _require_order_of_buckets(chunk: torch.nn.Module) -> None:
+    """Raise where torch's wrapper has laid out its buckets in another order than that of flat memory.
+
+    It would read what it has reduced in the one order, and what it has collected in the other.
+    """
+    for module in chunk.modules():
+        if (
+            not isinstance(module, torch.nn.parallel.DistributedDataParallel)
+            or module.gradient_as_bucket_view
+        ):
+            continue
+        for entry in named_params(module.module):
+            if entry.param.requires_grad and not entry.param.is_contiguous():
+                raise ShardingError(
+                    f"{entry.name!r} has the strides {entry.param.stride()}, as in memory_format=torch.channels_last, "
+                    "and DistributedDataParallel has taken them for its buckets; a sharding strategy moves parameters "
+                    "into flat memory in row-major order, and gradients would arrive permuted. Build the optimizer "
+                    "before DistributedDataParallel wraps the model, or wrap it with gradient_as_bucket_view=True"
+                )
 
 
 def _piece(spec: PieceSpec, data: dict[BufferKey, torch.Tensor], model: LiveModel) -> Piece:

@@ -59,6 +59,13 @@ class OwnedParams(ShardedParams):
             self.pieces.append(Piece(spec, param, (self.model.params[name],)))
         self._piece_of.update((piece.spec.members[0][1].name, piece) for piece in self.pieces)
 
+    @property
+    def brought_together(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
+        """This rank's parts of the parameters whose blocks travel."""
+        return [
+            local_tensor(self.model.params[route.name]) for bucket in self.buckets for route in bucket.routes
+        ]
+
     def collect_grads(self) -> None:
         """Bring the parts of every gradient to the owner of its block."""
         self.mail.begin()

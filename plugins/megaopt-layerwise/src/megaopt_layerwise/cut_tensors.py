@@ -8,7 +8,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core import ProcessGroupCollection
-from megaopt_core.params import Shard
+from megaopt_core.params import Shard, local_tensor
 from megaopt_core.sharding import LiveModel, Piece, PieceSpec, gradient_of
 from megaopt_layerwise.cut_tensor import CutTensor, in_halves
 from megaopt_layerwise.fused_exchange import FusedExchange, Travelling
@@ -123,6 +123,14 @@ class CutTensors:
         with torch.no_grad():
             for spec, piece in self.pieces.items():
                 piece.param.copy_(_require(arrived[spec.members[0][1].name]))
+
+    def held(self) -> list[torch.Tensor]:
+        """Return what this rank has of the matrices, in the memory of the model."""
+        return [
+            local_tensor(self.model.params[tensor.spec.name])
+            for some in self.tensors.values()
+            for tensor in some
+        ]
 
     def start_values(self, batch: int | None = None) -> None:
         """Begin to bring the owners' values into the parts that each rank's model has.

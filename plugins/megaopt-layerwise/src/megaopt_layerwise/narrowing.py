@@ -195,11 +195,21 @@ def layouts_of(chunks: Sequence[torch.nn.Module]) -> list[FullParamLayout] | Non
 
     Args:
         chunks: the model.
+
+    Raises:
+        ShardingError: some are of the one kind, and some of the other.
     """
-    layouts = [
-        getattr(chunk, "full_param_layout", None)
-        for chunk in chunks
-        if getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False)
+    scatters = [
+        getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False) for chunk in chunks
     ]
+    if not any(scatters):
+        return None
+    layouts = [getattr(chunk, "full_param_layout", None) for chunk in chunks]
     found = [layout for layout in layouts if isinstance(layout, FullParamLayout)]
-    return found if found and len(found) == len(chunks) else None
+    if not all(scatters) or len(found) != len(chunks):
+        raise ShardingError(
+            f"model chunks {[at for at, scatter in enumerate(scatters) if scatter]} reduce gradients to owners, "
+            f"of {len(chunks)} chunks with {len(found)} layouts: wrap all with use_distributed_optimizer=True and the "
+            "layouts of compute_full_param_layout, or none"
+        )
+    return found

@@ -32,7 +32,7 @@ from megaopt_layerwise.padded_layout import (
     shard_divisor,
 )
 from megaopt_layerwise.params import LayerWiseParams
-from megaopt_layerwise.rank_file import load_rank_file, save_rank_file
+from megaopt_layerwise.rank_file import load_rank_file, raise_together, save_rank_file
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -209,15 +209,20 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
             strict: every parameter must be in the state dict and the other way round.
 
         Raises:
-            StateDictError: names or shapes do not fit.
+            StateDictError: names or shapes do not fit, here or on another rank.
         """
         with torch.no_grad():
             for part in self.parts:
                 part.sharded.take_model_values()
-        if set(state_dict) == {"state", "description"}:
-            self.checkpoint_state().load_state_dict(state_dict)
-        else:
-            super().load_state_dict(state_dict, strict=strict)
+        failure = None
+        try:
+            if set(state_dict) == {"state", "description"}:
+                self.checkpoint_state().load_state_dict(state_dict)
+            else:
+                super().load_state_dict(state_dict, strict=strict)
+        except Exception as error:  # noqa: BLE001 - the other ranks wait to hear of it
+            failure = error
+        raise_together(self, failure)
         self.allgather_params()
 
     def sharded_state_dict(
@@ -253,6 +258,8 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
             filename: the file of this rank.
 
         Raises:
-            StateDictError: it is of another rank or world, or names or shapes do not fit.
+            StateDictError: it is of another rank or world, or of another plan of owners; another rank cannot load its
+                file. Nothing has changed on any rank then.
+            OSError: the file cannot be read.
         """
         load_rank_file(self, filename)

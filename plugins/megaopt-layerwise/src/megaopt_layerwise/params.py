@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from attrs import define, field
 from megaopt_distributed import FlatMemory
 
@@ -61,6 +62,11 @@ class LayerWiseParams(ShardedParams):
             [index for index, place in enumerate(places) if place == unit]
             for unit in (*batches, *((bucket, 0) for bucket in self._buckets))
         ]
+
+    @property
+    def brought_together(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
+        """The parts of cut matrices that come back to this rank, and its rows of those that peers share."""
+        return [*self.cut.held(), *self.parts.held()]
 
     def _place(self, spec: PieceSpec) -> tuple[int | None, int]:
         """Return the bucket that a piece lies in, or None and the batch that it comes back in."""

@@ -9,7 +9,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core import ProcessGroupCollection
-from megaopt_core.params import Box, ParamSpec, Shard
+from megaopt_core.params import Box, ParamSpec, Shard, local_tensor
 from megaopt_core.sharding import LiveModel, Piece, PieceSpec, gradient_of
 from megaopt_layerwise.fused_exchange import FusedExchange
 from megaopt_layerwise.layout import LayerWiseLayout
@@ -127,6 +127,18 @@ class PeerParts:
         """Bring the model's present values into the columns."""
         for piece in self.pieces.values():
             self.model.fill(piece)
+
+    def held(self) -> list[torch.Tensor]:
+        """Return the rows that this rank has in memory, which nobody else writes to, as views of the model's."""
+        rows = []
+        for axis, exchange in self.exchanges.items():
+            for parts in self.tensors[axis]:
+                if exchange.rank in parts.held:
+                    (first, *_), (count, *_) = parts.held[exchange.rank]
+                    (start, *_), _ = self.model.box(parts.spec.name)
+                    param = local_tensor(self.model.params[parts.spec.name]).detach()
+                    rows.append(param.narrow(0, first - start, count))
+        return rows
 
     def store_values(self) -> None:
         """Bring the columns that were stepped into the rows that each peer has in memory."""

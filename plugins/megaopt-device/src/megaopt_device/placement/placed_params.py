@@ -67,6 +67,11 @@ class PlacedParams(ShardedParams):
         return self.source.takes_values_together
 
     @property
+    def brought_together(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
+        """As the strategy does."""
+        return self.source.brought_together
+
+    @property
     def steps_local_tensors(self) -> bool:  # type: ignore[override]
         """As the strategy does."""
         return self.source.steps_local_tensors

@@ -16,11 +16,13 @@ from megaopt_core.config._validators import (
     at_least_one,
     default_only,
     dtype_setting,
+    fp32_scale,
     fraction,
     is_function,
     is_name,
     is_text,
     limit_setting,
+    no_fraction,
     not_negative,
     positive,
     setting,
@@ -141,13 +143,13 @@ class CoreFields:
     )
 
     loss_scale: float | None = setting(
-        None, optional(positive()), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."
+        None, optional(fp32_scale), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."
     )
-    initial_loss_scale: float = setting(float(2**32), positive(), "Where dynamic loss scaling begins.")
-    min_loss_scale: float = setting(1.0, positive(), "Smallest dynamic loss scale.")
+    initial_loss_scale: float = setting(float(2**32), fp32_scale, "Where dynamic loss scaling begins.")
+    min_loss_scale: float = setting(1.0, fp32_scale, "Smallest dynamic loss scale.")
     loss_scale_window: float = setting(
         1000,
-        and_(positive(), at_least_one),
+        and_(positive(), at_least_one, no_fraction),
         "Steps without overflow after which the dynamic loss scale grows.",
     )
     hysteresis: int = setting(2, whole_number(1), "Overflows after which the dynamic loss scale falls.")

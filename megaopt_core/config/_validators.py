@@ -13,15 +13,19 @@ from megaopt_core.config._dtypes import dtype_name, parse_dtype
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 
 __all__ = [
+    "SCALE_RANGE",
     "at_least_one",
     "between",
     "boolean",
     "default_only",
     "dtype_setting",
+    "fp32_scale",
     "fraction",
     "is_function",
     "is_name",
+    "is_scale",
     "is_text",
+    "no_fraction",
     "not_negative",
     "one_of",
     "positive",
@@ -29,6 +33,8 @@ __all__ = [
     "switch",
     "whole_number",
 ]
+
+SCALE_RANGE = "above 0 and finite in fp32, as 1 over it"
 
 type Validator = Callable[[Any, Attribute[Any], Any], None]
 
@@ -209,6 +215,41 @@ def at_least_one(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """
     if value < 1:
         raise _refuse(attribute, value, "a number of at least 1")
+
+
+def no_fraction(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Refuse numbers between two whole ones.
+
+    Args:
+        attribute: the field.
+        value: a number.
+    """
+    if not (isinstance(value, int) or value.is_integer()):
+        raise _refuse(attribute, value, "a whole number")
+
+
+def is_scale(value: float) -> bool:
+    """Return whether a loss can be multiplied by a number in fp32, and gradients by 1 over it.
+
+    Args:
+        value: the number.
+    """
+    if not 0 < value <= torch.finfo(torch.float32).max:
+        return False
+    rounded = torch.tensor(value, dtype=torch.float64).float()
+    return all(0.0 < float(each) < math.inf for each in (rounded, rounded.double().reciprocal().float()))
+
+
+def fp32_scale(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Refuse what is no number above 0, or one that fp32 does not hold.
+
+    Args:
+        attribute: the field.
+        value: what was given.
+    """
+    positive()(_, attribute, value)
+    if not is_scale(value):
+        raise _refuse(attribute, value, SCALE_RANGE)
 
 
 def _is_bool(_: Any, attribute: Attribute[Any], value: Any) -> None:

@@ -144,15 +144,18 @@ class StepRunner:
         if away is not None:
             away.come_back(part)
 
-    def require_restored(self) -> None:
+    def require_restored(self, what: str = "a step") -> None:
         """Raise where states were brought to the CPU and not back.
+
+        Args:
+            what: what needs them.
 
         Raises:
             UnsupportedOperationError: they are away.
         """
         if self._away is not None:
             raise UnsupportedOperationError(
-                "a step after offload_to_cpu(): call restore_from_cpu() before training goes on"
+                f"{what} after offload_to_cpu(): call restore_from_cpu() before training goes on"
             )
 
     def unused_settings(self, part: InnerPart) -> Mapping[str, str]:

@@ -425,6 +425,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def _switch_mode(self, name: str) -> None:
         """Call `train` or `eval` on the inner optimizers that have it, and bring what it changes to every rank."""
         for part in self.parts:
+            if hasattr(part.inner, name):
+                part.runner.require_restored(f"{name}()")
+        for part in self.parts:
             part.writes.settle()
         switched = [part.switch_mode(name) for part in self.parts]
         if any(switched):

@@ -27,8 +27,8 @@ class ParamState(MutableMapping[str, Any]):
     State of whole tensors that a split step keeps is shown on the rank that owns them, as it is.
 
     Of a piece with several members, state tensors of the piece's shape show the member's elements: a view in the
-    parameter's shape where the piece holds all of it, else flat. State that the policy stores with a scale (fp16 and
-    fp8 moments) and main values that it splits are computed when they are read; assign them to change them.
+    parameter's shape where the piece holds all of it, else flat. State that the policy stores with a scale (fp16,
+    fp8 and 8-bit moments) and main values that it splits are computed when they are read; assign them to change them.
 
     Args:
         part: the part that steps the parameter.

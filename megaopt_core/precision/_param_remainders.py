@@ -198,13 +198,14 @@ class ParamRemainders(BasePrecisionPolicy):
         tensor = self._stepped[index]
         tensor.data = self._storages[index].load()
         grad = self._grads[index]
-        if grad is not None and not grad.is_sparse and grad.stride() != tensor.stride():
-            grad = torch.empty_like(tensor).copy_(grad)  # fused kernels look at memory alone
+        if grad is not None and not grad.is_sparse:
+            grad = _in_order_of(tensor, grad)
         tensor.grad = None if grad is None else grad.to(tensor.dtype)
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
             if isinstance(state.get(key), torch.Tensor) and state[key].shape == tensor.shape:
-                state[key] = self._codes[key].decode(state[key], state.pop(scale_key(key), None))
+                value = self._codes[key].decode(state[key], state.pop(scale_key(key), None))
+                state[key] = _in_order_of(tensor, value)
 
     def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
         tensor = self._stepped[index]
@@ -377,15 +378,25 @@ class ParamRemainders(BasePrecisionPolicy):
         if key not in self._codes_of(stepped):
             super().restore_state(index, key, state, slices)
             return
-        scale = self._codes[key].common_scale(slices, stepped)
+        present = state.get(key)
+        # What is there may be on the CPU for a time, and what takes its place stays there with it.
+        like = stepped
+        if isinstance(present, torch.Tensor) and present.shape == stepped.shape:
+            like = present
+        scale = self._codes[key].common_scale(slices, like)
         if scale is None:
-            self._encode(state, key, decode_slices(slices, stepped))
+            self._encode(state, key, decode_slices(slices, like))
             return
-        stored = torch.zeros(stepped.shape, dtype=self.state_dtypes[key], device=stepped.device)
+        stored = torch.zeros(stepped.shape, dtype=self.state_dtypes[key], device=like.device)
         for part in slices:
             stored.view(-1)[part.start : part.stop] = part.elements
         state[key] = stored
         state[scale_key(key)] = scale
+
+
+def _in_order_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return values as they lie in a tensor's memory: fused kernels look at memory alone."""
+    return values if values.stride() == tensor.stride() else torch.empty_like(tensor).copy_(values)
 
 
 def _placeholder(param: torch.Tensor) -> torch.Tensor:

@@ -35,9 +35,19 @@ def split_remainder(main: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def join_remainder(model: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
     """Return the fp32 values that :func:`split_remainder` split, bit for bit; a NaN may be another one.
 
+    A bf16 value that somebody wrote since may have a remainder that no split makes with it: zero one below 0, infinity
+    one above. Both would make NaN of it, which a split never does of a number; the bf16 value is returned then.
+
     Args:
         model: bf16 values.
         remainder: int16, of the same shape.
+
+    Example:
+        >>> import torch
+        >>> model, remainder = split_remainder(torch.tensor([0.999, 3.0]))
+        >>> join_remainder(torch.zeros_like(model), remainder).tolist()
+        [0.0, 0.0]
     """
-    high = torch.bitwise_left_shift(model.contiguous().view(torch.int16).to(torch.int32), 16)
-    return (high + remainder.to(torch.int32)).view(torch.float32)
+    high = model.contiguous().view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    joined = (high + remainder).view(torch.float32)
+    return torch.where(joined == joined, joined, high.view(torch.float32), out=joined)  # noqa: PLR0124 - false of NaN

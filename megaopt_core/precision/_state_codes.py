@@ -27,6 +27,7 @@ SCALED = "scaled"
 """The code of fp16 and fp8 states: `value = stored * scale`."""
 
 _WIDE_RANGE = 1.0e30
+_WITHOUT_INFINITY = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _SMALLEST_EXPONENT = -126
 """Below it a scale is no normal fp32 number, and dividing by it is not exact."""
 
@@ -160,7 +161,8 @@ def encode_state(
 
     bf16 has fp32's range and needs none. fp16 and fp8 keep `value / scale` with one scale a tensor, the smallest power
     of two for which `max|value| / scale` does not exceed the dtype's largest number. Powers of two make decoding exact:
-    encoding what was decoded gives the same values.
+    encoding what was decoded gives the same values. What is not finite has no part in the scale, and decodes to what is
+    not finite: the other elements keep their values.
 
     Args:
         value: fp32.
@@ -178,12 +180,15 @@ def encode_state(
     """
     if not needs_scale(dtype):
         return value.to(dtype), None
-    largest = value.abs().max() if value.numel() else value.new_zeros(())
+    largest = value.abs().nan_to_num_(0.0, 0.0).max() if value.numel() else value.new_zeros(())
     mantissa, exponent = torch.frexp(largest / torch.finfo(dtype).max)
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(min=_SMALLEST_EXPONENT)
-    usable = torch.isfinite(largest) & (largest > 0)
-    scale = torch.where(usable, torch.ldexp(torch.ones_like(largest), exponent), torch.ones_like(largest))
+    scale = torch.where(
+        largest > 0, torch.ldexp(torch.ones_like(largest), exponent), torch.ones_like(largest)
+    )
     scaled = value / scale
+    if dtype in _WITHOUT_INFINITY:  # torch stores its largest number instead
+        scaled = torch.where(scaled.isinf(), torch.nan, scaled)
     if keep_positive:
         smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
         scaled = torch.where((value > 0) & (scaled < smallest), smallest, scaled)

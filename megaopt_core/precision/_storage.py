@@ -27,6 +27,7 @@ def take_changed(main: torch.Tensor, model: torch.Tensor) -> None:
         >>> [round(value, 4) for value in main.tolist()]
         [1.001, 3.0]
     """
+    model = model.to(main.device)
     rounded = main.to(model.dtype)
     stays = (rounded == model) | (rounded.isnan() & model.isnan())
     main.copy_(torch.where(stays, main, model.to(main.dtype)))
@@ -172,8 +173,8 @@ class Remainder:
         self.remainder = torch.zeros_like(self.param, dtype=torch.int16)
 
     def load(self) -> torch.Tensor:
-        """Return the joined fp32 value."""
-        return join_remainder(self.param.detach(), self.remainder)
+        """Return the joined fp32 value, where the remainder is: it may be on the CPU for a time."""
+        return join_remainder(self.param.detach().to(self.remainder.device), self.remainder)
 
     def store(self, value: torch.Tensor) -> None:
         """Split the value into parameter and remainder.
@@ -186,14 +187,13 @@ class Remainder:
         self.remainder.copy_(remainder)
 
     def take_model(self) -> None:
-        """Forget remainders with which the model's value is no longer the rounding of what both make.
+        """Forget remainders that cannot belong to the model's value.
 
         A remainder is less than half a step of bf16, so nearly every value may have any: zeros and what is not finite
         may not.
         """
-        rounded, _ = split_remainder(self.load())
-        moved = rounded.view(torch.int16) != self.param.detach().contiguous().view(torch.int16)
-        self.remainder.masked_fill_(moved.view_as(self.remainder), 0)
+        _, remainder = split_remainder(self.load())
+        self.remainder.copy_(remainder)
 
     def watched(self) -> list[torch.Tensor]:
         """Return parameter and remainder."""

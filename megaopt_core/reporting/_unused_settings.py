@@ -13,6 +13,7 @@ from megaopt_core.config._dtypes import parse_dtype
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, PluginError, UnusedSettingWarning
+from megaopt_core.precision._policy import LOW_PRECISION
 from megaopt_core.registry._constructor import constructor_kwargs
 from megaopt_core.registry._registry import get_registry
 
@@ -132,11 +133,11 @@ def _dtypes(use: Use) -> Iterator[str]:
     if not config.store_param_remainders:
         if not config.use_precision_aware_optimizer:
             yield use.says("store_param_remainders", "use_precision_aware_optimizer is False")
-        elif not (remainders and config.bf16 and config.main_params_dtype == torch.float32):
+        elif not (remainders and config.main_params_dtype == torch.float32):
             yield use.says(
                 "store_param_remainders", "only bf16 parameters with fp32 main values have remainders"
             )
-    mixed = config.bf16 or config.fp16
+    mixed = config.bf16 or config.fp16 or dtypes & set(LOW_PRECISION)
     if config.use_precision_aware_optimizer and not mixed and not any(map(use.is_set, _STATE_DTYPES)):
         governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
         if not governed & set(config.plugin_settings):

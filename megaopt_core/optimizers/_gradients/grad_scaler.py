@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 
+from megaopt_core.config._validators import SCALE_RANGE, is_scale
 from megaopt_core.errors import ConfigurationError, StateDictError
 
 __all__ = ["ConstantGradScaler", "DynamicGradScaler", "MegatronGradScaler"]
 
 
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ConfigurationError(f"{name}={value!r}: must be positive", setting=name, value=value)
-    return float(value)
+def _scale(name: str, value: float) -> torch.Tensor:
+    if not is_scale(value):
+        raise ConfigurationError(f"{name}={value!r}: must be {SCALE_RANGE}", setting=name, value=value)
+    return torch.tensor([value], dtype=torch.float32)
+
+
+def _is_count(value: float) -> bool:
+    return value >= 1 and float(value).is_integer()
 
 
 class MegatronGradScaler(ABC):
     """A loss scale and the rule by which it changes.
 
     Args:
-        initial_scale: the scale at the first step; positive.
+        initial_scale: the scale at the first step; above 0 and finite in fp32, as is 1 over it.
+
+    Raises:
+        ConfigurationError: it is not.
     """
 
     def __init__(self, initial_scale: float) -> None:
-        self._scale = torch.tensor([_positive("initial_scale", initial_scale)], dtype=torch.float32)
+        self._scale = _scale("initial_scale", initial_scale)
 
     @property
     def scale(self) -> torch.Tensor:
@@ -91,15 +100,16 @@ class DynamicGradScaler(MegatronGradScaler):
 
     On a non-finite gradient the growth tracker becomes 0 and the hysteresis tracker falls by 1; once that is 0 or less,
     `scale = max(scale * backoff_factor, min_scale)`, on every further overflow too. On a good step the growth tracker
-    rises by 1; when it reaches `growth_interval` both trackers are reset and `scale *= growth_factor`.
+    rises by 1; when it reaches `growth_interval` both trackers are reset and `scale *= growth_factor`, unless that is
+    more than fp32 holds.
 
     Args:
         initial_scale: the scale at the first step.
         min_scale: the scale never falls below it; at most `initial_scale`.
         growth_factor: above 1.
         backoff_factor: between 0 and 1.
-        growth_interval: good steps between growths.
-        hysteresis: overflows that are tolerated before the scale falls; at least 1.
+        growth_interval: good steps between growths; a whole number.
+        hysteresis: overflows that are tolerated before the scale falls; a whole number, at least 1.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -121,18 +131,18 @@ class DynamicGradScaler(MegatronGradScaler):
         hysteresis: int = 2,
     ) -> None:
         super().__init__(initial_scale)
-        self.min_scale = _positive("min_scale", min_scale)
-        if self.min_scale > float(initial_scale):
+        self.min_scale = float(_scale("min_scale", min_scale))
+        if self.min_scale > float(self._scale):
             raise ConfigurationError(
                 f"min_scale={min_scale!r}: must not be above initial_scale={initial_scale!r}",
                 setting="min_scale",
                 value=min_scale,
             )
         for name, value, good in (
-            ("growth_factor", growth_factor, growth_factor > 1.0),
+            ("growth_factor", growth_factor, 1.0 < growth_factor < math.inf),
             ("backoff_factor", backoff_factor, 0.0 < backoff_factor < 1.0),
-            ("growth_interval", growth_interval, growth_interval > 0),
-            ("hysteresis", hysteresis, hysteresis > 0),
+            ("growth_interval", growth_interval, _is_count(growth_interval)),
+            ("hysteresis", hysteresis, _is_count(hysteresis)),
         ):
             if not good:
                 raise ConfigurationError(f"{name}={value!r}: out of range", setting=name, value=value)
@@ -156,10 +166,12 @@ class DynamicGradScaler(MegatronGradScaler):
                 self._scale = (self._scale * self.backoff_factor).clamp(min=self.min_scale)
             return
         self._growth_tracker += 1
-        if self._growth_tracker == self.growth_interval:
+        if self._growth_tracker >= self.growth_interval:  # above it after a resume with a shorter interval
             self._growth_tracker = 0
             self._hysteresis_tracker = self.hysteresis
-            self._scale = self._scale * self.growth_factor
+            grown = self._scale * self.growth_factor
+            if is_scale(float(grown)):
+                self._scale = grown
 
     def state_dict(self) -> dict[str, Any]:
         """Return scale and trackers."""
@@ -176,7 +188,8 @@ class DynamicGradScaler(MegatronGradScaler):
             state_dict: what `state_dict` returned.
 
         Raises:
-            StateDictError: a key is missing, or a value is no number; nothing has been changed.
+            StateDictError: a key is missing, a value is no number, or the scale is none that a loss can be multiplied
+                by; nothing has been changed.
         """
         missing = [key for key in self.state_dict() if key not in state_dict]
         if missing:
@@ -188,5 +201,9 @@ class DynamicGradScaler(MegatronGradScaler):
             trackers = int(state_dict["growth_tracker"]), int(state_dict["hysteresis_tracker"])
         except (TypeError, ValueError, RuntimeError) as error:
             raise StateDictError(f"the gradient scaler's state cannot be read: {error}") from error
+        if not is_scale(float(scale)):
+            raise StateDictError(
+                f"the gradient scaler's state has scale={float(scale)!r}: it must be {SCALE_RANGE}"
+            )
         self._scale = scale
         self._growth_tracker, self._hysteresis_tracker = trackers

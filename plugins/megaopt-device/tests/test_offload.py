@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -476,3 +477,18 @@ def test_copies_go_both_ways() -> None:
     copies.wait_up()
     assert torch.equal(back, source)
     assert memory.stride() == source.stride()
+
+
+@pytest.mark.parametrize("name", ["adam", "muon"])
+def test_parameters_on_several_devices_are_refused(name) -> None:
+    """Copies are ordered for one device; the message names all of them."""
+    (part, *_) = build_optimizer(_model(), name, lr=0.01, **OFFLOAD).parts
+    params = [nn.Parameter(torch.zeros(2, 2, device=device)) for device in ("meta", "cpu", "cpu")]
+    sharded: Any = SimpleNamespace(
+        pieces=[SimpleNamespace(param=param, model_params=(param,)) for param in params], exchange=None
+    )
+    with pytest.raises(
+        UnsupportedSettingError,
+        match=f"True: the parameters of {name!r} are on cpu and meta, and copies to the CPU are ordered for one",
+    ):
+        part.runner.place(sharded)

@@ -9,6 +9,8 @@ from torch import nn
 from megaopt_core import ConstantGradScaler, DynamicGradScaler, MixedPrecisionOptimizer, OptimizerConfig
 from megaopt_core.errors import ConfigurationError, StateDictError
 
+RANGE = "above 0 and finite in fp32, as 1 over it"
+
 
 class Model:
     """The rule in ten lines."""
@@ -109,13 +111,21 @@ def test_constant_scale_stays() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"initial_scale": 0.0}, "initial_scale=0.0: must be positive"),
-        ({"min_scale": -1.0}, "min_scale=-1.0: must be positive"),
+        ({"initial_scale": 0.0}, f"initial_scale=0.0: must be {RANGE}"),
+        ({"min_scale": -1.0}, f"min_scale=-1.0: must be {RANGE}"),
+        ({"initial_scale": 1e39}, f"initial_scale=1e+39: must be {RANGE}"),
+        ({"initial_scale": 1e-46}, f"initial_scale=1e-46: must be {RANGE}"),
+        ({"initial_scale": float("nan")}, f"initial_scale=nan: must be {RANGE}"),
+        ({"initial_scale": 10**400}, f"initial_scale={10**400}: must be {RANGE}"),
+        ({"min_scale": 1e-39}, f"min_scale=1e-39: must be {RANGE}"),
         ({"min_scale": 8.0}, "min_scale=8.0: must not be above initial_scale=4.0"),
         ({"growth_factor": 1.0}, "growth_factor=1.0: out of range"),
         ({"backoff_factor": 1.0}, "backoff_factor=1.0: out of range"),
         ({"growth_interval": 0}, "growth_interval=0: out of range"),
+        ({"growth_factor": float("inf")}, "growth_factor=inf: out of range"),
+        ({"growth_interval": 2.5}, "growth_interval=2.5: out of range"),
         ({"hysteresis": 0}, "hysteresis=0: out of range"),
+        ({"hysteresis": 1.5}, "hysteresis=1.5: out of range"),
     ],
 )
 def test_bad_values_are_refused(changed, message) -> None:
@@ -145,6 +155,13 @@ def test_state_round_trip_continues_alike() -> None:
     [
         ({"scale": torch.tensor([2.0])}, "lacks ['growth_tracker', 'hysteresis_tracker']"),
         ({"scale": torch.tensor([2.0]), "growth_tracker": "x", "hysteresis_tracker": 1}, "cannot be read"),
+        *(
+            (
+                {"scale": scale, "growth_tracker": 0, "hysteresis_tracker": 1},
+                f"scale={scale!r}: it must be {RANGE}",
+            )
+            for scale in (float("nan"), float("inf"), 0.0, -4.0)
+        ),
     ],
 )
 def test_a_bad_state_changes_nothing(state, message) -> None:
@@ -155,3 +172,25 @@ def test_a_bad_state_changes_nothing(state, message) -> None:
         scaler.load_state_dict(state)
     assert message in str(caught.value)
     assert scaler.state_dict() == before
+
+
+def test_the_scale_stays_finite() -> None:
+    """It grows as far as fp32 goes, comes down after an overflow, and may grow again."""
+    scaler = DynamicGradScaler(2.0**120, 1.0, growth_interval=1, hysteresis=1)
+    scales = []
+    for overflow in (*[False] * 20, True, False, False):
+        scaler.update(overflow)
+        scales.append(scaler.scale.item())
+    assert scales[-4:] == [2.0**127, 2.0**126, 2.0**127, 2.0**127]
+    assert scaler.inv_scale.item() > 0.0
+
+
+def test_a_shorter_interval_after_a_resume() -> None:
+    """A counter that is past the interval by then does not wait for ever."""
+    first = DynamicGradScaler(4.0, 1.0, growth_interval=10)
+    for _ in range(8):
+        first.update(False)
+    second = DynamicGradScaler(4.0, 1.0, growth_interval=5)
+    second.load_state_dict(first.state_dict())
+    second.update(False)
+    assert second.scale.item() == 8.0

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from megaopt_core.errors import GradientError
+from megaopt_core.optimizers._grad_norm import found_inf_in
 from megaopt_core.optimizers._gradients.statistics import count_zeros, scale_gradients, sum_of_squares
 
 CPU = torch.device("cpu")
@@ -88,3 +89,16 @@ def test_sparse_gradients_are_refused(function) -> None:
         "a sparse gradient of shape (3, 3) cannot be measured: build the embedding with sparse=False, or train it in "
         "fp32 with clip_grad=0.0 and log_num_zeros_in_grad=False"
     )
+
+
+@pytest.mark.parametrize("bad", [None, complex(1.0, float("inf")), complex(float("nan"), 0.0)])
+def test_complex_gradients_are_unscaled_and_checked(bad) -> None:
+    """Both parts of each, in place, where they lie, also of a tensor that is shown conjugated."""
+    shown = torch.randn(5, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).conj()
+    if bad is not None:
+        shown[3] = bad
+    plain, expected = torch.ones(2, dtype=torch.complex64), torch.view_as_real(shown.resolve_conj()) * 0.5
+    flag = found_inf_in([plain, shown], 0.5, CPU)
+    assert torch.equal(torch.view_as_real(shown.resolve_conj()).nan_to_num(), expected.nan_to_num())
+    assert plain.tolist() == [0.5, 0.5]
+    assert bool(flag.item()) is (bad is not None)

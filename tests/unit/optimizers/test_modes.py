@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core import OptimizerEntry, hookimpl
+from megaopt_core.errors import UnsupportedOperationError
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -211,3 +212,23 @@ def test_an_optimizer_that_needs_closures_is_refused(build) -> None:
         "several times a step, and megaopt collects, clips and "
         "steps once"
     )
+
+
+def test_a_mode_is_refused_while_states_are_away(mlp, build, give) -> None:
+    """What would be averaged is on the CPU; afterwards it goes on, and optimizers without modes refuse nothing."""
+    model = mlp()
+    optimizer = build(model, "schedule_free", lr=0.1)
+    give(model)
+    optimizer.step()
+    optimizer.offload_to_cpu()
+    with pytest.raises(
+        UnsupportedOperationError, match=r"eval\(\) after offload_to_cpu\(\): call restore_from_cpu"
+    ):
+        optimizer.eval()
+    assert optimizer.param_groups[0]["train_mode"] is True
+    optimizer.restore_from_cpu()
+    optimizer.eval()
+    assert optimizer.param_groups[0]["train_mode"] is False
+    plain = build(mlp())
+    plain.offload_to_cpu()
+    plain.eval()

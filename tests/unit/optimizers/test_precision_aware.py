@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -287,3 +288,71 @@ def test_wider_parameters_keep_their_dtype(build, dtype) -> None:
     assert torch.equal(ours.wide, theirs.wide)
     assert optimizer.state[ours.wide]["exp_avg"].dtype is dtype
     assert optimizer.state[ours.low]["exp_avg"].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("optimizer_name", ["t_adam", "t_fused", "t_momentum"])
+def test_zeros_that_nobody_counted_stay_numbers(build, optimizer_name) -> None:
+    """What is pruned by way of `.data`, in a tensor too large to be compared whole, has the remainders of before."""
+    torch.manual_seed(0)
+    model = nn.Linear(100, 100, bias=False).bfloat16()
+    optimizer = build(model, optimizer_name, bf16=True, use_precision_aware_optimizer=True)
+    for step in range(4):
+        if step == 2:
+            model.weight.data[7, 3:60] = 0.0
+            model.weight.data[8, 3:60] = -0.0
+        grad = torch.randn(100, 100, generator=torch.Generator().manual_seed(step))
+        model.weight.grad = grad.bfloat16()
+        assert optimizer.step().update_successful
+    assert model.weight.isfinite().all()
+    assert optimizer.state[model.weight]["main_param"].isfinite().all()
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [(torch.bfloat16, {"bf16": True, "loss_scale": 4.0}), (torch.float16, {"fp16": True, "loss_scale": 4.0})],
+)
+def test_complex_parameters_are_stepped_with_a_loss_scale(build, dtype, settings, aware) -> None:
+    """As without one, in the same bits; one part that is not finite skips the step."""
+
+    def trained(**settings: Any) -> tuple[torch.Tensor, bool]:
+        model = nn.Module()
+        model.low = nn.Parameter(torch.ones(4, dtype=dtype))
+        model.wide = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+        optimizer = build(model, "t_adam", use_precision_aware_optimizer=aware, **settings)
+        scale = optimizer.get_loss_scale().item()
+        for step in range(3):
+            model.low.grad = torch.full_like(model.low, scale)
+            model.wide.grad = torch.full_like(model.wide, complex(1.0, step) * scale)
+            assert optimizer.step().update_successful
+        model.wide.grad = torch.full_like(model.wide, complex(1.0, float("nan")))
+        return model.wide.detach(), optimizer.step().update_successful
+
+    (scaled, went_on), (plain, _) = trained(**settings), trained(**{**settings, "loss_scale": 1.0})
+    assert torch.equal(scaled, plain)
+    assert not went_on
+
+
+def test_one_infinity_leaves_the_other_elements_of_narrow_states_alone(build) -> None:
+    """In full precision it is stepped with; the moments of all others go on as if it had not been."""
+
+    def trained(bad: float | None, **settings: Any) -> torch.Tensor:
+        model = nn.Linear(32, 32, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = build(model, "t_adam", lr=1e-3, use_precision_aware_optimizer=True, **settings)
+        for step in range(6):
+            grad = 1e-4 * torch.randn(32, 32, generator=torch.Generator().manual_seed(step))
+            if step == 2 and bad is not None:
+                grad[0, 0] = bad
+            model.weight.grad = grad
+            optimizer.step()
+        return model.weight.detach()
+
+    for dtype in ("fp16", "fp8"):
+        settings = {"exp_avg_dtype": dtype, "exp_avg_sq_dtype": dtype}
+        plain = trained(None, **settings)
+        for bad in (float("inf"), float("nan")):
+            values = trained(bad, **settings)
+            assert not values[0, 0].isfinite()
+            values[0, 0] = plain[0, 0]
+            assert torch.equal(values, plain)

@@ -74,3 +74,24 @@ def test_shapes_and_strides_are_kept() -> None:
     model, remainder = split_remainder(main)
     assert model.shape == remainder.shape == (5, 3)
     assert torch.equal(join_remainder(model, remainder), main)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(-(2**15), 2**15 - 1)), min_size=1))
+def test_no_remainder_makes_nan_of_a_number(pairs: list[tuple[int, int]]) -> None:
+    """Of another value's remainder too: what was written keeps its bits where no split makes such a pair."""
+    high = torch.tensor([bits - 2**16 if bits >= 2**15 else bits for bits, _ in pairs], dtype=torch.int16)
+    model = high.view(torch.bfloat16)
+    joined = join_remainder(model, torch.tensor([rest for _, rest in pairs], dtype=torch.int16))
+    assert torch.equal(joined.isnan(), model.isnan())
+    assert torch.equal(split_remainder(joined)[0].nan_to_num(nan=0.5), model.nan_to_num(nan=0.5))
+
+
+def test_zeros_and_infinities_keep_the_remainders_that_a_split_makes() -> None:
+    """Every value that rounds to them comes back; a remainder of the other sign is none of theirs."""
+    rest = torch.arange(-(2**15), 2**15).to(torch.int16)
+    for text, own in (("0.0", rest >= 0), ("-0.0", rest >= 0), ("inf", rest <= 0), ("-inf", rest <= 0)):
+        model = torch.full(rest.shape, float(text), dtype=torch.bfloat16)
+        joined = join_remainder(model, rest)
+        again, kept = split_remainder(joined)
+        assert torch.equal(again.view(torch.int16), model.view(torch.int16))
+        assert torch.equal(kept, torch.where(own, rest, 0))

@@ -54,3 +54,23 @@ def test_zeros_and_empty_tensors_have_scale_one(value) -> None:
     """Nothing to scale by: the scale is 1."""
     stored, scale = encode_state(value, torch.float16)
     assert (stored.shape, scale.item()) == (value.shape, 1.0)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_has_no_part_in_the_scale(dtype, bad) -> None:
+    """The other elements are stored as they are without it, and it shows as not finite, in this step and the next."""
+    value = torch.linspace(-3e-9, 2e-9, 100)
+    alone = decode_state(*encode_state(value, dtype))
+    beside = torch.cat([value, torch.tensor([bad])])
+    for _ in range(2):
+        beside = decode_state(*encode_state(beside, dtype))
+        assert torch.equal(beside[:-1], alone)
+        assert not beside[-1].isfinite()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_nothing_finite_has_scale_one(dtype) -> None:
+    """There is nothing to scale by."""
+    stored, scale = encode_state(torch.full((3,), torch.nan), dtype)
+    assert (stored.float().isnan().all().item(), scale.item()) == (True, 1.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import define, field
 
+from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.execution import InnerPart, StepRunner
 from megaopt_core.params import Granularity
 from megaopt_core.sharding import ShardedParams
@@ -46,9 +47,21 @@ class Offload(StepRunner):
 
         Args:
             sharded: what the strategy attached.
+
+        Raises:
+            UnsupportedSettingError: parameters are on several devices.
         """
-        devices = [param.device for piece in sharded.pieces for param in piece.model_params]
-        device = devices[0] if devices else torch.device("cpu")
+        devices = {
+            str(param.device): param.device for piece in sharded.pieces for param in piece.model_params
+        }
+        if len(devices) > 1:
+            raise UnsupportedSettingError(
+                f"optimizer_cpu_offload=True: the parameters of {self.name!r} are on {' and '.join(sorted(devices))}, "
+                "and copies to the CPU are ordered for one device; have one process for each",
+                setting="optimizer_cpu_offload",
+                value=True,
+            )
+        device = next(iter(devices.values()), torch.device("cpu"))
         self.copies = Copies(device, self.config.overlap_cpu_optimizer_d2h_h2d)
         sizes = [piece.param.numel() * piece.param.element_size() for piece in sharded.pieces]
         self.placed = nearest_share(sizes, self.config.optimizer_offload_fraction)

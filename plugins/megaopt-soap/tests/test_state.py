@@ -1,12 +1,16 @@
 """State: named tensors, one set for each matrix, that survive a checkpoint bit for bit."""
 
+import copy
 import io
+from typing import Any
 
 import pytest
 import torch
 from megaopt_soap.soap import SOAP, init_state
 from torch import nn
 
+from megaopt_core import build_optimizer
+from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
 SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-6}
@@ -163,3 +167,71 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(kl, frequency, dtype):
         assert torch.equal(value, second.state[again][key]), key
         assert value.dtype is second.state[again][key].dtype, key
         assert second.state[again][key].data_ptr() != saved["optimizer"]["state"][0][key].data_ptr(), key
+
+
+OTHERWISE = [
+    ({"use_kl_shampoo": True}, {}, "has left_eigenvalues, right_eigenvalues"),
+    ({}, {"use_kl_shampoo": True}, "lacks left_eigenvalues, right_eigenvalues"),
+    ({}, {"max_precond_dim": 6}, "has right_basis, right_factor"),
+    ({"max_precond_dim": 0}, {}, "lacks left_basis, left_factor, right_basis, right_factor"),
+]
+
+
+def stepped(settings: dict[str, Any]) -> SOAP:
+    """Return an optimizer of one matrix after a step."""
+    param = parameter((6, 8))
+    optimizer = SOAP([param], **SETTINGS, **settings)
+    param.grad = gradients((6, 8), 1)[0]
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("there", "here", "told"), OTHERWISE, ids=[told for *_, told in OTHERWISE])
+def test_state_of_other_settings_is_refused(there, here, told):
+    """It would decide by what it holds, whatever is set here; the optimizer stays as it was."""
+    saved, optimizer = stepped(there).state_dict(), stepped(here)
+    (param,) = optimizer.state
+    before = {key: value.clone() for key, value in optimizer.state[param].items()}
+    with pytest.raises(CheckpointMismatchError, match=rf"shape \(6, 8\) was made by SOAP with other.*{told}"):
+        optimizer.load_state_dict(saved)
+    after = optimizer.state[param]
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"soap_use_kl_shampoo": False}, {"soap_max_precond_dim": 4}], ids=["kl", "dim"]
+)
+def test_no_step_goes_on_with_state_of_other_settings(settings):
+    """A checkpoint may hold more than is kept here; no parameter has moved when a step tells."""
+    pytest.importorskip("megaopt_adam")
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+
+    def step(stepping: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+        stepping(torch.ones(4, 6)).square().mean().backward()
+        optimizer.step()
+
+    first, again = model(), model()
+    built = build_optimizer(first, "soap", lr=1e-2)
+    step(first, built)
+    other = build_optimizer(again, "soap", lr=1e-2, **settings)
+    with pytest.raises(CheckpointMismatchError, match="other settings"):  # noqa: PT012 - at the latest in the step
+        other.load_state_dict(built.state_dict())
+        step(again, other)
+    assert all(map(torch.equal, again[1].parameters(), model()[1].parameters()))
+
+
+def test_a_copy_steps_as_the_original():
+    """Its settings go with it."""
+    optimizer = stepped({"use_kl_shampoo": True, "first_step": "initialize"})
+    copied = copy.deepcopy(optimizer)
+    (param,), (other,) = optimizer.state, copied.state
+    for grad in gradients((6, 8), 3):
+        param.grad, other.grad = grad.clone(), grad.clone()
+        optimizer.step()
+        copied.step()
+    assert param is not other
+    assert torch.equal(param, other)

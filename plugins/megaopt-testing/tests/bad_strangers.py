@@ -1,11 +1,14 @@
 """Mistakes that optimizers of strangers make: each is caught by a check, though most steps look right."""
 
 import gc
+import os
 import random
 import time
+import warnings
 from collections import defaultdict
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from attrs import field, frozen
 from bad_optimizers import Good, Settings
@@ -270,6 +273,46 @@ class DecaysAtRateZero(Good):
         super().update(param, {**group, "weight_decay": 0.0})
 
 
+class SeedsNumpy(Good):
+    """Seeds the generator that data loaders often shuffle by."""
+
+    def update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        np.random.seed(7)  # noqa: NPY002 - the one of the process
+        super().update(param, group)
+
+
+class ChoosesKernels(Good):
+    """Has the library choose its fastest kernels, for everybody."""
+
+    def step(self, closure: Any = None) -> None:
+        torch.backends.cudnn.benchmark = True
+        super().step(closure)
+
+
+class SetsTheEnvironment(Good):
+    """Sets a variable that others read."""
+
+    def step(self, closure: Any = None) -> None:
+        os.environ["A_BAD_OPTIMIZER"] = "1"
+        super().step(closure)
+
+
+class KeepsWarningsQuiet(Good):
+    """Hides the warnings of everybody."""
+
+    def step(self, closure: Any = None) -> None:
+        warnings.filterwarnings("ignore", message="of a bad optimizer")
+        super().step(closure)
+
+
+class PrintsLess(Good):
+    """Sets how tensors are shown."""
+
+    def step(self, closure: Any = None) -> None:
+        torch.set_printoptions(precision=2)
+        super().step(closure)
+
+
 @frozen
 class WaySettings:
     """Settings of which one is a way to compute."""
@@ -302,6 +345,11 @@ ENTRIES: dict[str, tuple[str, OptimizerEntry]] = {
     "looks_at_dimensions": ("granularity", _entry(LooksAtDimensions)),
     "goes_by_position": ("sharded", _entry(GoesByPosition)),
     "stops_collecting": ("process_untouched", _entry(StopsCollecting)),
+    "seeds_numpy": ("process_untouched", _entry(SeedsNumpy)),
+    "chooses_kernels": ("process_untouched", _entry(ChoosesKernels)),
+    "sets_the_environment": ("process_untouched", _entry(SetsTheEnvironment)),
+    "keeps_warnings_quiet": ("process_untouched", _entry(KeepsWarningsQuiet)),
+    "prints_less": ("process_untouched", _entry(PrintsLess)),
     "freezes": ("written_in_place", _entry(Freezes)),
     "draws_from_python": ("deterministic", _entry(DrawsFromPython)),
     "looks_at_the_clock": ("deterministic", _entry(LooksAtTheClock)),
@@ -329,6 +377,11 @@ HELP = {
     "looks_at_dimensions": "or at their shape",
     "goes_by_position": "may depend on nothing else that is stepped beside it",
     "stops_collecting": "gc.enable",
+    "seeds_numpy": "(numpy)",
+    "chooses_kernels": "torch.backends.cudnn.benchmark",
+    "sets_the_environment": "os.environ",
+    "keeps_warnings_quiet": "warnings.filterwarnings",
+    "prints_less": "torch.set_printoptions",
     "freezes": "requires_grad",
     "draws_from_python": "Draw random numbers from torch's default generator",
     "looks_at_the_clock": "Draw random numbers from torch's default generator",

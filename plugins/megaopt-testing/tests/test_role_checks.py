@@ -1,7 +1,9 @@
 """Checks of readers of models: one that only looks passes, and each check catches a reader that it is for."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from megaopt_testing import CheckStatus, run_checks, temporary_plugin
@@ -60,6 +62,18 @@ class LeavesMarks(Reader):
 class Draws(Reader):
     def says(self, module: nn.Linear) -> Any:
         torch.rand(())
+        return super().says(module)
+
+
+class DrawsFromPython(Reader):
+    def says(self, module: nn.Linear) -> Any:
+        random.random()  # noqa: S311 - nothing is kept secret
+        return super().says(module)
+
+
+class DrawsFromNumpy(Reader):
+    def says(self, module: nn.Linear) -> Any:
+        np.random.rand()  # noqa: NPY002 - the one of the process
         return super().says(module)
 
 
@@ -164,7 +178,9 @@ BAD = {
     WrongView: ("any_model", "its view of"),
     ReadsValues: ("meta_alike", "on the meta device"),
     LeavesMarks: ("model_untouched", "a reader only looks"),
-    Draws: ("model_untouched", "draws random numbers"),
+    Draws: ("model_untouched", "draws random numbers (torch)"),
+    DrawsFromPython: ("model_untouched", "draws random numbers (random)"),
+    DrawsFromNumpy: ("model_untouched", "draws random numbers (numpy)"),
     EveryTableIsAMatrix: ("any_model", "a table that Embedding indexes"),
     EveryVectorIsAMatrix: ("any_model", "has 1 dimensions"),
     NormsAreHeads: ("any_model", "is a gain or bias of LayerNorm"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -13,7 +14,7 @@ from attrs import Attribute
 
 from megaopt_core.errors import ConfigurationError
 
-__all__ = ["Check", "check_of", "is_setting"]
+__all__ = ["Check", "check_of", "is_setting", "texts_of"]
 
 # In quotes: whoever reads the alias when the program runs cannot index the class.
 type Check = Callable[[Any, "Attribute[Any]", Any], None]
@@ -31,15 +32,37 @@ def is_setting(default: Any, annotation: Any) -> bool:
         annotation: its annotation, resolved; None where it has none.
 
     Example:
-        >>> is_setting((0.9, 0.999), None), is_setting(None, dict | None), is_setting(object(), None)
-        (True, False, False)
+        >>> is_setting((0.9, 0.999), None), is_setting(None, tuple[float, float] | None)
+        (True, True)
+        >>> is_setting(None, dict | None), is_setting(None, list[dict] | None), is_setting(object(), None)
+        (False, False, False)
     """
     if default is None:
         kinds = [kind for kind in _members(annotation) if kind is not type(None)]
-        return not kinds or any(_is_plain(kind) for kind in kinds)
+        return not kinds or any(map(_is_plain, kinds)) or texts_of(default, annotation) is not None
     if isinstance(default, (tuple, list)):
         return all(item is None or isinstance(item, _PLAIN) for item in default)
     return isinstance(default, _PLAIN) or callable(default)
+
+
+def texts_of(default: Any, annotation: Any) -> type[Enum] | None:
+    """Return the enumeration of texts that an argument takes a member of; None: it takes none.
+
+    Args:
+        default: its default.
+        annotation: its annotation, resolved; None where it has none.
+
+    Example:
+        >>> from enum import StrEnum
+        >>> Mode = StrEnum("Mode", ["FAST", "EXACT"])
+        >>> texts_of(Mode.FAST, None) is Mode, texts_of(None, Mode | None) is Mode, texts_of("fast", None)
+        (True, True, None)
+    """
+    kinds = [type(default)] if default is not None else _members(annotation)
+    found = (
+        kind for kind in kinds if isinstance(kind, type) and issubclass(kind, str) and issubclass(kind, Enum)
+    )
+    return next(found, None)
 
 
 def check_of(name: str, default: Any, annotation: Any) -> Check:
@@ -76,10 +99,12 @@ def check_of(name: str, default: Any, annotation: Any) -> Check:
 
 
 def _test(name: str, default: Any, annotation: Any) -> tuple[_Test, str]:
-    kinds = _members(annotation)
+    kinds, texts = _members(annotation), texts_of(default, annotation)
+    if texts is not None:
+        return lambda value: isinstance(value, texts), _listed(member.value for member in texts)
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     if choices:
-        return lambda value: value in choices, f"one of {', '.join(map(repr, choices))}"
+        return lambda value: value in choices, _listed(choices)
     if isinstance(default, bool) or (default is None and bool in kinds):
         return lambda value: isinstance(value, bool), "True or False"
     if isinstance(default, int) and not _may_be(float, kinds):
@@ -98,14 +123,48 @@ def _test(name: str, default: Any, annotation: Any) -> tuple[_Test, str]:
 
 
 def _test_without_default(name: str, kinds: Sequence[Any]) -> tuple[_Test, str]:
-    if float in kinds:
-        return _number_test(name, [0.0])
-    if int in kinds:
-        return _is_int, "an integer"
-    allowed = tuple(kind for kind in kinds if isinstance(kind, type) and kind in _PLAIN)
-    if allowed:
-        return lambda value: isinstance(value, allowed), " or ".join(kind.__name__ for kind in allowed)
+    found = list(_tests_of_kinds(name, kinds))
+    if found:
+        return lambda value: any(test(value) for test, _ in found), ", or ".join(words for _, words in found)
     return lambda value: isinstance(value, _PLAIN) and value == value, "a number, a str or a switch"  # noqa: PLR0124 - NaN
+
+
+def _tests_of_kinds(name: str, kinds: Sequence[Any]) -> Iterator[tuple[_Test, str]]:
+    """Yield a test for what each kind of an annotation allows."""
+    if float in kinds:
+        yield _number_test(name, [0.0])
+    elif int in kinds:
+        yield _is_int, "an integer"
+    else:
+        allowed = tuple(kind for kind in kinds if isinstance(kind, type) and kind in _PLAIN)
+        if allowed:
+            yield (
+                lambda value: isinstance(value, allowed),
+                " or ".join(kind.__name__ for kind in allowed),
+            )
+    yield from (_annotated_tuple_test(name, kind) for kind in kinds if _is_tuple(kind))
+
+
+def _annotated_tuple_test(name: str, kind: Any) -> tuple[_Test, str]:
+    """Test a tuple, or a list, which is given as a tuple, by what is said to be in it."""
+    parts = get_args(kind)
+    inside = tuple(part for part in parts if part is not Ellipsis)
+    size = len(inside) if inside and inside == parts and get_origin(kind) is tuple else None
+    of_size = "a tuple" if size is None else f"a tuple of {size}"
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, tuple) and size in {None, len(value)}
+
+    if inside and all(part in {int, float} for part in inside):
+        number, allowed = (_is_int, "an integer") if float not in inside else _number_test(name, [0.0])
+        return lambda value: fits(value) and all(map(number, value)), f"{of_size} of which each is {allowed}"
+    if inside and all(part in _PLAIN for part in inside):
+        words = " or ".join(dict.fromkeys(part.__name__ for part in inside))
+        return (
+            lambda value: fits(value) and all(isinstance(item, inside) for item in value),
+            f"{of_size} of which each is a {words}",
+        )
+    return fits, of_size
 
 
 def _tuple_test(name: str, default: Sequence[Any]) -> tuple[_Test, str]:
@@ -151,4 +210,13 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _is_plain(kind: Any) -> bool:
-    return kind in _PLAIN or get_origin(kind) in {Literal, tuple}
+    return kind in _PLAIN or get_origin(kind) is Literal or _is_tuple(kind)
+
+
+def _is_tuple(kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    return origin is tuple or (origin in {list, Sequence} and all(part in _PLAIN for part in get_args(kind)))
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return f"one of {', '.join(map(repr, values))}"

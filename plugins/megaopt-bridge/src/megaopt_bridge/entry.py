@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from attrs import evolve, frozen
 
 from megaopt_bridge.arguments import Argument, arguments_of
-from megaopt_bridge.names import BridgedName
+from megaopt_bridge.names import SOURCES, BridgedName
+from megaopt_bridge.notes import param_notes
 from megaopt_bridge.prepared import prepared
 from megaopt_bridge.probing import SHAPES, Probe, probe
 from megaopt_bridge.recipe import Recipe
@@ -37,13 +40,15 @@ class _Bridged:
 
     Args:
         name: its name.
-        cls: the class.
+        defined: the class as its module has it.
+        cls: what is made of it.
         arguments: of its constructor.
         settings: the settings class; None: it has no settings.
         recipe: what no probe can find out.
     """
 
     name: BridgedName
+    defined: type[torch.optim.Optimizer]
     cls: type[torch.optim.Optimizer]
     arguments: Mapping[str, Argument]
     settings: type | None
@@ -56,6 +61,7 @@ class _Bridged:
         pg_collection: ProcessGroupCollection | None = None,
     ) -> dict[str, Any]:
         """Return the constructor arguments that a configuration means."""
+        self._require_current()
         kwargs = dict(self.recipe.always)
         values = None if self.settings is None else config.settings(self.settings)
         for name, argument in self.arguments.items():
@@ -68,6 +74,15 @@ class _Bridged:
             elif argument.is_setting:
                 kwargs[name] = getattr(values, name)
         return kwargs
+
+    def _require_current(self) -> None:
+        """Raise where the name has come to stand for another class: whoever kept this entry would step the old one."""
+        module = None if self.name.source in SOURCES else sys.modules.get(self.name.source)
+        if getattr(module, self.name.class_name, self.defined) is not self.defined:
+            raise PluginError(
+                f"optimizer '{self.name}' has been defined anew since it was first asked for; "
+                "megaopt_core.registry.reset_registry() makes megaopt take the new one"
+            )
 
     @property
     def usual_lr(self) -> float:
@@ -93,12 +108,17 @@ class _Bridged:
         return self.probe(self.kwargs(config)).granularity
 
 
-_probes: dict[type[torch.optim.Optimizer], dict[tuple[tuple[str, str], ...], Probe]] = {}
+_probes: WeakKeyDictionary[type[torch.optim.Optimizer], dict[tuple[tuple[str, str], ...], Probe]] = (
+    WeakKeyDictionary()
+)
+_entries: dict[BridgedName, tuple[type[torch.optim.Optimizer], OptimizerEntry]] = {}
 
 
-@cache
 def bridged_entry(name: str) -> OptimizerEntry:
     """Return the entry of the optimizer class of a name.
+
+    It is made once for a class, and anew where the name has come to stand for another one, as it does when a cell of a
+    notebook is run again.
 
     Args:
         name: `source:Class`.
@@ -113,15 +133,16 @@ def bridged_entry(name: str) -> OptimizerEntry:
         >>> entry.granularity.value, entry.setting_prefixes
         ('element', ('torch_nadam',))
     """
-    parsed = BridgedName.parse(name)
-    cls = parsed.load()
-    canonical = BridgedName(parsed.source, cls.__name__)
     # `torch:nadam` and `torch:NAdam` are one optimizer, with one settings class.
-    return _entry(canonical, cls) if str(canonical) == name else bridged_entry(str(canonical))
+    found, cls = BridgedName.parse(name).find()
+    known = _entries.get(found)
+    if known is None or known[0] is not cls:
+        known = _entries[found] = cls, _entry(found, cls)
+    return known[1]
 
 
 def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntry:
-    recipe = recipe_of(name.source, cls.__name__)
+    recipe = recipe_of(name.source, name.class_name)
     if recipe.refused:
         raise _refusal(name, recipe.refused)
     arguments = {key: value for key, value in arguments_of(cls).items() if key not in recipe.hidden}
@@ -136,7 +157,7 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
         raise _refusal(name, "its step needs a closure: it evaluates the model several times a step")
     made = prepared(cls, {}, recipe.groups)
     settings = settings_class(made, arguments, recipe.always)
-    bridged = _Bridged(name, made, arguments, settings, recipe)
+    bridged = _Bridged(name, cls, made, arguments, settings, recipe)
     kwargs = _default_kwargs(bridged)
     try:
         found = bridged.probe(kwargs)
@@ -158,17 +179,10 @@ def _entry(name: BridgedName, cls: type[torch.optim.Optimizer]) -> OptimizerEntr
         fallback=recipe.fallback,
         scalar_states=found.scalars | {"step"},
         same_as=recipe.same_as or _same_as(made, kwargs, found),
-        param_notes=partial(_notes, recipe) if "bit_exact_resume" in recipe.fails else None,
+        param_notes=param_notes(recipe, found, decays="weight_decay" in arguments),
         description=_description(name, cls),
         example=f'build_optimizer(model, "{name}", lr=1e-3)',
     )
-
-
-def _notes(recipe: Recipe, inner: torch.optim.Optimizer) -> dict[str, str]:
-    """Return for every parameter that a run that is resumed goes on otherwise, and why."""
-    note = f"does not resume exactly: {recipe.fails['bit_exact_resume']}"
-    params = [param for group in inner.param_groups for param in group["params"]]
-    return {param.param_info.name: note for param in params}
 
 
 def _same_as(cls: type[torch.optim.Optimizer], kwargs: Mapping[str, Any], found: Probe) -> str | None:
@@ -206,7 +220,9 @@ def _description(name: BridgedName, cls: type[torch.optim.Optimizer]) -> str:
     lines = inspect.cleandoc(cls.__doc__ or "").splitlines() or [""]
     first = lines[0].strip().rstrip(".")
     said = (
-        first if 0 < len(first) < 100 and not first.startswith(('r"', "..")) else f"{cls.__name__}, bridged"
+        first
+        if 0 < len(first) < 100 and not first.startswith(('r"', ".."))
+        else f"{name.class_name}, bridged"
     )
     return f"{said} ({name.origin})"
 

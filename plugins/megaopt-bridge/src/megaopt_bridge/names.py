@@ -81,10 +81,10 @@ class BridgedName:
             name: what a user wrote.
 
         Raises:
-            UnknownNameError: it has not two parts.
+            UnknownNameError: it has not two parts, or its module is a relative one.
         """
         source, _, class_name = name.partition(":")
-        if not (source and class_name.isidentifier()):
+        if not source or source.startswith(".") or not class_name.isidentifier():
             raise UnknownNameError(
                 f"optimizer {name!r} must read 'source:Class'; a source is one of {', '.join(SOURCES)}, or a module",
                 name=name,
@@ -116,24 +116,37 @@ class BridgedName:
 
         Raises:
             PluginNotInstalledError: its package is not installed.
+            PluginError: its package or module fails to import.
+            UnknownNameError: the package has no optimizer of this name; the message lists close ones.
+        """
+        return self.find()[1]
+
+    def find(self) -> tuple[BridgedName, type[torch.optim.Optimizer]]:
+        """Import the class, and return it with its name in the case of letters that it has there.
+
+        A class is what stands in its module under the name: it may call itself otherwise, as one does that a function
+        has made.
+
+        Raises:
+            PluginNotInstalledError: its package is not installed.
+            PluginError: its package or module fails to import.
             UnknownNameError: the package has no optimizer of this name; the message lists close ones.
         """
         source = SOURCES.get(self.source)
         if source is None:
-            return self._of_module()
+            return self, self._of_module()
         self._require_installed(source)
         failed: list[str] = []
         by_name = optimizers_of(source, failed)
-        if self.class_name in by_name:
-            return by_name[self.class_name]
-        found = [cls for name, cls in by_name.items() if name.lower() == self.class_name.lower()]
-        if found:
-            return found[0]
-        raise self._unknown(by_name, failed)
+        alike = (name for name in by_name if name.lower() == self.class_name.lower())
+        name = self.class_name if self.class_name in by_name else next(alike, None)
+        if name is None:
+            raise self._unknown(by_name, failed)
+        return BridgedName(self.source, name), by_name[name]
 
     def _require_installed(self, source: Source) -> None:
         try:
-            importlib.import_module(source.package)
+            self._import(source.package)
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.partition(".")[0] != source.package:
                 raise PluginError(f"optimizer '{self}': {source.package} fails to import: {error}") from error
@@ -146,9 +159,20 @@ class BridgedName:
         except ImportError as error:
             raise PluginError(f"optimizer '{self}': {source.package} fails to import: {error}") from error
 
+    def _import(self, module: str) -> ModuleType:
+        """Import a module; whatever it raises beside an `ImportError` becomes an error that names it."""
+        try:
+            return importlib.import_module(module)
+        except (ImportError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise PluginError(
+                f"optimizer '{self}': module {module!r} fails to import: {type(error).__name__}: {error}"
+            ) from error
+
     def _of_module(self) -> type[torch.optim.Optimizer]:
         try:
-            module = importlib.import_module(self.source)
+            module = self._import(self.source)
         except ImportError as error:
             raise UnknownNameError(
                 f"optimizer '{self}': module {self.source!r} cannot be imported ({error}); known short names are "
@@ -196,6 +220,8 @@ def _imported(source: Source, failed: list[str]) -> Iterator[ModuleType]:
             yield importlib.import_module(module)
         except ImportError as error:
             failed.append(f"{module} ({error})")
+        except Exception as error:  # noqa: BLE001 - a module may fail in any way
+            failed.append(f"{module} ({type(error).__name__}: {error})")
 
 
 def _optimizers_of(module: ModuleType) -> dict[str, type[torch.optim.Optimizer]]:

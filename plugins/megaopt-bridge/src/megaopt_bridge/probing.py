@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attrs import Factory, frozen
 
+from megaopt_bridge.attributes import resumes, unread
 from megaopt_bridge.cutting import Shape, alike, granularity_of, run_tensors, same
 from megaopt_bridge.trials import Trial, gradient, quiet, start
 from megaopt_core.params import Granularity
@@ -17,6 +18,9 @@ __all__ = ["SHAPES", "Probe", "probe"]
 
 SHAPES: tuple[Shape, ...] = ((), (7,), (200,), (37, 29), (128, 136), (2, 3, 5), (4, 3, 3, 3))
 """Shapes of every number of dimensions; the larger ones are where factored and blocked states begin."""
+
+_FEW: tuple[Shape, ...] = ((7,), (37, 29))
+"""Where one of a kind is enough."""
 
 _FIRST_STEPS = 3
 
@@ -34,6 +38,8 @@ class Probe:
         unready: keys that the first step adds to a group and that cannot be given beforehand.
         scalars: state keys with one number for a parameter.
         counts_empty: a step in which no parameter has a gradient changes the steps after it.
+        unread: which of `lr` and `weight_decay` change nothing where a group gives them.
+        resumes: with its state and groups alone a new object goes on bit for bit.
     """
 
     granularity: Granularity
@@ -43,6 +49,8 @@ class Probe:
     unready: frozenset[str] = frozenset()
     scalars: frozenset[str] = frozenset()
     counts_empty: bool = False
+    unread: frozenset[str] = frozenset()
+    resumes: bool = True
 
     @property
     def takes_nothing(self) -> bool:
@@ -75,7 +83,18 @@ def probe(cls: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> Probe:
     scalars = _scalars(trial, shapes)
     counts = _counts_empty(trial, shapes[-1])
     granularity, alignment = granularity_of(trial, shapes, scalars)
-    return Probe(granularity, alignment, refused, presets, unready, scalars, counts)
+    few = [shape for shape in _FEW if shape in shapes] or shapes[-1:]
+    return Probe(
+        granularity,
+        alignment,
+        refused,
+        presets,
+        unready,
+        scalars,
+        counts,
+        unread=unread(trial, few),
+        resumes=resumes(trial, few),
+    )
 
 
 def _counts_empty(trial: Trial, shape: Shape) -> bool:

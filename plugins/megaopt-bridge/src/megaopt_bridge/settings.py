@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 
 from megaopt_bridge.arguments import Argument
-from megaopt_bridge.checks import check_of
+from megaopt_bridge.checks import check_of, texts_of
 from megaopt_core.config import parse_dtype
 
 __all__ = ["settings_class"]
@@ -72,8 +74,18 @@ def _require_constructible(cls: type[torch.optim.Optimizer], settings: Any, give
 
 
 def _converter(argument: Argument) -> Callable[[Any], Any]:
-    """Files have lists where Python has tuples, and names where it has dtypes."""
+    """Files have lists where Python has tuples, names where it has dtypes, and texts where it has members."""
+    texts = texts_of(argument.default, argument.annotation)
+    if texts is not None:
+        return partial(_member, texts)
     return parse_dtype if isinstance(argument.default, torch.dtype) else _without_lists
+
+
+def _member(texts: type[Enum], value: Any) -> Any:
+    try:
+        return texts(value)
+    except ValueError:
+        return value  # the validator lists the members
 
 
 def _without_lists(value: Any) -> Any:

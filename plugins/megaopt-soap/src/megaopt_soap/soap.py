@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, override
 
 import torch
@@ -10,7 +10,14 @@ import torch
 from megaopt_core.plugin_api import dense_gradient, require_argument
 from megaopt_soap.precision import matmul_precision
 from megaopt_soap.settings import FIRST_STEPS, MATMUL_PRECISIONS
-from megaopt_soap.state import SCALARS, make_state, matrices_of, states_of, view_of
+from megaopt_soap.state import (
+    SCALARS,
+    make_state,
+    matrices_of,
+    require_same_sides,
+    states_of,
+    view_of,
+)
 from megaopt_soap.update import StepSettings, step_matrix
 
 if TYPE_CHECKING:
@@ -19,6 +26,16 @@ if TYPE_CHECKING:
     from megaopt_core import OptimizerConfig
 
 __all__ = ["SOAP", "init_state"]
+
+_ATTRIBUTES = (
+    "use_kl_shampoo",
+    "max_precond_dim",
+    "orthogonalize",
+    "extra_scale_factor",
+    "first_step",
+    "fp32_matmul_prec",
+)
+"""Settings that are the same for all groups."""
 
 
 class SOAP(torch.optim.Optimizer):
@@ -155,11 +172,15 @@ class SOAP(torch.optim.Optimizer):
 
         Raises:
             GradientError: a gradient is sparse or complex.
+            CheckpointMismatchError: state was loaded that other settings made; nothing has changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for param, state in self.state.items():
+            if state:
+                self._require_own(param, state)
         with matmul_precision(self.fp32_matmul_prec):
             for group in self.param_groups:
                 for param in group["params"]:
@@ -173,17 +194,28 @@ class SOAP(torch.optim.Optimizer):
         """Load what `state_dict` returned; state keeps its dtype, and numbers stay on the CPU.
 
         Args:
-            state_dict: of an optimizer with the same groups.
+            state_dict: of an optimizer with the same groups, `use_kl_shampoo` and `max_precond_dim`.
+
+        Raises:
+            CheckpointMismatchError: it is of other settings; nothing has changed then.
         """
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for key, param in zip(keys, params, strict=False):  # torch tells of other groups
+            if state := state_dict["state"].get(key):
+                self._require_own(param, state)
         super().load_state_dict(state_dict)
-        keys = (key for group in state_dict["param_groups"] for key in group["params"])
-        params = (param for group in self.param_groups for param in group["params"])
         for key, param in zip(keys, params, strict=True):
             for name, value in (
                 state_dict["state"].get(key, {}).items()
             ):  # torch casts to the parameter's dtype
                 device = torch.device("cpu") if name in SCALARS else param.device
                 self.state[param][name] = value.to(device, copy=True)
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of; torch knows of groups and state only."""
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _ATTRIBUTES}}
 
     def make_state(self, param: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's state, which is made where it is missing.
@@ -197,6 +229,11 @@ class SOAP(torch.optim.Optimizer):
                 make_state(param, max_precond_dim=self.max_precond_dim, with_eigenvalues=self.use_kl_shampoo)
             )
         return state
+
+    def _require_own(self, param: torch.Tensor, state: Mapping[str, Any]) -> None:
+        require_same_sides(
+            param, state, max_precond_dim=self.max_precond_dim, with_eigenvalues=self.use_kl_shampoo
+        )
 
     def _step_param(self, param: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.make_state(param)

@@ -8,12 +8,12 @@ number: `exp_avg_1`. Of experts the tensors have the same leading dimensions as 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params import MATRIX, MatrixView
 from megaopt_soap.rotation import Rotation, Side
 from megaopt_soap.update import MatrixState
@@ -21,10 +21,12 @@ from megaopt_soap.update import MatrixState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SCALARS", "make_state", "matrices_of", "states_of", "view_of"]
+__all__ = ["SCALARS", "make_state", "matrices_of", "require_same_sides", "states_of", "view_of"]
 
 SCALARS: Final = ("step", "exp_avg_is_rotated")
 """State that is one number, on the CPU."""
+
+_SIDES: Final = ("left_", "right_")
 
 
 def view_of(param: torch.Tensor) -> MatrixView | None:
@@ -60,22 +62,62 @@ def make_state(param: torch.Tensor, *, max_precond_dim: int, with_eigenvalues: b
         with_eigenvalues: for KL-Shampoo.
     """
     dtype = torch.promote_types(param.dtype, torch.float32)
-    zeros = partial(torch.zeros, dtype=dtype, device=param.device)
     state: dict[str, Any] = {name: torch.zeros((), dtype=torch.float32, device="cpu") for name in SCALARS}
-    view = view_of(param)
+    for name, shape in _layout(param, max_precond_dim, with_eigenvalues).items():
+        state[name] = torch.zeros(shape, dtype=dtype, device=param.device)
+        if "basis" in name:
+            state[name].diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    return state
+
+
+def require_same_sides(
+    param: torch.Tensor, keys: Iterable[str], *, max_precond_dim: int, with_eigenvalues: bool
+) -> None:
+    """Require that a parameter's state has the bases and eigenvalues that its settings ask for, and no others.
+
+    Args:
+        param: the parameter.
+        keys: of its state.
+        max_precond_dim: largest dimension that gets a basis.
+        with_eigenvalues: for KL-Shampoo.
+
+    Raises:
+        CheckpointMismatchError: it was made with other settings, which would be gone on with in silence.
+    """
+    asked = {key for key in _layout(param, max_precond_dim, with_eigenvalues) if key.startswith(_SIDES)}
+    there = {key for key in keys if key.startswith(_SIDES)}
+    if there == asked:
+        return
+    found = [
+        f"{verb} {', '.join(sorted(some))}"
+        for verb, some in (("has", there - asked), ("lacks", asked - there))
+        if some
+    ]
+    name = getattr(getattr(param, "param_info", None), "name", None)
+    whose = f"a parameter of shape {tuple(param.shape)}" if name is None else repr(name)
+    raise CheckpointMismatchError(
+        f"the state of {whose} was made by SOAP with other settings than use_kl_shampoo={with_eigenvalues} and "
+        f"max_precond_dim={max_precond_dim}: it {' and '.join(found)}. Go on with the settings of that run, or load "
+        "no state of the optimizer, so that it starts anew",
+        names=() if name is None else [name],
+    )
+
+
+def _layout(param: torch.Tensor, max_precond_dim: int, with_eigenvalues: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a parameter's state by its name."""
+    view, layout = view_of(param), {}
     shapes = [(1, param.numel())] if view is None else view.matrix_shapes(param.shape)
     for index, (*batch, rows, columns) in enumerate(shapes):
         for name in ("exp_avg", "exp_avg_sq"):
-            state[_key(name, index)] = zeros((*batch, rows, columns))
-        for side, size in (("left", rows), ("right", columns)):
+            layout[_key(name, index)] = (*batch, rows, columns)
+        for side, size in zip(_SIDES, (rows, columns), strict=True):
             if view is None or size > max_precond_dim:
                 continue
-            state[_key(f"{side}_factor", index)] = zeros((*batch, size, size))
-            basis = state[_key(f"{side}_basis", index)] = zeros((*batch, size, size))
-            basis.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+            layout[_key(f"{side}factor", index)] = (*batch, size, size)
+            layout[_key(f"{side}basis", index)] = (*batch, size, size)
             if with_eigenvalues:
-                state[_key(f"{side}_eigenvalues", index)] = zeros((*batch, size))
-    return state
+                layout[_key(f"{side}eigenvalues", index)] = (*batch, size)
+    return layout
 
 
 def states_of(
@@ -99,9 +141,9 @@ def states_of(
 
             sides = [
                 None
-                if part(f"{side}_basis") is None
-                else Side(part(f"{side}_factor"), part(f"{side}_basis"), part(f"{side}_eigenvalues"))
-                for side in ("left", "right")
+                if part(f"{side}basis") is None
+                else Side(part(f"{side}factor"), part(f"{side}basis"), part(f"{side}eigenvalues"))
+                for side in _SIDES
             ]
             yield number, member, MatrixState(part("exp_avg"), part("exp_avg_sq"), Rotation(*sides))
 

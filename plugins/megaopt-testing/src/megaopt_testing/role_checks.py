@@ -12,7 +12,7 @@ from megaopt_core.errors import ConformanceError, ViewError
 from megaopt_core.params import Doubt, MatrixView, Role, RoleDecision
 from megaopt_testing.check import Check, Kind, subject
 from megaopt_testing.models import SharedBlocks, TinyGPT
-from megaopt_testing.process_state import process_settings
+from megaopt_testing.process_state import process_settings, random_states
 from megaopt_testing.snapshot import same_bits
 from megaopt_testing.trial import some
 
@@ -240,7 +240,7 @@ def check_model_untouched(plugin: str, models: Iterable[ModelFactory] = ()) -> N
     """
     for name, make in _models(models):
         model = _made(make)
-        before, random, settings = _everything(model), torch.get_rng_state(), process_settings()
+        before, random, settings = _everything(model), random_states(), process_settings()
         _ask(plugin, model)
         sets = [key for key, value in process_settings().items() if value != settings[key]]
         if sets:
@@ -249,9 +249,12 @@ def check_model_untouched(plugin: str, models: Iterable[ModelFactory] = ()) -> N
         changed = [key for key in {**before, **after} if not same_bits(before.get(key), after.get(key))]
         if changed:
             _fail(plugin, f"reading {name} changes {some(changed)}; a reader only looks")
-        if not torch.equal(random, torch.get_rng_state()):
-            torch.set_rng_state(random)
-            _fail(plugin, f"reading {name} draws random numbers: a run that asks is another one")
+        drawn = [key for key, state in random_states().items() if state != random.get(key, state)]
+        if drawn:
+            _fail(
+                plugin,
+                f"reading {name} draws random numbers ({some(drawn)}): a run that asks is another one",
+            )
 
 
 def _everything(model: nn.Module) -> dict[str, Any]:

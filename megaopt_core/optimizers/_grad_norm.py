@@ -62,6 +62,11 @@ class Asked:
     writes: bool = False
     brought: bool = False
 
+    @property
+    def meets(self) -> bool:
+        """Whether the ranks that add up statistics have something to tell each other."""
+        return self.norms or self.zeros or self.finite or self.refusals or self.brought
+
 
 def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
     """Return the device that statistics are gathered on: the parameters', or what the backend needs.
@@ -148,7 +153,7 @@ def measure(
         zeros: what :func:`zeros_of` returned; None: counted here if asked for.
         refused: this rank cannot step what trains; the ranks that it meets here are told.
     """
-    if not any((asked.norms, asked.zeros, asked.finite, asked.refusals, asked.brought)) and found_inf is None:
+    if not asked.meets and found_inf is None:
         return GradStats(found_inf=False, norms={}, zeros=None, refused=refused)
     if asked.zeros and zeros is None:
         zeros = zeros_of(parts)
@@ -210,16 +215,16 @@ def _totals(
     asked: Asked,
     zeros: _PerGroup | None,
     refused: bool,
+    written: torch.Tensor,
     *,
     exact_range: bool,
 ) -> tuple[torch.Tensor, _Brought]:
     """Return a sum for each key, then the zeros, then how many ranks refuse, then on how many somebody wrote."""
-    device = stats_device(parts)
+    device = written.device
     brought: _Brought = {}
-    totals = torch.zeros(len(keys) + 3, dtype=wide_dtype(device), device=device)
-    if not any((asked.norms, asked.finite, asked.zeros, asked.refusals, asked.brought)):
+    totals = written.new_zeros(len(keys) + 3)
+    if not asked.meets:
         return totals, brought
-    written = _written(parts, totals) if asked.writes else totals.new_zeros(())
     for group, members in _by_stats_group(parts).items():
         sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
         if zeros is not None:
@@ -249,8 +254,10 @@ def _measure(
     """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
     device = stats_device(parts)
     keys: list[str | None] = [None, *asked.norm_groups]
-    totals, brought = _totals(parts, keys, asked, zeros, refused, exact_range=exact_range)
-    written = _written(parts, totals) if asked.writes else totals.new_zeros(())
+    written = torch.zeros((), dtype=wide_dtype(device), device=device)
+    if asked.writes:
+        written = _written(parts, written)
+    totals, brought = _totals(parts, keys, asked, zeros, refused, written, exact_range=exact_range)
     everything = totals[:-3].sum()
     if asked.finite and found_inf is None:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)

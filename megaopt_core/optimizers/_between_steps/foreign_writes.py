@@ -150,7 +150,7 @@ class ForeignWrites:
         Args:
             like: of which dtype and device.
         """
-        return self._shared.flag.to(like).view(1) if self.is_together else like.new_zeros(1)
+        return self._shared.flag.to(like).view(1)
 
     @torch.no_grad()
     def take_over_together(self) -> None:

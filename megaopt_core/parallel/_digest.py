@@ -2,7 +2,8 @@
 
 A sum of 64-bit words does not depend on the order in which a kernel adds, and wraps around without losing anything.
 Words are added in columns of small blocks, so that their position counts; the sums, of which there are few, are mixed
-by multiplication with odd numbers.
+by multiplication with odd numbers that have no pattern. Sums alone would not do: where two values rise by one unit in
+the last place and two fall, which is what a step does to a short vector, their sum stays what it was.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from functools import cache
 import torch
 from attrs import define, field
 
-__all__ = ["digest_of_tensors"]
+from megaopt_core.parallel._words import aligned, odd_numbers, words_of
+
+__all__ = ["digest_of_each", "digest_of_tensors"]
 
 _ROWS = 31
 """Rows that are added up: few enough for a block to stay in the cache, and an odd number.
@@ -44,8 +47,6 @@ _FEW = 64
 _MIXED_TOGETHER = 1 << 16
 """Words of sums that are mixed at a time."""
 
-_ODD = -7046029254386353131  # 2**64 divided by the golden ratio: the multiples of it are spread evenly
-
 
 def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
     """Return a digest of the bits of tensors, in their order among those of one dtype and device.
@@ -67,6 +68,41 @@ def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
     with torch.no_grad():
         totals = [_totals(some) for some in by_kind.values()]
     return hashlib.blake2b(repr(totals).encode(), digest_size=16).digest()
+
+
+def digest_of_each(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a digest of the bits of each tensor by itself, on their device: the host waits for nothing.
+
+    Args:
+        tensors: one or more of one device, of any dtypes; one that is not contiguous counts as if it were.
+
+    Example:
+        >>> import torch
+        >>> weights = [torch.tensor([1.0, -1.0]), torch.tensor([1.5, -1.5])]
+        >>> before = digest_of_each(weights)
+        >>> _ = weights[1].add_(0.125)
+        >>> (digest_of_each(weights) == before).tolist()
+        [True, False]
+    """
+    with torch.no_grad():
+        odd = odd_numbers((2 * _COLUMNS).bit_length(), tensors[0].device)
+        return torch.stack([_number_of(tensor.contiguous().view(-1), odd) for tensor in tensors])
+
+
+def _number_of(flat: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+    """Return a number that depends on all words of a flat tensor, as a tensor on its device."""
+    sums = [flat.new_zeros(1, dtype=torch.int64)]
+    for words in words_of(flat):
+        whole = words.numel() // _COLUMNS * _COLUMNS
+        if whole:
+            sums.append(words[:whole].view(-1, _COLUMNS).sum(0))
+        sums.append(words[whole:])
+    return _mixed(torch.cat(sums), odd)
+
+
+def _mixed(words: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+    """Return one number of words, whose high halves are laid over the low ones: a product carries upwards only."""
+    return (words >> 32).bitwise_xor_(words).mul_(odd[: words.numel()]).sum()
 
 
 def _totals(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -120,29 +156,6 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield memory[: len(some)].view(-1)
 
 
-def _words_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the bits of a flat tensor as 64-bit words, those of its end filled up with zeros."""
-    if flat.is_complex():
-        flat = torch.view_as_real(flat.resolve_conj()).view(-1)
-    if flat.data_ptr() % 8:
-        flat = flat.clone()
-    in_word = 8 // flat.element_size()
-    left = flat.numel() % in_word
-    if flat.numel() > left:
-        yield (flat[:-left] if left else flat).view(torch.int64)
-    if left:
-        last = flat.new_zeros(in_word)
-        last[:left] = flat[-left:]
-        yield last.view(torch.int64)
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor, copied where its memory does not begin with a whole word."""
-    tensor = tensor.contiguous()
-    begins = tensor.storage_offset() * tensor.element_size()
-    return tensor.clone() if begins % 8 or tensor.data_ptr() % 8 else tensor
-
-
 @define
 class _Mixer:
     """Numbers that depend on every word that was added, and on its position."""
@@ -153,7 +166,7 @@ class _Mixer:
 
     def add(self, flat: torch.Tensor) -> None:
         """Add what a flat tensor holds."""
-        for words in _words_of(flat):
+        for words in words_of(flat):
             for piece in words.split(_PIECE) if words.numel() > _PIECE else (words,):
                 self._add_words(piece)
 
@@ -171,7 +184,7 @@ class _Mixer:
             some = tensors[start : start + several]
             sums = torch.empty((len(some), across), dtype=torch.int64, device=some[0].device)
             for tensor, row in zip(some, sums.unbind(0), strict=True):
-                words = _aligned(tensor).view(-1).view(torch.int64)
+                words = aligned(tensor).view(-1).view(torch.int64)
                 torch.sum(words.as_strided((_ROWS, across), (columns, 1)), 0, out=row)
             self._wait(sums.view(-1))
 
@@ -204,8 +217,7 @@ class _Mixer:
         if not self._waiting:
             return
         words = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
-        odd = _odd_numbers(words.numel().bit_length(), words.device)[: words.numel()]
-        self._totals.append(((words >> 32).bitwise_xor_(words)).mul_(odd).sum())
+        self._totals.append(_mixed(words, _kept_odd_numbers(words.numel().bit_length(), words.device)))
         self._waiting, self._size = [], 0
 
 
@@ -221,6 +233,4 @@ def _columns_of(size: int) -> int:
     return columns
 
 
-@cache
-def _odd_numbers(bits: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(1, 2 << bits, 2, device=device).mul_(_ODD)
+_kept_odd_numbers = cache(odd_numbers)

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from attrs import define, field
 
+from megaopt_core.parallel._digest import digest_of_each
+
 __all__ = ["SAMPLE", "ChangeRecord", "Samples", "Values", "any_differ", "differing_owners", "spread"]
 
 SAMPLE = 16
@@ -72,20 +74,20 @@ class _Reader(Protocol):
 
 
 @define
-class _BitSums:
-    """Reads a sum over the bit patterns of each tensor: the same for two values up to coincidence."""
+class _Digests:
+    """Reads a digest of all bits of each tensor: the same for two values only by a chance of one in 2**60 or so."""
 
     _owners: dict[_Kind, list[int]] = field(factory=dict)
 
     def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
-        sums: dict[_Kind, list[torch.Tensor]] = {}
+        together: dict[_Kind, list[torch.Tensor]] = {}
         self._owners = {}
         for owner, tensors in enumerate(watched):
             for tensor in tensors:
                 kind = (torch.int64, tensor.device, True)
-                sums.setdefault(kind, []).append(_as_bits(tensor).sum(dtype=torch.int64))
+                together.setdefault(kind, []).append(tensor.detach())
                 self._owners.setdefault(kind, []).append(owner)
-        return {kind: torch.stack(some) for kind, some in sums.items()}
+        return {kind: digest_of_each(some) for kind, some in together.items()}
 
     def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         return self.read(watched)
@@ -209,7 +211,7 @@ class ChangeRecord:
     exact: bool = False
     method: str = field(default="no step yet", init=False)
     _first: bool = field(default=True, init=False)
-    _all: _BitSums = field(factory=_BitSums, init=False)
+    _all: _Digests = field(factory=_Digests, init=False)
     _some: Samples = field(factory=Samples, init=False)
     _reader: _Reader = field(init=False)
     _watched: Sequence[Sequence[torch.Tensor]] = field(default=(), init=False)
@@ -246,7 +248,7 @@ class ChangeRecord:
 
     def forget(self) -> None:
         """Let go of all memory of the tensors; which of them the last step changed is not known afterwards."""
-        self._all, self._some = _BitSums(), Samples()
+        self._all, self._some = _Digests(), Samples()
         self._reader, self._first = self._all, True
         self._values, self._watched = ({}, {}), ()
 

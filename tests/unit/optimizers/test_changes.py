@@ -62,6 +62,22 @@ def test_parameters_with_new_memory_have_changed() -> None:
     assert (part.changed, part.stepped) == (2, 2)
 
 
+@pytest.mark.parametrize("size", [4, 6, 1022, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_changes_that_cancel_in_a_sum_are_seen(size: int, dtype: torch.dtype) -> None:
+    """Half of the values are negative, and the step moves all by the same number of units in the last place."""
+    layer = nn.ParameterList(
+        [torch.tensor([1.5, -1.5, -1.25, 1.25] * (size // 4) + [1.5, -1.5] * (size % 4 // 2))]
+    )
+    layer.to(dtype)
+    settings = {"lr": 0.125, "weight_decay": 0.0, "clip_grad": 0.0}
+    optimizer = build_optimizer(layer, "t_sgd", **settings, overrides={})
+    layer[0].grad = torch.ones_like(layer[0])
+    optimizer.step()
+    [part] = optimizer.report(after_step=True).parts
+    assert (part.changed, part.stepped) == (1, 1)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_row_that_no_sample_meets_is_seen_where_all_is_compared(exact: bool) -> None:
     """An embedding of which one row has a gradient, as users ask for it; what was compared is said."""

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from megaopt_core.parallel._digest import digest_of_tensors
+from megaopt_core.parallel._digest import digest_of_each, digest_of_tensors
 
 SIZES = [2, 7, 2000, 30_000, 70_000, 600_003]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
@@ -81,3 +83,27 @@ def test_shapes_between_each_other_keep_their_places() -> None:
     a, b, c = (values(size, torch.float32) for size in (5, 6, 7))
     assert digest_of_tensors([a, b, a.neg(), c]) != digest_of_tensors([a.neg(), b, a, c])
     assert digest_of_tensors([a, b, c]) != digest_of_tensors([a, c, b])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_by_itself_does_not_depend_on_the_memory(size, dtype) -> None:
+    """Of one shape that lies at an odd offset, or has gaps; another of the list counts for nothing."""
+    given = values(size, dtype)
+    shifted = torch.empty(size + 1, dtype=dtype)[1:].copy_(given)
+    strided = torch.empty(size, 2, dtype=dtype)[:, 0].copy_(given)
+    first, *others, last = digest_of_each([given, shifted, strided, -given]).tolist()
+    assert others == [first, first]
+    assert last != first
+
+
+@given(st.lists(st.sampled_from([-2, -1, 0, 1, 2]), min_size=1, max_size=40), st.integers(0, 3000))
+def test_no_pattern_of_small_steps_cancels(steps: list[int], before: int) -> None:
+    """Steps of a few units in the last place, of which sums stay what they were in many."""
+    old = torch.linspace(1, 2, before + len(steps)).view(torch.int32)
+    new = old.clone()
+    new[before:] += torch.tensor(steps, dtype=torch.int32)
+    differ = any(steps)
+    each = digest_of_each([old.view(torch.float32), new.view(torch.float32)])
+    assert bool(each[0] != each[1]) == differ
+    assert (digest_of_tensors([old]) != digest_of_tensors([new])) == differ

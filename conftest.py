@@ -1,8 +1,11 @@
 """Settings of every test run."""
 
+import contextlib
 import doctest
 import os
+import random
 import sys
+import zlib
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,15 +28,34 @@ torch.set_num_threads(1)
 # What a command prints does not depend on the terminal that runs the tests.
 os.environ.pop("COLUMNS", None)
 
+LONG = os.environ.get("MEGAOPT_TESTS") == "long"
+
+# Plain `tox` says the same twice; long runs look where nobody has looked. A slow machine is no failure.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("repeatable", patient, derandomize=True)
+    settings.register_profile("random", patient, derandomize=False)
+    settings.load_profile("random" if LONG else "repeatable")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long runs to `tox run -e long`."""
-    if os.environ.get("MEGAOPT_TESTS") == "long":
+    if LONG:
         return
     left = [item for item in items if item.get_closest_marker("long")]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed what draws numbers by the test's name: a test that fails, fails again."""
+    seed = zlib.crc32(item.nodeid.encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
 
 
 @pytest.hookimpl(wrapper=True)

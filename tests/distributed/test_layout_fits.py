@@ -51,7 +51,7 @@ def fits(
     require_fitting(layout, dict(module.named_parameters()), config, groups_of(ranks))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=6),
     st.integers(1, 9),
@@ -242,7 +242,7 @@ def test_a_replicated_layout_is_not_asked_for_every_rank(monkeypatch):
 
 
 @needs_distributed
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 700), max_size=8),
     st.integers(1, 9),

@@ -93,7 +93,7 @@ def settings_of(config: OptimizerConfig) -> Any:
     return {name: value for name, value in config.to_dict().items() if name != "optimizer"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     optimizer=st.sampled_from(["adam", "adamw", "sgd", "muon", "lion", "soap"]),
     chosen=GIVEN,

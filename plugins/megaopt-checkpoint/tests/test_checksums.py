@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from megaopt_checkpoint import algorithms, checksums
 from megaopt_checkpoint.algorithms import ALGORITHMS, BoxSum, combined
@@ -36,7 +36,6 @@ def test_sums_that_are_known():
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=12),
     gaps=st.lists(st.booleans(), min_size=12, max_size=12),

@@ -190,7 +190,7 @@ def as_text(value: Any, chance: random.Random) -> str:
     return json.dumps(value)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(value=ANYTHING, seed=st.integers(0, 2**32), is_key=st.booleans())
 def test_anything_anywhere(good, tmp_path, value, seed, is_key):
     """A value of any kind in any place: a named error and nothing changed, or a load of what verification takes."""

@@ -220,7 +220,7 @@ def test_documents_that_are_none(bad, data):
     refused(bad, "no JSON document|not a megaopt checkpoint's", CheckpointError)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_random_changes(good, tmp_path, seed):
     """A named error and nothing changed, or a load; never anything else."""
@@ -246,7 +246,7 @@ def test_random_changes(good, tmp_path, seed):
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(shape=SHAPES, cuts=st.lists(st.integers(0, 300), max_size=4), chance=st.randoms(use_true_random=False))
 def test_coverage_against_counting(shape, cuts, chance):
     """Boxes of ranges tile; with one moved, dropped or doubled they do where counting each element says so."""

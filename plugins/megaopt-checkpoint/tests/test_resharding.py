@@ -15,7 +15,7 @@ from megaopt_core.state._values.chunks import chunks_of
 
 pytestmark = pytest.mark.any_python
 
-FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
@@ -29,7 +29,6 @@ def shards(draw: st.DrawFn) -> Shard:
     return Shard("w", shape, (offsets, sizes), start, stop)
 
 
-@settings(deadline=None)
 @given(shards())
 def test_boxes_are_the_range(shard):
     """Element by element, in order, and no more boxes than needed."""

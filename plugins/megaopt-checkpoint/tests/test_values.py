@@ -117,7 +117,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=VALUES)
 def test_whatever_goes_in_comes_out(value):
     """Through JSON, with every tensor under a name of its own."""

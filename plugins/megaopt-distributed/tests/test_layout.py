@@ -75,7 +75,7 @@ def layout_of(
 
 
 @given(models(), WORLDS, SIZES, st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_element_is_owned_once(specs, world, bucket_size, in_buffers):
     """Over all ranks, the pieces of a parameter are a partition of its elements."""
     layout = layout_of(specs, world, bucket_size, in_buffers=in_buffers)
@@ -95,7 +95,7 @@ def test_every_element_is_owned_once(specs, world, bucket_size, in_buffers):
 
 
 @given(models(), WORLDS, SIZES, st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_buffers):
     """A piece lies in its rank's shard of one bucket, has no gaps, one group, and cuts at aligned elements."""
     layout = layout_of(specs, world, bucket_size, in_buffers=in_buffers)
@@ -127,7 +127,7 @@ def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_
 
 
 @given(models(), WORLDS, SIZES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_gathering_restores_every_parameter(specs, world, bucket_size):
     """What ranks write into their pieces is, put together in buffers, what the parameters hold."""
     layout = layout_of(specs, world, bucket_size, in_buffers=True)

@@ -50,7 +50,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Work], int]:
 
 @POLICIES
 @given(problem=problems(), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_everything_has_one_owner_that_can_own_it_whatever_the_order(policy, problem, seed):
     """Ranks see works in one order, and would agree in any other."""
     works, ranks = problem
@@ -66,7 +66,7 @@ def test_everything_has_one_owner_that_can_own_it_whatever_the_order(policy, pro
 
 
 @given(problem=problems(), seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_divided_works_lose_nothing_and_keep_their_blocks(problem, seed):
     """Every matrix of a batch has one owner; peers are consecutive ranks from a multiple of their number on."""
     works, ranks = problem

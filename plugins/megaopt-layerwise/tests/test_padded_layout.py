@@ -120,7 +120,7 @@ def test_every_kind_of_parameter_has_a_buffer_of_its_own():
     config=st.sampled_from([PLAIN, PADDED]),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_model_on_any_number_of_ranks(sizes, ranks, bucket_size, config, data):
     """What the layout promises."""
     embeddings = data.draw(st.sets(st.integers(0, max(len(sizes) - 1, 0)), max_size=2))

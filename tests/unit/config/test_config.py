@@ -292,7 +292,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CONFIGURATIONS)
 def test_what_is_written_is_read_back(values) -> None:
     """Through a dict, JSON, a pickle and a copy, whether or not the plugins are installed."""

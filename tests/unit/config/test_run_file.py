@@ -115,7 +115,7 @@ OVERRIDES = st.dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.none() | st.dictionaries(KEYS, OVERRIDES, max_size=3),
     st.booleans(),

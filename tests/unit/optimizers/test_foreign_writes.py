@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import define, field
-from hypothesis import given, settings, strategies
+from hypothesis import given, strategies
 from megaopt_testing.plugins import temporary_plugin
 from torch import nn
 
@@ -301,7 +301,6 @@ def test_memory_of_a_strategys_own_takes_writes_over_too(mlp, build, give, preci
 FLOATS = strategies.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None)
 @given(strategies.lists(strategies.tuples(FLOATS, FLOATS), min_size=1, max_size=8))
 def test_a_main_value_stays_exactly_where_it_rounds_to_the_models(pairs) -> None:
     """For any main and model values, zeros, infinities and NaN among them."""
@@ -316,7 +315,6 @@ def test_a_main_value_stays_exactly_where_it_rounds_to_the_models(pairs) -> None
         assert torch.equal(new, expected) or (new.isnan() and expected.isnan())
 
 
-@settings(deadline=None)
 @given(strategies.lists(strategies.tuples(FLOATS, FLOATS), min_size=1, max_size=8))
 def test_a_remainder_makes_the_models_value_or_goes(pairs) -> None:
     """After anything was written, parameter and remainder make a value that rounds to the parameter."""

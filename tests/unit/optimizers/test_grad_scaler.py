@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -50,7 +50,6 @@ def test_dynamic_scale_follows_the_tracker_rule(
         assert scaler.scale.item() == torch.tensor(model.scale, dtype=torch.float32).item()
 
 
-@settings(deadline=None)
 @given(
     outcomes=st.lists(st.sampled_from(["good", "inf", "nan"]), max_size=25),
     window=st.integers(1, 4),

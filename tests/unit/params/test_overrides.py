@@ -12,7 +12,7 @@ from megaopt_core.errors import OverrideConflictError, OverrideError
 from megaopt_core.params._overrides import validate_override
 
 VALUES = st.one_of(st.integers(-3, 3), st.text(max_size=3), st.none(), st.tuples(st.integers(0, 3)))
-COMMON = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+COMMON = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 OVERRIDES = st.lists(
     st.none() | st.dictionaries(st.sampled_from(["a", "b", "max_lr", "wd_mult"]), VALUES), max_size=4
 )

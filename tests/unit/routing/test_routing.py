@@ -395,7 +395,7 @@ KEYS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(KEYS, max_size=8), st.randoms(use_true_random=False), st.integers(1, 4))
 def test_four_pipeline_ranks_agree_on_one_order(keys, random, ranks):
     """Whatever keys each rank found, the union has one order, primary first, None first within an optimizer."""
@@ -414,7 +414,7 @@ def test_four_pipeline_ranks_agree_on_one_order(keys, random, ranks):
             assert later.override is not None
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_parameters_does_not_matter(random):
     """Resolution is the same for every order in which modules were registered."""

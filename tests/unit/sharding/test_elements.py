@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ShardingError
@@ -35,7 +35,6 @@ def test_what_is_not_held_is_an_error_that_names_the_parameter():
         elements_of(WHOLE[:2], ((0, 0, 0), (2, 3, 2)), shard)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_storing_is_the_inverse_of_reading(data):
     """Of any range of any box inside any part, strided or not; nothing else is changed."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megaopt_core.errors import ShardingError
@@ -29,7 +29,6 @@ def placements(draw: st.DrawFn, dims: int) -> tuple[AxisPlacement, ...]:
     )
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_parts_are_those_that_torch_chunk_cuts(data):
     """Axis after axis; uneven and empty ones too."""

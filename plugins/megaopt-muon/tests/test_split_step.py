@@ -24,6 +24,8 @@ from megaopt_core import MatrixView, OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 OTHERS = {
     "ee_muon": (Muon, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
     "ee_muon_l2": (

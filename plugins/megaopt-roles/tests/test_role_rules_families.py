@@ -15,6 +15,8 @@ from megaopt_core.params import Role
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
 
+pytestmark = pytest.mark.any_python
+
 _spec = importlib.util.spec_from_file_location("role_families", Path(__file__).with_name("role_families.py"))
 assert _spec is not None
 assert _spec.loader is not None

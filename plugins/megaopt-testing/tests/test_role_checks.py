@@ -13,6 +13,8 @@ from torch import nn
 from megaopt_core import MatrixView, Role, get_registry, hookimpl
 from megaopt_core.params import RoleDecision
 
+pytestmark = pytest.mark.any_python
+
 
 class Reader:
     """Says that the weights of linear layers are matrices."""

@@ -24,6 +24,8 @@ from megaopt_core.sharding import (
     ShardingStrategy,
 )
 
+pytestmark = pytest.mark.any_python
+
 MIXED = [
     {"bf16": True},
     {"bf16": True, "use_precision_aware_optimizer": True},

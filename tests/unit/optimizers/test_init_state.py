@@ -19,6 +19,8 @@ from megaopt_core.errors import StateDictError
 from megaopt_core.execution._copies import Copies
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 CLASSES = {
     "Adadelta": [{}],
     "Adafactor": [{}],

@@ -88,5 +88,5 @@ def _advance(optimizer: torch.optim.Optimizer, params: Sequence[torch.nn.Paramet
             if "lr" in group:  # from step to step otherwise, from where it stands
                 group["lr"] = group["lr"] * LRS[step % len(LRS)] / LRS[(step - 1) % len(LRS)]
         for seed, param in enumerate(params):
-            param.grad = gradient(param.shape, seed, step)
+            param.grad = gradient(param.shape, seed, step).clone()
         optimizer.step()

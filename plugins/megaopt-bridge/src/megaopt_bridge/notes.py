@@ -26,8 +26,9 @@ def param_notes(
         found: what a trial has shown.
         decays: the constructor has an argument for weight decay.
     """
-    always = list(_of_all(recipe, found, decays=decays))
-    undecayed = "weight_decay" in found.unread and not decays
+    unread = found.unread
+    always = list(_of_all(recipe, found, unread, decays=decays))
+    undecayed = "weight_decay" in unread and not decays
     if not always and not undecayed:
         return None
 
@@ -45,12 +46,12 @@ def param_notes(
 _UNDECAYED = "the weight decay of its group changed nothing in a trial: its class has no argument for it"
 
 
-def _of_all(recipe: Recipe, found: Probe, *, decays: bool) -> Iterator[str]:
+def _of_all(recipe: Recipe, found: Probe, unread: frozenset[str], *, decays: bool) -> Iterator[str]:
     if "bit_exact_resume" in recipe.fails:
         yield f"does not resume exactly: {recipe.fails['bit_exact_resume']}"
     elif not found.resumes:
         yield "does not resume exactly: its class keeps something that is neither in its state nor in its groups"
-    if "lr" in found.unread:
+    if "lr" in unread:
         yield "the learning rate of its group changed nothing in a trial: no schedule and no override of it may act"
-    if "weight_decay" in found.unread and decays:
+    if "weight_decay" in unread and decays:
         yield "the weight decay of its group changed nothing in a trial: its class has the configuration's, if any"

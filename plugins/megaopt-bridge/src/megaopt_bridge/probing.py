@@ -38,8 +38,7 @@ class Probe:
         unready: keys that the first step adds to a group and that cannot be given beforehand.
         scalars: state keys with one number for a parameter.
         counts_empty: a step in which no parameter has a gradient changes the steps after it.
-        unread: which of `lr` and `weight_decay` change nothing where a group gives them.
-        resumes: with its state and groups alone a new object goes on bit for bit.
+        trial: the class that was tried; None: it takes nothing.
     """
 
     granularity: Granularity
@@ -49,8 +48,21 @@ class Probe:
     unready: frozenset[str] = frozenset()
     scalars: frozenset[str] = frozenset()
     counts_empty: bool = False
-    unread: frozenset[str] = frozenset()
-    resumes: bool = True
+    trial: Trial | None = None
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Which of `lr` and `weight_decay` change nothing where a group gives them; tried when it is asked for."""
+        return frozenset() if self.trial is None else unread(self.trial, self._few())
+
+    @property
+    def resumes(self) -> bool:
+        """With its state and groups alone a new object goes on bit for bit; tried when it is asked for."""
+        return self.trial is None or resumes(self.trial, self._few())
+
+    def _few(self) -> list[Shape]:
+        shapes = [shape for shape in SHAPES if len(shape) not in self.refused]
+        return [shape for shape in _FEW if shape in shapes] or shapes[-1:]
 
     @property
     def takes_nothing(self) -> bool:
@@ -83,18 +95,7 @@ def probe(cls: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> Probe:
     scalars = _scalars(trial, shapes)
     counts = _counts_empty(trial, shapes[-1])
     granularity, alignment = granularity_of(trial, shapes, scalars)
-    few = [shape for shape in _FEW if shape in shapes] or shapes[-1:]
-    return Probe(
-        granularity,
-        alignment,
-        refused,
-        presets,
-        unready,
-        scalars,
-        counts,
-        unread=unread(trial, few),
-        resumes=resumes(trial, few),
-    )
+    return Probe(granularity, alignment, refused, presets, unready, scalars, counts, trial)
 
 
 def _counts_empty(trial: Trial, shape: Shape) -> bool:

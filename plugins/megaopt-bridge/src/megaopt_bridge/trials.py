@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,10 +32,12 @@ def start(shape: Sequence[int], seed: int) -> torch.Tensor:
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
 
 
-def gradient(shape: Sequence[int], seed: int, step: int) -> torch.Tensor:
+@lru_cache(maxsize=1024)
+def gradient(shape: tuple[int, ...], seed: int, step: int) -> torch.Tensor:
     """Return a gradient whose elements are of very different sizes, with zeros, and far larger in its first half.
 
     The first ones point one way, which is what makes a class grow that estimates its own rate; the others any way.
+    They are drawn once: a class that is tried with many settings meets the same ones. Who may write to it steps a copy.
 
     Args:
         shape: of the parameter.

@@ -196,11 +196,14 @@ EXPECTED = {
             "positions": X,
             "w_q": T,
             "w_kv": split(8, 8, transposed=True),
-            "w_o": MatrixView(batch_dims=1, transposed=True),
+            "w_o": X,
             "unembed": O,
         },
     ),
 }
+
+DOUBTFUL = {"everything functional": ["w_o"]}
+"""One product sums over its heads and their features: no view has these axes."""
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -218,7 +221,7 @@ def test_every_parameter_is_seen_for_what_it_is(case, device):
         if len(shapes[name]) > 1
     }
     assert found == expected
-    assert [name for name, decision in decisions.items() if decision.uncertain] == []
+    assert [name for name, decision in decisions.items() if decision.uncertain] == DOUBTFUL.get(case, [])
     assert all(decisions[name].role is Role.ELEMENTWISE for name, shape in shapes.items() if len(shape) < 2)
 
 

@@ -44,9 +44,12 @@ def find_heads(
         if param is not None and param.dim() != 2
     }
     kept = candidates - reading.consumed - stacks - reading.passed
-    if not kept:
+    also_taken = (
+        (stream.alone & reading.consumed & reading.softened) - tables - set(found) - stacks - reading.passed
+    )
+    if not kept and not also_taken:
         return found
-    widths = Widths(model, modules, reading, kept | set(found))
+    widths = Widths(model, modules, reading, kept | also_taken | set(found))
     for projection in kept:
         if projection in outside:
             head = output("stands outside the base model, and no other layer takes its output")
@@ -56,7 +59,9 @@ def find_heads(
                 found[projection] = doubted(output("probably the last projection: no forward says so"))
         elif not widths.is_hidden(projection, residual=stream.takes(projection)):
             found[projection] = output("the last projection before the model's output")
-    return found
+    read_back = doubted(output("the model returns its output, and other layers take it"))
+    visible = (part for part in also_taken if not widths.is_hidden(part, residual=stream.takes(part)))
+    return {**found, **dict.fromkeys(visible, read_back)}
 
 
 def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:

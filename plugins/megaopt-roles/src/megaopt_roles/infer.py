@@ -19,6 +19,7 @@ from megaopt_core.routing import (
     by_shape,
     doubted,
     elementwise,
+    embedding,
     is_projection,
     target_of,
     tied_role,
@@ -137,6 +138,8 @@ class _Rules:
             return decision
         if not is_readable(module):
             return doubted(decision, "its forward was replaced by one that cannot be read")
+        if any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ())):
+            return doubted(embedding("a one-hot encoding of what is given looks its columns up"))
         if id(param) in self.reading.passed:
             return doubted(decision, "its weight goes to a function whose source cannot be read")
         if id(module) in self.ends & self.reading.scaled and not self.stream.takes(id(module)):

@@ -142,7 +142,15 @@ class ModelReading:
     @cached_property
     def passed(self) -> frozenset[int]:
         """The weights that go where no source can be read, and the projections that own them, by identity."""
-        found = {key for key, uses in self.uses.items() if any(use.kind == "passed" for use in uses)}
+        return self._used_as("passed")
+
+    @property
+    def softened(self) -> frozenset[int]:
+        """The weights of whose products softmaxes are taken, and the projections that own them, by identity."""
+        return self._used_as("softened")
+
+    def _used_as(self, kind: str) -> frozenset[int]:
+        found = {key for key, uses in self.uses.items() if any(use.kind == kind for use in uses)}
         return frozenset(found | {id(self._owners[key]) for key in found & self._owners.keys()})
 
     @cached_property

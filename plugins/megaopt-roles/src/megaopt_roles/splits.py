@@ -90,9 +90,10 @@ def _axes(
     if isinstance(owner, nn.Module) and not split:  # its weight may be used by hand, too
         split = reading.splits.get(id(owner._parameters.get("weight")), split)
     found = [(0, split)]
-    if isinstance(owner, nn.Parameter):
-        for axis in range(view.batch_dims, owner.dim()):
-            split = reading.cuts.get((id(owner), axis), ())
+    weight = owner if isinstance(owner, nn.Parameter) else owner._parameters.get("weight")
+    if weight is not None:
+        for axis in range(view.batch_dims, weight.dim()):
+            split = reading.cuts.get((id(weight), axis), ())
             is_output = (axis == view.batch_dims) is not view.transposed
             found.append((0 if is_output else 1, split))
     return found

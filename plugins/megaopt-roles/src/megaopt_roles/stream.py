@@ -65,6 +65,16 @@ class Stream:
             self._widths[id(param)] = param.shape[1]
             self._tables.add(id(param))
 
+    @property
+    def alone(self) -> set[int]:
+        """The projections whose output an item of what the model returns is, with nothing added to it."""
+        return {
+            projection
+            for found, passes in self._items
+            if len(found) == 1 and not passes
+            for projection in found
+        }
+
     def takes(self, projection: int) -> bool:
         """True for a projection whose output is added to a stream in everything that the model returns of it.
 

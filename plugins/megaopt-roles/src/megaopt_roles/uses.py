@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from torch import nn
 
-from megaopt_core.params import MATRIX, MatrixView, RoleDecision
+from megaopt_core.params import MATRIX, Doubt, MatrixView, RoleDecision
 from megaopt_core.routing import doubted, elementwise, embedding, matrix
 from megaopt_roles.forward.values import Use
 
@@ -97,8 +97,13 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     )
     if view.transposed:
         what += ", stored [in, out]"
-    decision = matrix(what, view)
-    return decision if sure else doubted(decision, "its axes fit no view")
+    if sure:
+        return matrix(what, view)
+    if set(exact[0].inputs) & set(range(view.batch_dims)):  # heads, say, that one product sums over
+        return doubted(
+            elementwise("a matrix product contracts it, but no view has its axes"), "", Doubt.LAYOUT
+        )
+    return doubted(matrix(what, view), "its axes fit no view")
 
 
 def _also(kinds: set[str], *, stack: bool) -> str:
@@ -146,7 +151,7 @@ def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
     rest = list(range(leading, rank))
     first_in, later_in = rest[0] in into, all(axis in into for axis in rest[1:])
     if first_in and not any(axis in into for axis in rest[1:]):
-        return MatrixView(batch_dims=leading, transposed=True), True
+        return MatrixView(batch_dims=leading, transposed=True), not into & set(range(leading))
     return MatrixView(batch_dims=leading), not first_in and later_in
 
 

@@ -29,6 +29,8 @@ def with_example(entry: NamedParam, read: RoleDecision, seen: Meetings) -> RoleD
     shown = _shown(tuple(entry.param.shape), keys, meeting, read, seen)
     if shown is None:
         return read
+    if read.role is Role.ELEMENTWISE and read.doubt is Doubt.LAYOUT:
+        return read  # a product contracts it, which is what the example shows, and no view has its axes
     if _kind(shown.role) == _kind(read.role):
         if read.doubt is not Doubt.ROLE:
             return read

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
 from string import ascii_letters
 from typing import Any
 
+from attrs import evolve
+
+from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
 from megaopt_roles.forward.weights import choose, contract, lookup
@@ -97,16 +102,30 @@ def _einsum_operand(
     if not contract(trace, operand, into, out):
         return None
     deps = trace.weigh(operand, Flow(deps), by_row=result[-1:] not in {term[i] for i in out})
-    stored = operand.axes[out[0]] if len(out) == 1 and operand.axes is not None else None
-    known = dict(zip(term, operand.shape, strict=True))
-    letters = result.replace(term[out[0]], "")
+    return _rows(trace, operand, term, out, result, deps)
+
+
+def _rows(
+    trace: Trace, operand: Weight, term: str, out: Sequence[int], result: str, deps: frozenset[Any]
+) -> Flow:
+    """Return what an einsum makes of a weight, with numbered rows: those of several axes in the order of the memory."""
+    stored = [] if operand.axes is None else [operand.axes[i] for i in out]
+    whole = all(axis.rows is None and axis.index >= 0 for axis in stored)
+    in_order = all(later.index == axis.index + 1 for axis, later in pairwise(stored))
+    known = dict(zip(term, operand.shape or (), strict=True))
+    made = "".join(term[i] for i in out)
+    letters = "".join(letter for letter in result if letter not in made)
     sizes = [known.get(letter, size) for letter, size in zip(letters, (*BATCH, 4, 6, 7), strict=False)]
-    if stored is None or stored.rows is not None or stored.index < 0 or len(sizes) != len(result) - 1:
+    if not stored or not whole or not in_order or len(sizes) != len(letters) or len({*result}) != len(result):
         return Flow(deps)
-    index = result.index(term[out[0]])
-    return trace.rows_of(
-        operand.base, operand.shape[out[0]], deps, tuple(sizes[:index]), tuple(sizes[index:])
-    )
+    extents = [known[letter] for letter in made]
+    flat = trace.rows_of(operand.base, prod(extents), deps, tuple(sizes))
+    if flat.tensor is None:
+        return Flow(deps)
+    apart = flat.tensor.view(*sizes, *extents)
+    note_heads(flat, apart)
+    order = [(letters + made).index(letter) for letter in result]
+    return evolve(flat, tensor=apart.permute(order).contiguous())
 
 
 def _subscripts(equation: Any, count: int) -> tuple[list[str] | None, str]:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attrs import evolve
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -16,7 +17,8 @@ from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import Flow, deps_of, weights_of
+from megaopt_roles.forward.values import Flow, Use, deps_of, weights_of
+from megaopt_roles.forward.weight_forms import whole_weight
 
 __all__ = ["DEEPEST", "ModuleCallEvaluator"]
 
@@ -91,7 +93,11 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         self.trace.use_all(weights_of(values), "elementwise")
         call = self.trace.call(of or module, deps_of(values))
         weight = module._parameters.get("weight")
+        if weight is not None and isinstance(first, Flow) and first.one_hot and first.deps:
+            self.trace.use(whole_weight(weight), Use("indexed"))
         if isinstance(module, _ConvNd):
+            if _keeps_channels(module) and isinstance(first, Flow) and first.piece is not None:
+                return evolve(first, deps=frozenset({call}), fresh=False, call=None)
             spatial = (4, 6, 7)[: len(module.kernel_size)]
             return self.trace.rows_of(module, module.out_channels, frozenset({call}), BATCH[:1], spatial)
         size = stated(module, "out_features") or stated(module, "nf")
@@ -124,6 +130,11 @@ class ModuleCallEvaluator(BuiltinEvaluator):
                 return result
         self.trace.use_all(weights_of((args, kwargs)), "elementwise")
         return self.trace.unknown(args, kwargs)
+
+
+def _keeps_channels(module: _ConvNd) -> bool:
+    """True for a depthwise convolution with one filter a channel: each comes out as it went in, by itself."""
+    return module.groups == module.in_channels == module.out_channels
 
 
 def _has_params(module: nn.Module) -> bool:

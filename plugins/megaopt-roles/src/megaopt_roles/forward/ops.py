@@ -12,7 +12,7 @@ from megaopt_roles.forward import einsums, lookups, products, shapes, weights
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
-from megaopt_roles.forward.rows import merge
+from megaopt_roles.forward.rows import lies_along, merge
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weight_forms import join
@@ -137,8 +137,12 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     lookups.note_attention(trace, args)
+    trace.soften(deps_of(args[:1]))
     result = _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
-    return evolve(result, soft=True) if isinstance(result, Flow) else result
+    if not isinstance(result, Flow):
+        return result
+    dim = lookups.argument(1, "dim", args, kwargs)
+    return evolve(result, soft=True, piece=None if lies_along(result, dim) else result.piece)
 
 
 def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 
 from megaopt_roles.forward.values import Flow, Piece, Source
 
-__all__ = ["find_heads", "find_split", "is_covered", "merge", "note_heads", "numbered", "relabel"]
+__all__ = [
+    "find_heads",
+    "find_split",
+    "is_covered",
+    "lies_along",
+    "merge",
+    "note_axes",
+    "note_heads",
+    "numbered",
+    "relabel",
+]
 
 
 def numbered(source: Source, leading: Sequence[int], trailing: Sequence[int] = ()) -> torch.Tensor:
@@ -62,6 +73,38 @@ def note_heads(before: Flow, after: torch.Tensor) -> None:
             piece.heads = size
 
 
+def note_axes(flow: Flow, moved: torch.Tensor) -> None:
+    """Note that axes of an activation change places: where its last axis takes one row of each head, it had none.
+
+    Heads that lie in the last axis of `view(..., size, heads)` come to light so.
+
+    Args:
+        flow: the activation before.
+        moved: its row numbers after.
+    """
+    piece = flow.piece
+    if piece is None or piece.heads <= 0 or not moved.numel() or moved.dim() < 2:
+        return
+    last = moved.reshape(-1, moved.shape[-1])[0].tolist()
+    if len(last) > 1 and len({row // piece.heads for row in last}) == len(last):
+        piece.heads = -1
+
+
+def lies_along(flow: Flow, dim: Any) -> bool:
+    """True where the rows of an activation change along a dimension: what sums over it mixes them.
+
+    Args:
+        flow: the activation.
+        dim: the dimension; anything but a number counts as the last one.
+    """
+    tensor = flow.tensor
+    if flow.piece is None or tensor is None or not tensor.dim() or not tensor.numel():
+        return False
+    at = dim if isinstance(dim, int) and -tensor.dim() <= dim < tensor.dim() else -1
+    first = tensor.movedim(at, -1).reshape(-1, tensor.shape[at])[0]
+    return bool((first != first[0]).any())
+
+
 def find_heads(source: Source, split: tuple[int, ...]) -> tuple[int, ...]:
     """Return the rows of a head in each piece of a split, or in the only piece; empty where one is not known.
 
@@ -78,8 +121,10 @@ def find_heads(source: Source, split: tuple[int, ...]) -> tuple[int, ...]:
 def _head(leaf: Piece, size: int, total: int) -> int:
     """Return the rows of a head in a piece that has `size` rows in every `total` of its source; 0 if not known."""
     for piece in _ancestors(leaf):
+        if piece.heads < 0:
+            return 0
         if piece.heads == total:  # every repetition of the pattern is a head, of which this piece has a part
-            return size
+            return size if size > 1 else 0
         if piece.heads and size % piece.heads == 0:
             return piece.heads
     return 0

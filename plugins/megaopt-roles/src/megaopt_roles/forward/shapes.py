@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from megaopt_roles.forward.objects import items_of
-from megaopt_roles.forward.rows import note_heads, relabel
+from megaopt_roles.forward.rows import note_axes, note_heads, relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight
 from megaopt_roles.forward.weight_forms import reorder, reshape
@@ -79,6 +79,8 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if isinstance(result, torch.Tensor):
         if name in _SHAPING:
             note_heads(value, result)
+        else:
+            note_axes(value, result)
         return relabel(result, value)
     return [relabel(part, value) for part in result]
 

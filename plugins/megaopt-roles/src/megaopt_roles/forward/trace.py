@@ -10,7 +10,7 @@ from attrs import define, field
 from torch import nn
 
 from megaopt_roles.forward.rows import numbered
-from megaopt_roles.forward.values import Call, Flow, Source, Use, Weight, deps_of
+from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Source, Use, Weight, deps_of
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
@@ -109,6 +109,18 @@ class Trace:
             matrix = isinstance(dep, Call) and isinstance(dep.module, nn.Parameter) and dep.module.dim() == 2
             if matrix and (dep.by_row or not by_row):
                 self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
+
+    def soften(self, deps: frozenset[Any]) -> None:
+        """Note a projection whose output, and nothing else, goes through a softmax: its features are classes.
+
+        Args:
+            deps: what the softmax is taken of.
+        """
+        made = [dep.module for dep in deps if dep != ARGUMENT]
+        if len(made) == 1:
+            weight = made[0]._parameters.get("weight") if isinstance(made[0], nn.Module) else made[0]
+            if weight is not None:
+                self.uses.setdefault(id(weight), set()).add(Use("softened"))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

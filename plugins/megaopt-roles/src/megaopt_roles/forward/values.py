@@ -107,7 +107,7 @@ class Piece:
     rows: tuple[int, ...]
     children: dict[tuple[int, ...], Piece] = field(factory=dict)
     heads: int = 0
-    """Rows of a head, where the activation is shaped into heads; 0 where that was not seen."""
+    """Rows of a head, where the activation is shaped into heads; 0 where that was not seen, -1 where it is not so."""
     merged: bool = False
     """The pieces that this one was cut into were put together again: the cut says nothing."""
 
@@ -207,8 +207,9 @@ class Use:
         kind: `contracted`, `factor` (of a product of parameters), `indexed` (by what the caller passed), `looked_up`
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
             `elementwise`, `returned`, `padded` (the result of its product), `attending` (that goes through a
-            softmax over what it met, or chosen among by one, or handed to attention), `row` (one row of it meets an
-            activation) or `passed` (to something that cannot be read).
+            softmax over what it met, or chosen among by one, or handed to attention), `softened` (a softmax is taken
+            of what its product gives, and of nothing else), `row` (one row of it meets an activation) or `passed` (to
+            something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -32,7 +32,8 @@ def cut_weight(
 ) -> list[Any]:
     """Return the parts that `chunk`, `split` or `unbind` cut a weight into."""
     keywords = {**kwargs}
-    dim = keywords.pop("dim", args[1] if name != "unbind" and len(args) > 1 else (args[0] if args else 0))
+    at = 0 if name == "unbind" else 1  # the others say first into how many, or how large
+    dim = keywords.pop("dim", args[at] if len(args) > at else 0)
     shape: tuple[int, ...] = weight.shape or ()
     dim %= len(shape)
     if name == "unbind":

@@ -20,6 +20,7 @@ from megaopt_core.params._overrides import (
 )
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.registry._catalogue import ROLE_READER
+from megaopt_core.routing._overrides.standard import STANDARD_KEYS
 
 __all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
 
@@ -77,7 +78,7 @@ class OverrideSet:
         Args:
             overrides: `{ParamKey: ParamGroupOverride}`; it is not changed.
             source: who gave them; a mapping with an attribute `sources` tells it for each key.
-            must_match: a name pattern that matches nothing is an error.
+            must_match: a name pattern that matches nothing is an error, but for those of the standard overrides.
 
         Raises:
             OverrideError: something is no ParamKey or no valid override.
@@ -94,7 +95,8 @@ class OverrideSet:
                     f"{source}: the key of an override is a ParamKey, got {key!r}{_as_key(key)}", value=key
                 )
             who = getattr(overrides, "sources", {}).get(key, source)
-            self.entries.append(SourcedOverride(key, validate_override(override), who, must_match))
+            expected = must_match and key not in STANDARD_KEYS
+            self.entries.append(SourcedOverride(key, validate_override(override), who, expected))
 
     def match(self, param: NamedParam, role: Role) -> Match:
         """Return what the overrides say about a parameter; every name that it is tied under may match.

@@ -138,6 +138,19 @@ def test_mup_scales_hidden_matrices_and_leaves_a_decoupled_rate_alone():
         get_mup_config_overrides(config, 0)
 
 
+@pytest.mark.parametrize("decay", [{}, {"apply_wd_to_qk_layernorm": True}, {"decoupled_lr": 1e-4}])
+@pytest.mark.parametrize("own", [{}, {ParamKey(name="0.weight"): {"max_lr": 0.5}}])
+def test_standard_overrides_may_be_handed_over_for_a_model_without_biases(decay, own) -> None:
+    """Callers extend what `get_standard_config_overrides` returns; its keys need not match anything."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.RMSNorm(4))
+    config = OptimizerConfig(optimizer="plain", lr=0.1, weight_decay=0.1, **decay)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        routing = route(config, model, {**get_standard_config_overrides(config), **own})
+    assert dict(routing.params["1.weight"].override) == {"wd_mult": 0.0}
+    assert dict(routing.params["0.weight"].override) == dict(*own.values())
+
+
 def test_an_override_chooses_the_optimizer_and_constructor_settings_make_a_separate_one():
     """`optimizer` moves parameters; a constructor setting that groups do not keep makes a second optimizer."""
     config = OptimizerConfig(optimizer="plain", lr=0.1)

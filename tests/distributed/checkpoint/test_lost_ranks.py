@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from megaopt_checkpoint.background import background_group
+from megaopt_checkpoint.background import background_of
 
 from megaopt_core.errors import CheckpointError
 from megaopt_core.parallel import timeout_of
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.any_python
 def timeouts(rank: int, size: int) -> list[float]:
     """Return the seconds that the default group and the background's wait, and those of a group of our own."""
     mine = dist.new_group([0, 1], timeout=dist.default_pg_timeout / 60)
-    groups = dist.group.WORLD, background_group(Ranks()), mine, background_group(Ranks(mine))
+    groups = dist.group.WORLD, background_of(Ranks()).group, mine, background_of(Ranks(mine)).group
     return [timeout_of(group).total_seconds() for group in groups]
 
 
@@ -37,7 +37,7 @@ def save_alone(rank: int, size: int) -> tuple[str, float]:
         os._exit(0)
     begun = time.monotonic()
     try:
-        background_group(Ranks())
+        background_of(Ranks())
     except CheckpointError as error:
         return str(error), time.monotonic() - begun
     return "no error", 0.0

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from attrs import frozen
+from attrs import define, field, frozen
 
 from megaopt_core.errors import CheckpointError
 from megaopt_core.parallel import timeout_of
 from megaopt_core.state import Ranks
 
-__all__ = ["PendingSave", "background_group", "in_thread"]
-
-_GROUPS: dict[int, tuple[Any, Any]] = {}
+__all__ = ["Background", "PendingSave", "background_of", "in_thread"]
 
 
 @frozen(eq=False)
@@ -96,26 +94,65 @@ def in_thread(action: Callable[[], None]) -> Future[None]:
     return future
 
 
-def background_group(ranks: Ranks) -> Any:
-    """Return a group over the same ranks that training does not use, so that messages cannot cross: a collective.
+@define(eq=False)
+class Background:
+    """Where the ranks of a group write while they train: with messages of their own, one save after the other.
+
+    Two saves at a time would take each other's messages, on whichever rank the second overtakes the first.
+
+    Args:
+        training: the group that trains.
+        group: one over the same ranks that training does not use.
+    """
+
+    training: Any
+    group: Any
+    broken: bool = False
+    """A save failed here: a rank that gave up may have left messages of the group, or the group itself, behind."""
+    _writer: ThreadPoolExecutor = field(
+        factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="megaopt-save"), init=False
+    )
+
+    def submit(self, action: Callable[[], None]) -> Future[None]:
+        """Run a function after those that were submitted before; the interpreter waits for it before it ends.
+
+        Args:
+            action: what to do.
+        """
+        future = self._writer.submit(action)
+        future.add_done_callback(self._note)
+        return future
+
+    def _note(self, done: Future[None]) -> None:
+        self.broken = self.broken or done.exception() is not None
+
+
+_BACKGROUNDS: dict[int, Background] = {}
+
+
+def background_of(ranks: Ranks) -> Background:
+    """Return where several ranks write in the background: a collective. After a failure it is a new place on all.
 
     Args:
         ranks: who saves.
+
+    Raises:
+        CheckpointError: another rank is gone.
     """
-    if ranks.size == 1:
-        return None
-    group = ranks.group or dist.group.WORLD
-    if group is None:
+    training = ranks.group or dist.group.WORLD
+    if training is None:
         raise CheckpointError("torch.distributed was shut down")
-    known = _GROUPS.get(id(group))
-    if known is None or known[0] is not group:
-        members = dist.get_process_group_ranks(group)
+    known = _BACKGROUNDS.get(id(training))
+    fits = known is not None and known.training is training and not known.broken
+    if not all(ranks.gather(fits)):
+        known = None
+    if known is None:
+        members = dist.get_process_group_ranks(training)
         try:
             made = dist.new_group(
-                members, timeout=timeout_of(group), backend="gloo", use_local_synchronization=True
+                members, timeout=timeout_of(training), backend="gloo", use_local_synchronization=True
             )
         except RuntimeError as error:
             raise CheckpointError(f"another rank is gone: {error}") from error
-        known = group, made
-        _GROUPS[id(group)] = known
-    return known[1]
+        known = _BACKGROUNDS[id(training)] = Background(training, made)
+    return known

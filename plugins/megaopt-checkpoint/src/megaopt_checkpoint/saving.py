@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from attrs import define
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from megaopt_checkpoint.background import PendingSave, background_group, in_thread
+from megaopt_checkpoint.background import PendingSave, background_of, in_thread
 from megaopt_checkpoint.folder import folder_path
 from megaopt_checkpoint.given import given_chunks, require_sides
 from megaopt_checkpoint.model_tensors import (
@@ -203,32 +202,23 @@ class _Save:
             if self.ranks.size == 1:
                 write_alone(self.tensors, self.writer)
             else:
-                dcp_save(
-                    self.tensors,
-                    storage_writer=self.writer,
-                    planner=planner(),
-                    process_group=self.ranks.group,
-                )
+                self._write(self.tensors, self.ranks.group)
         except (CheckpointException, OSError, RuntimeError) as error:
             raise failed(self.target, error) from error
+
+    def _write(self, tensors: dict[str, torch.Tensor], group: ProcessGroup | None) -> None:
+        dcp_save(tensors, storage_writer=self.writer, planner=planner(), process_group=group)
 
     def run_in_background(self, held: ExitStack) -> PendingSave:
         """Copy the state and begin to write it; who writes takes over what is held."""
         writing: Future[Any] | None = None
         try:
-            group = background_group(self.ranks)
+            background = background_of(self.ranks) if self.ranks.size > 1 else None
             staged = {key: _copy(tensor) for key, tensor in self.tensors.items()}
-            if self.ranks.size == 1:
+            if background is None:
                 writing = in_thread(lambda: write_alone(staged, self.writer))
             else:
-                response: Any = dcp_async_save(
-                    staged,
-                    storage_writer=self.writer,
-                    planner=planner(),
-                    process_group=group,
-                    async_stager=cast("Any", _AlreadyStaged()),
-                )
-                writing = getattr(response, "upload_completion", response)
+                writing = background.submit(lambda: self._write(staged, background.group))
             return PendingSave.of(
                 self.target,
                 writing,
@@ -249,18 +239,3 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = copied()
         return made
     return tensor.detach().to("cpu", copy=True)
-
-
-class _AlreadyStaged:
-    """Tells torch that nothing is left to copy."""
-
-    should_synchronize_after_execute = False
-
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        return state_dict
-
-    def synchronize_staging(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return None

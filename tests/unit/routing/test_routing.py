@@ -138,7 +138,7 @@ def test_mup_scales_hidden_matrices_and_leaves_a_decoupled_rate_alone():
         get_mup_config_overrides(config, 0)
 
 
-@pytest.mark.parametrize("decay", [{}, {"apply_wd_to_qk_layernorm": True}, {"decoupled_lr": 1e-4}])
+@pytest.mark.parametrize("decay", [{}, {"apply_wd_to_qk_layernorm": True}])
 @pytest.mark.parametrize("own", [{}, {ParamKey(name="0.weight"): {"max_lr": 0.5}}])
 def test_standard_overrides_may_be_handed_over_for_a_model_without_biases(decay, own) -> None:
     """Callers extend what `get_standard_config_overrides` returns; its keys need not match anything."""

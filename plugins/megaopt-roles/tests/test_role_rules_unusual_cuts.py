@@ -69,6 +69,19 @@ class Router(nn.Module):
         return x + y
 
 
+class NoisyRouter(Router):
+    """The same with what another layer adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mix what the experts return."""
+        first, second, *_ = (self.router(x) + self.noise(x)).softmax(-1).unbind(-1)
+        return x + first[..., None] * self.experts[0](x) + second[..., None] * self.experts[1](x)
+
+
 class HeadsLast(nn.Module):
     """Shapes queries into heads whose rows lie apart."""
 
@@ -166,9 +179,10 @@ def test_what_is_cut_by_hand_is_split(layer: type[nn.Module]) -> None:
     assert found.view.head_sizes in ((), (WIDTH // HEADS,) * 3)
 
 
-def test_what_a_softmax_has_mixed_is_one_matrix() -> None:
+@pytest.mark.parametrize("layer", [Router, NoisyRouter])
+def test_what_a_softmax_has_mixed_is_one_matrix(layer: type[nn.Module]) -> None:
     """Columns that are taken of it are no matrices."""
-    found = decided(Router())["router.weight"]
+    found = decided(layer())["router.weight"]
     assert (found.role, found.view.split_sizes) == (Role.MATRIX, ())
 
 

@@ -142,7 +142,9 @@ def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if not isinstance(result, Flow):
         return result
     dim = lookups.argument(1, "dim", args, kwargs)
-    return evolve(result, soft=True, piece=None if lies_along(result, dim) else result.piece)
+    if any(lies_along(flow, dim) for flow in (result, *result.terms)):
+        return evolve(result, soft=True, piece=None, mixed=(), terms=())
+    return evolve(result, soft=True)
 
 
 def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

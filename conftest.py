@@ -56,6 +56,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = zlib.crc32(item.nodeid.encode())
     torch.manual_seed(seed)
     random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,11 @@
 """What a class does is found out by trying it."""
 
 import made_up
+import numpy as np
 import pytest
 import torch
 from megaopt_bridge import probe
+from megaopt_testing.process_state import random_states
 
 from megaopt_core import OptimizerConfig, build_optimizer, get_registry, route
 from megaopt_core.errors import PluginError
@@ -30,6 +32,25 @@ def test_how_finely_a_class_may_be_cut(cls, granularity, alignment) -> None:
     """By what it does, and with what settings it does it."""
     found = probe(cls, {"lr": 1e-2})
     assert (found.granularity.value, found.alignment) == (granularity, alignment)
+
+
+class Tossing(torch.optim.SGD):
+    """Draws one number of numpy's in every step, for all parameters alike."""
+
+    def step(self, closure: None = None) -> None:
+        """Step by a random factor."""
+        factor = np.random.random()  # noqa: NPY002 - the one of the process
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.data.add_(param.grad, alpha=-group["lr"] * factor)
+
+
+def test_coins_of_numpy_are_seen_and_given_back() -> None:
+    """Ranks toss their own: such a class is stepped whole, and a trial leaves the process's numbers as they were."""
+    before = random_states()
+    assert probe(Tossing, {"lr": 1e-2}).granularity.value == "group"
+    assert random_states() == before
 
 
 @pytest.mark.parametrize(

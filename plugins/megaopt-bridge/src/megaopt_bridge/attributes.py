@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from megaopt_bridge.cutting import STEPS, Shape, alike, run_tensors
-from megaopt_bridge.trials import LRS, Trial, gradient, quiet, start
+from megaopt_bridge.trials import LRS, Trial, gradient, quiet, reseed, start
 
 __all__ = ["resumes", "unread"]
 
@@ -58,7 +58,6 @@ def resumes(trial: Trial, shapes: Sequence[Shape]) -> bool:
         shapes: of tensors that it takes.
     """
     with quiet():
-        torch.manual_seed(0)
         params = [torch.nn.Parameter(start(shape, seed)) for seed, shape in enumerate(shapes)]
         through = trial.make([{"params": params}])
         _advance(through, params, range(_BEFORE))
@@ -67,7 +66,7 @@ def resumes(trial: Trial, shapes: Sequence[Shape]) -> bool:
             resumed = trial.make([{"params": copies}])
             _hand_over(through, resumed)
             for optimizer, own in ((through, params), (resumed, copies)):
-                torch.manual_seed(1)
+                reseed(1)
                 _advance(optimizer, own, range(_BEFORE, STEPS))
         except Exception:  # noqa: BLE001 - a class may miss in any way what it had in an attribute
             return False

@@ -40,7 +40,7 @@ def granularity_of(
     """
     numbered = [(shape, seed) for seed, shape in enumerate(shapes)]
     together = run_tensors(trial, [numbered], STEPS)
-    if not same(together, run_tensors(trial, [numbered], STEPS)):
+    if not same(together, run_tensors(trial, [numbered], STEPS, luck=1)):
         return Granularity.GROUP, ALIGNMENTS[0]  # not twice the same: random numbers, or a memory of its own
     alone = [run_tensors(trial, [[tensor]], STEPS) for tensor in numbered]
     joined = Outcome([run.params[0] for run in alone], [run.states[0] for run in alone], {})
@@ -57,18 +57,22 @@ def granularity_of(
     return Granularity.TENSOR, ALIGNMENTS[0]
 
 
-def run_tensors(trial: Trial, groups: Sequence[Sequence[tuple[Shape, int]]], steps: int) -> Outcome:
+def run_tensors(
+    trial: Trial, groups: Sequence[Sequence[tuple[Shape, int]]], steps: int, *, luck: int = 0
+) -> Outcome:
     """Step tensors of given shapes, whose values and gradients depend on a seed each.
 
     Args:
         trial: the class.
         groups: shape and seed of the tensors of each group.
         steps: how many.
+        luck: seed of Python's and numpy's random numbers.
     """
     return trial.run(
         [[start(shape, seed) for shape, seed in group] for group in groups],
         lambda step: [[gradient(shape, seed, step) for shape, seed in group] for group in groups],
         steps,
+        luck=luck,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-__all__ = ["Outcome", "Trial", "gradient", "quiet", "start"]
+__all__ = ["Outcome", "Trial", "gradient", "quiet", "reseed", "start"]
 
 LRS = (1.0, 0.5, 2.0, 0.25)
 """What the learning rate is multiplied by, step after step."""
@@ -89,6 +91,7 @@ class Trial:
         grads: Callable[[int], Sequence[Sequence[torch.Tensor | None]]],
         steps: int,
         rates: Sequence[float] = LRS,
+        luck: int = 0,
     ) -> Outcome:
         """Step parameters that begin with these values, and return what is left.
 
@@ -97,9 +100,9 @@ class Trial:
             grads: the step to the gradients, in the same order; None: it has none.
             steps: how many.
             rates: what the learning rate is multiplied by, step after step.
+            luck: as for :func:`quiet`.
         """
-        with quiet():
-            torch.manual_seed(0)
+        with quiet(luck):
             params = [[torch.nn.Parameter(value.clone()) for value in group] for group in groups]
             optimizer = self.make([{"params": group} for group in params])
             lrs = [group.get("lr") for group in optimizer.param_groups]
@@ -134,8 +137,34 @@ class Trial:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep warnings, random numbers and the default dtype as they were."""
+def quiet(luck: int = 0) -> Iterator[None]:
+    """Keep warnings and random numbers, also those of Python and numpy, as they were; inside they are seeded.
+
+    Args:
+        luck: seed of Python's and numpy's generators, of which ranks have their own: some classes toss coins in steps.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    before = random.getstate(), None if numpy is None else numpy.random.get_state()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        yield
+        reseed(luck)
+        torch.manual_seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            if numpy is not None:
+                numpy.random.set_state(before[1])
+
+
+def reseed(seed: int) -> None:
+    """Seed what a class may draw from: torch's generator, Python's, and numpy's where somebody has imported it.
+
+    Args:
+        seed: the seed.
+    """
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)

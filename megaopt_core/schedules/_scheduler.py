@@ -16,13 +16,19 @@ from megaopt_core.plugin_api._schedule_style import ScheduleStyle
 from megaopt_core.schedules._lookup import find_style
 from megaopt_core.schedules._scheduler_state import OWN_TO_STYLES, SETTINGS, read_state
 from megaopt_core.schedules._style_settings import settings_of_style
-from megaopt_core.schedules._validation import check_learning_rates, check_number, check_weight_decays
+from megaopt_core.schedules._validation import (
+    check_learning_rates,
+    check_number,
+    check_weight_decays,
+    warn_of_unused,
+)
 
 __all__ = ["OptimizerParamScheduler"]
 
 logger = logging.getLogger(__name__)
 
-_OWN_SETTINGS = ("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult")
+_GROUPS_MAY_HAVE = ("max_lr", "min_lr", "start_wd", "end_wd")
+_OWN_SETTINGS = (*_GROUPS_MAY_HAVE, "wd_mult")
 
 
 class HasParamGroups(Protocol):
@@ -45,7 +51,8 @@ class OptimizerParamScheduler:
     Weight decay is what the increment style says up to `wd_incr_steps` and `end_wd` after them, times the
     group's `wd_mult`. A group's own `max_lr`, `min_lr`, `start_wd`, `end_wd` and `wd_mult` win over the
     scheduler's, unless they are None. Groups without parameters are stepped like all others. Building a
-    scheduler applies step 0.
+    scheduler applies step 0, and warns (:class:`~megaopt_core.errors.UnusedSettingWarning`) of what every group
+    has otherwise.
 
     Args:
         optimizer: megaopt's or any `torch.optim.Optimizer`; only its `param_groups` are used.
@@ -136,6 +143,8 @@ class OptimizerParamScheduler:
         self._said: list[tuple[Any, ...]] = []
         self._check()
         self.step(increment=0)
+        own = {name: getattr(self, name) for name in _GROUPS_MAY_HAVE}
+        warn_of_unused(own, optimizer.param_groups, stacklevel=2)
         known: object = getattr(optimizer, "schedules", None)
         if isinstance(known, list):  # ours: its ranks compare schedules
             known.append(weakref.ref(self))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from megaopt_core.errors import ScheduleError
+from megaopt_core.errors import ScheduleError, UnusedSettingWarning
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 
-__all__ = ["check_learning_rates", "check_number", "check_weight_decays"]
+__all__ = ["check_learning_rates", "check_number", "check_weight_decays", "warn_of_unused"]
 
 
 def check_number(name: str, value: Any, where: str = "") -> None:
@@ -78,3 +80,29 @@ def check_weight_decays(point: WeightDecayPoint, where: str = "") -> None:
     """
     for name in ("start_wd", "end_wd", "wd_incr_steps"):
         check_number(name, getattr(point, name), where)
+
+
+def warn_of_unused(
+    settings: Mapping[str, float], groups: Sequence[Mapping[str, Any]], *, stacklevel: int
+) -> None:
+    """Warn of the scheduler's settings for which every parameter group has a value of its own, and another.
+
+    Args:
+        settings: the scheduler's values of what groups can have themselves.
+        groups: the parameter groups.
+        stacklevel: how many calls up the user's line is.
+    """
+    unused = []
+    for name, value in settings.items():
+        own: list[Any] = [group.get(name) for group in groups]
+        if own and None not in own and value not in own:
+            shown = ", ".join(map(repr, sorted(set(own))))
+            unused.append(
+                f"{name}={value!r} (every parameter group has a {name} of its own, which wins: {shown})"
+            )
+    if unused:
+        warnings.warn(
+            f"settings of the scheduler that change nothing here: {'; '.join(unused)}",
+            UnusedSettingWarning,
+            stacklevel=stacklevel + 1,
+        )

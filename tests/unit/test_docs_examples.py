@@ -89,7 +89,7 @@ def _scheduler(optimizer: MegatronOptimizer, style: str) -> OptimizerParamSchedu
     offers = get_registry().schedules()[style]
     rate = style if offers.learning_rate is not None else "constant"
     decay = style if offers.weight_decay is not None else "constant"
-    return OptimizerParamScheduler(optimizer, 0.0, 0.1, 0.01, 0, 10, rate, 0.1, 0.1, 10, decay)
+    return OptimizerParamScheduler(optimizer, 0.0, 0.05, 0.01, 0, 10, rate, 0.1, 0.1, 10, decay)
 
 
 def _values(model: Model) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaopt_core.errors import ScheduleError
+from megaopt_core.errors import ScheduleError, UnusedSettingWarning
 from megaopt_core.plugin_api import ScheduleStyle
 from megaopt_core.schedules import BUILTIN_STYLES, OptimizerParamScheduler
 
@@ -100,6 +101,7 @@ def test_increments_add_up(first, second) -> None:
     assert (values(twice), scheduler.num_steps) == (values(once), first + second)
 
 
+@pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning")
 def test_group_values_win() -> None:
     """Each group follows its own ends; `wd_mult` scales what comes out."""
     group = {"max_lr": 0.5, "min_lr": 0.25, "start_wd": 0.1, "end_wd": 0.3, "wd_mult": 0.5}
@@ -113,6 +115,25 @@ def test_group_values_win() -> None:
     assert values(optimizer) == [(0.25, pytest.approx(0.15))]
 
 
+def test_what_every_group_has_otherwise_is_named() -> None:
+    """A scheduler's setting that no group follows changes nothing, and says so."""
+    with pytest.warns(UnusedSettingWarning, match=r"max_lr=1\.0 .*: 0\.5\)$") as said:
+        scheduler_on(sgd(max_lr=0.5, min_lr=0.1))
+    assert said[0].filename == __file__
+
+
+def test_a_setting_that_some_group_follows_is_not_named() -> None:
+    """One group that has none of its own, or the scheduler's, is enough."""
+    optimizer = torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(2))], "max_lr": lr} for lr in (0.5, 1.0)], lr=9.0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler_on(optimizer)
+        optimizer.param_groups[1]["max_lr"] = None
+        scheduler_on(optimizer)
+
+
 def test_group_values_of_none_count_as_missing() -> None:
     """A group that says nothing follows the scheduler."""
     group = dict.fromkeys(("max_lr", "min_lr", "start_wd", "end_wd", "wd_mult"))
@@ -122,6 +143,7 @@ def test_group_values_of_none_count_as_missing() -> None:
     assert values(optimizer) == values(plain)
 
 
+@pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning")
 @given(
     top=st.floats(1e-3, 10),
     low=st.floats(0, 1),

@@ -147,6 +147,7 @@ def test_bad_values_of_a_group_are_refused_at_construction(group, message) -> No
         scheduler_on(optimizer)
 
 
+@pytest.mark.filterwarnings("ignore::megaopt_core.errors.UnusedSettingWarning")
 def test_a_group_may_warm_up_from_above_its_maximum() -> None:
     """`init_lr` is the scheduler's alone: a group with a smaller maximum comes down to it."""
     optimizer = sgd(max_lr=0.2)

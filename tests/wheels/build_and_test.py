@@ -115,7 +115,7 @@ for point in distribution(sys.argv[1]).entry_points:
 def check_entry_points(distribution: Distribution, python: Path, outside: Path) -> None:
     """What the project file promises is there after installing, and loads."""
     name, promised = distribution.metadata["name"], distribution.entry_points()
-    script = outside / "load_entry_points.py"
+    script = outside / f"load_entry_points_of_{distribution.package}.py"
     script.write_text(LOAD_ENTRY_POINTS)
     printed = run(python, "-I", script, name, cwd=outside)
     installed = {tuple(line.split("\t")) for line in printed.splitlines()}
@@ -131,8 +131,11 @@ def make_environment(outside: Path) -> Path:
 
 
 def install(python: Path, *requirements: str | Path) -> None:
-    """Install wheels by path and everything else from the index."""
+    """Install wheels by path and everything else from the index; under tox with the bytecode of its environments."""
     run("uv", "pip", "install", "--quiet", "--python", python, *requirements, cwd=python.parent)
+    tox = os.environ.get("TOX_WORK_DIR")
+    if tox:
+        run(python, "-I", ROOT / "tests" / "bytecode.py", "take", Path(tox, "bytecode"), cwd=python.parent)
 
 
 def has_data(distribution: Distribution) -> bool:
@@ -182,8 +185,10 @@ def check(outside: Path, *pytest_arguments: str) -> int:
     python = make_environment(outside)
     install(python, *wheels)
     # Before the tools of the tests are there: a plugin's own dependencies have to be enough.
-    for distribution in distributions:
-        check_entry_points(distribution, python, outside)
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as readers:
+        checks = [readers.submit(check_entry_points, each, python, outside) for each in distributions]
+    for each in checks:
+        each.result()
     install(python, *tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"])
     folders = copy_tests(distributions, outside / "tests")
     log = os.environ.get("TOX_ENV_DIR")

@@ -39,6 +39,7 @@ class ModelReading:
         self.splits: dict[int, Split] = {}
         self.cuts: dict[tuple[int, int], Split] = {}
         self.heads: dict[int, tuple[int, ...]] = {}
+        self.gates: set[int] = set()
         self._analyses: dict[int, Analysis] = {}
         self.guessed: set[int] = set()
         self._unread: set[int] = set()
@@ -212,6 +213,7 @@ class ModelReading:
                 self.splits[key] = split
         for key, heads in analysis.heads.items():
             self.heads.setdefault(key, heads)
+        self.gates |= analysis.gates
         for axis, split in analysis.cuts.items():
             if not self.cuts.get(axis):
                 self.cuts[axis] = split

@@ -46,7 +46,10 @@ def with_split(
         )
     split_dim, sizes = found[0]
     label = f"fused {len(sizes)}"
-    fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, label, _kind(split_dim, sizes))
+    weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
+    gates = id(owner) in reading.gates or id(weight) in reading.gates
+    kind = Fused.NOTHING if gates else _kind(split_dim, sizes)
+    fused = MatrixView(view.batch_dims, view.transposed, split_dim, sizes, label, kind)
     if split_dim == 0 and len(heads) == len(sizes):
         fused = evolve(fused, head_sizes=heads)
     try:

@@ -17,7 +17,7 @@ from megaopt_core.routing import is_conv1d, is_linear, is_projection
 from megaopt_roles.forward.cutting import may_split
 from megaopt_roles.forward.evaluator import Evaluator
 from megaopt_roles.forward.objects import Bound, Choice
-from megaopt_roles.forward.rows import find_heads, find_split, is_covered
+from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Source, Use, deps_of, weights_of
@@ -41,6 +41,7 @@ class Analysis:
             split in a way that a view cannot describe.
         cuts: the same for axes of weights that are cut before use, by identity and axis.
         heads: rows of a head in each piece, by identity of the owner, where all are known.
+        gates: owners of whose pieces several go through a sigmoid or a tanh, by identity.
         readable: the forward's source was there, and was read to the end.
         reads: plain attributes of modules that this depends on.
     """
@@ -52,6 +53,7 @@ class Analysis:
     splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
     cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
     heads: dict[int, tuple[int, ...]] = field(factory=dict)
+    gates: set[int] = field(factory=set)
     readable: bool = True
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
@@ -223,3 +225,5 @@ def _collect(trace: Trace, result: Analysis) -> None:
         heads = () if split is None else find_heads(source, split)
         if heads and (key not in result.heads or len(heads) > len(result.heads[key])):
             result.heads[key] = heads
+        if are_gates(source):
+            result.gates.add(key)

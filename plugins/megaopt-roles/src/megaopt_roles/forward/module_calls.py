@@ -25,6 +25,8 @@ __all__ = ["DEEPEST", "ModuleCallEvaluator"]
 DEEPEST = 12
 """How many calls deep functions are read."""
 
+_BOUNDED = frozenset((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Softsign))
+
 
 class ModuleCallEvaluator(BuiltinEvaluator):
     """Evaluates calls of child modules.
@@ -115,7 +117,8 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         if isinstance(module, nn.Softmax) and is_abstract(first):
             return ops.operation(self.trace, "softmax", [first, module.dim], {})
         if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
-            return ops.operation(self.trace, "relu", [first], {}) if is_abstract(first) else first
+            name = "tanh" if kind in _BOUNDED else "relu"
+            return ops.operation(self.trace, name, [first], {}) if is_abstract(first) else first
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)
         if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:

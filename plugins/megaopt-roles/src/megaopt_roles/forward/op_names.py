@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CUTS", "HARMLESS", "JOINS", "KEEPS_SHAPE", "PRODUCTS", "SUMS"]
+__all__ = ["BOUNDED", "CUTS", "HARMLESS", "JOINS", "KEEPS_SHAPE", "PRODUCTS", "SUMS"]
 
 KEEPS_SHAPE = frozenset(
     [
@@ -87,6 +87,9 @@ KEEPS_SHAPE = frozenset(
         "identity",
         "positive",
     ]
+)
+BOUNDED = frozenset(
+    ["sigmoid", "sigmoid_", "hardsigmoid", "logsigmoid", "tanh", "tanh_", "hardtanh", "softsign"]
 )
 CUTS = frozenset(
     [

@@ -11,8 +11,8 @@ from attrs import evolve
 from megaopt_roles.forward import einsums, lookups, products, shapes, weights
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import is_abstract
-from megaopt_roles.forward.op_names import CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
-from megaopt_roles.forward.rows import lies_along, merge
+from megaopt_roles.forward.op_names import BOUNDED, CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
+from megaopt_roles.forward.rows import bound, lies_along, merge
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weight_forms import join
@@ -47,6 +47,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
         return arithmetic(trace, "+" if name in SUMS else "*", args[0], args[1])
+    if name in BOUNDED:
+        bound(flows_of(args[:1]))
     if name in KEEPS_SHAPE and args:
         return _keep(trace, args, kwargs)
     return _anything(trace, name, args, kwargs)

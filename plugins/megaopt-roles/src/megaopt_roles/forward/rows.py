@@ -11,6 +11,8 @@ import torch
 from megaopt_roles.forward.values import Flow, Piece, Source
 
 __all__ = [
+    "are_gates",
+    "bound",
     "find_heads",
     "find_split",
     "is_covered",
@@ -150,6 +152,28 @@ def merge(flows: Iterable[Flow]) -> None:
         covered = set[int]().union(*(piece.rows for piece in pieces.values()))
         if len(pieces) > 1 and len(covered) == len(parents[key].rows):
             parents[key].merged = True
+
+
+def bound(flows: Iterable[Flow]) -> None:
+    """Note that a sigmoid or a tanh is taken of activations.
+
+    Args:
+        flows: the activations.
+    """
+    for piece in (piece for flow in flows for piece in flow.pieces):
+        piece.bounded = True
+
+
+def are_gates(source: Source) -> bool:
+    """True where several pieces of a projection are bounded: gates of a recurrent cell.
+
+    Of queries, keys and values one may be: the gate of what attention returns.
+
+    Args:
+        source: the rows of a projection, after an evaluation.
+    """
+    bounded = [leaf for leaf in _leaves(source.root) if any(piece.bounded for piece in _ancestors(leaf)[:-1])]
+    return len(bounded) > 1
 
 
 def find_split(source: Source) -> tuple[int, ...] | None:

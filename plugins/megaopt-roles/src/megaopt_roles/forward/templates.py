@@ -112,6 +112,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
         {id(twin[key]): split for key, split in analysis.splits.items() if key in twin},
         {(id(twin[key]), axis): split for (key, axis), split in analysis.cuts.items() if key in twin},
         {id(twin[key]): heads for key, heads in analysis.heads.items() if key in twin},
+        {id(twin[key]) for key in analysis.gates if key in twin},
         analysis.readable,
     )
 

@@ -108,6 +108,8 @@ class Piece:
     children: dict[tuple[int, ...], Piece] = field(factory=dict)
     heads: int = 0
     """Rows of a head, where the activation is shaped into heads; 0 where that was not seen, -1 where it is not so."""
+    bounded: bool = False
+    """A sigmoid or a tanh is taken of it, or of a sum that it is in."""
     merged: bool = False
     """The pieces that this one was cut into were put together again: the cut says nothing."""
 

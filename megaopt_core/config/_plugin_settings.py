@@ -11,8 +11,11 @@ from megaopt_core.config._advice import advice_on_setting
 from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.errors import (
     ConfigurationError,
+    DuplicateNameError,
     PluginError,
+    PluginHookError,
     PluginNotInstalledError,
+    UnknownNameError,
     UnknownSettingError,
 )
 from megaopt_core.plugin_api._entries import OptimizerEntry
@@ -40,6 +43,7 @@ def check_settings(given: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     Raises:
         UnknownSettingError: no core field and no plugin has a setting of this name.
         ConfigurationError: a value is not allowed.
+        PluginError: nobody has the setting, and there is no such optimizer, or two, or its plugin failed to say.
     """
     if not given:
         return {}
@@ -53,6 +57,8 @@ def check_settings(given: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
             checked[name] = getattr(instance, owners[name].field.name)
         elif _is_kept(name, entry):
             checked[name] = _without_lists(value)
+        elif isinstance(entry, DuplicateNameError | PluginHookError | UnknownNameError):
+            raise entry  # whose setting it may be
         else:
             raise _unknown(name, optimizer)
     return checked

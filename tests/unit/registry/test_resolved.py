@@ -87,6 +87,26 @@ def test_two_resolvers_of_one_name_are_an_error(plugins) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "resolvers", "error"),
+    [
+        ("house:SGD", 2, DuplicateNameError),
+        ("house:NoSuch", 1, UnknownNameError),
+        ("house:Broken", 1, PluginHookError),
+        ("nonsense", 1, UnknownNameError),
+    ],
+)
+def test_of_a_missing_optimizer_and_its_settings_the_optimizer_is_named(
+    plugins, name, resolvers, error
+) -> None:
+    """A setting that nobody has may be that optimizer's own: it is not what is wrong."""
+    for resolver in ("one", "two")[:resolvers]:
+        plugins.install(resolver, RESOLVES)
+    plugins.registry()
+    with pytest.raises(error, match=f"'{name}'|NoSuch"):
+        OptimizerConfig(optimizer=name, house_sgd_momentu=0.9)
+
+
 def test_settings_of_the_runs_optimizer_are_known_to_its_configuration(plugins) -> None:
     """Checked, read and saved by their full names, in a process that has not asked for the optimizer before."""
     plugins.install("resolver", RESOLVES)

@@ -139,7 +139,9 @@ class _Rules:
         if not is_readable(module):
             return doubted(decision, "its forward was replaced by one that cannot be read")
         if any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ())):
-            return doubted(embedding("a one-hot encoding of what is given looks its columns up"))
+            return doubted(
+                embedding("what is given looks parts of its weight up, by an index or a one-hot encoding")
+            )
         if id(param) in self.reading.passed:
             return doubted(decision, "its weight goes to a function whose source cannot be read")
         if id(module) in self.ends & self.reading.scaled and not self.stream.takes(id(module)):

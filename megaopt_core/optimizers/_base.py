@@ -475,11 +475,15 @@ class MegatronOptimizer(torch.optim.Optimizer):
             MissingRanksError: a rank has not called it before the process group's timeout was over.
         """
         chunks = [model] if isinstance(model, torch.nn.Module) else model
-        found = self.watched_model.problems(self.names, chunks)
+        found = self._problems(chunks)
         if self.replicas is None:
             return found
         self.watched_model.finish_param_sync()
         return (*found, *self.replicas.differences(self))
+
+    def _problems(self, chunks: Sequence[torch.nn.Module] | None) -> tuple[str, ...]:
+        """Return what no longer fits between this optimizer and its model."""
+        return self.watched_model.problems(self.names, chunks)
 
     def require_equal_replicas(self) -> None:
         """Raise on all ranks unless replicas have the same values; the first step does it, a collective.

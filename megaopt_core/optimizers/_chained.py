@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, OwnershipError
+from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
+from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.routing._routing import Routing
 
 __all__ = ["ChainedOptimizer"]
 
@@ -37,7 +40,7 @@ class ChainedOptimizer(MegatronOptimizer):
     Raises:
         ConfigurationError: the list is empty or holds a plain torch optimizer, or the children disagree about
             precision, loss scaling, clipping or process groups.
-        OwnershipError: two children step one parameter.
+        OwnershipError: two children step one parameter, or built ones have two of one name.
 
     Example:
         >>> import torch
@@ -67,28 +70,20 @@ class ChainedOptimizer(MegatronOptimizer):
         if not children:
             raise ConfigurationError("ChainedOptimizer needs at least one optimizer, got an empty list")
         _require_wrapped(children)
-        names: dict[torch.nn.Parameter, str] = {}
-        for child in children:
-            twice = [name for param, name in child.names.items() if param in names]
-            if twice:
-                raise OwnershipError(f"two chained optimizers step {', '.join(twice)}", names=twice)
-            names.update(child.names)
-        if len(set(names.values())) < len(names):  # wrapped by hand, each counting from zero
-            names = {
-                param: f"optimizer{index}.{name}"
-                for index, child in enumerate(children)
-                for param, name in child.names.items()
-            }
+        _require_own_params(children)
+        _require_own_names(children)
+        config, groups, scaler = _common_config(children), _common_groups(children), _common_scaler(children)
+        _name_apart(children)
         self.chained_optimizers = list(children)
         super().__init__(
             [part for child in children for part in child.parts],
-            config=_common_config(children),
-            names=names,
-            process_groups=_common_groups(children),
-            grad_scaler=_common_scaler(children),
+            config=config,
+            names={param: name for child in children for param, name in child.names.items()},
+            process_groups=groups,
+            grad_scaler=scaler,
             norm_groups=sorted({group for child in children for group in child.norm_groups}),
             twins={param: twins for child in children for param, twins in child.twins.of.items()},
-            routing=children[0].routing,
+            routing=_joined_routing(children),
         )
         self.watched_model = children[0].watched_model
         self.replicas = Replicas.of_all([child.replicas for child in children if child.replicas is not None])
@@ -100,6 +95,63 @@ class ChainedOptimizer(MegatronOptimizer):
     def children(self) -> tuple[MegatronOptimizer, ...]:
         """The chained optimizers."""
         return tuple(self.chained_optimizers)
+
+    @property
+    def _is_by_hand(self) -> bool:
+        """Whether children were built for models of their own, which this one was not."""
+        return any(child.watched_model.chunks for child in self.chained_optimizers)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of every child, with the buffers of the model that it was built for.
+
+        Args:
+            set_to_none: drop `grad` instead of filling it with zeros; buffers (`main_grad`) are always filled.
+        """
+        if not self._is_by_hand:
+            super().zero_grad(set_to_none)
+            return
+        for child in self.chained_optimizers:
+            child.zero_grad(set_to_none)
+
+    def _problems(self, chunks: Sequence[torch.nn.Module] | None) -> tuple[str, ...]:
+        if not self._is_by_hand or chunks is not None:
+            return super()._problems(chunks)
+        found: dict[str, None] = {}
+        for child in self.chained_optimizers:
+            present = {
+                param for _, chunk in child.watched_model.named_chunks() for param in chunk.parameters()
+            }
+            names = {
+                param: name for param, name in self.names.items() if param in present or param in child.names
+            }
+            found.update(dict.fromkeys(child.watched_model.problems(names)))
+        return tuple(found)
+
+    def _look(self) -> MegaoptError | None:
+        """Look at the models of the children, too, and step what has joined them."""
+        if self.late is not None:
+            return super()._look()
+        refused: MegaoptError | None = None
+        for child in self.chained_optimizers:
+            refused = refused or child._look()
+            mine = set(map(id, self.parts))
+            self.parts += [part for part in child.parts if id(part) not in mine]
+            mine = set(map(id, self.param_groups))
+            self.param_groups.extend(group for group in child.param_groups if id(group) not in mine)
+        if any(
+            self.names.get(param) != name
+            for child in self.chained_optimizers
+            for param, name in child.names.items()
+        ):
+            self.names = {
+                param: name for child in self.chained_optimizers for param, name in child.names.items()
+            }
+            self.twins = Twins(
+                {param: twins for child in self.chained_optimizers for param, twins in child.twins.of.items()}
+            )
+            self.routing = _joined_routing(self.chained_optimizers)
+            self.refresh_state()
+        return refused
 
     def join(self, other: MegatronOptimizer) -> None:
         """Chain another optimizer, from now on.
@@ -121,6 +173,46 @@ def _require_wrapped(children: Sequence[object]) -> None:
                 setting="chained_optimizers",
                 value=child,
             )
+
+
+def _joined_routing(children: Sequence[MegatronOptimizer]) -> Routing | None:
+    routings = [child.routing for child in children if child.routing is not None]
+    return Routing.joined(routings) if routings else None
+
+
+def _require_own_params(children: Sequence[MegatronOptimizer]) -> None:
+    stepped: set[torch.nn.Parameter] = set()
+    for child in children:
+        twice = [name for param, name in child.names.items() if param in stepped]
+        if twice:
+            raise OwnershipError(f"two chained optimizers step {', '.join(twice)}", names=twice)
+        stepped.update(child.names)
+
+
+def _require_own_names(children: Sequence[MegatronOptimizer]) -> None:
+    known = Counter(name for child in children if child.routing is not None for name in child.names.values())
+    twice = sorted(name for name, count in known.items() if count > 1)
+    if twice:
+        raise OwnershipError(
+            f"two chained optimizers were built for different parameters of one name ({', '.join(twice[:3])}"
+            f"{', ...' if len(twice) > 3 else ''}), which a checkpoint could not tell apart: build them for one module "
+            'that holds both, such as torch.nn.ModuleDict, each with the override {"optimizer": "none"} for the '
+            "other's part, or one optimizer for all of it",
+            names=twice,
+        )
+
+
+def _name_apart(children: Sequence[MegatronOptimizer]) -> None:
+    """Give every parameter a name of its own: those wrapped by hand count from zero in each optimizer."""
+    counts = Counter(name for child in children for name in child.names.values())
+    for index, child in enumerate(children):
+        if child.routing is None and max(counts.values(), default=0) > 1:
+            new = {name: f"optimizer{index}.{name}" for name in child.names.values()}
+            for part in child.parts:
+                part.rename(new)
+            for each in {id(each): each for each in (child, *child.children)}.values():
+                each.names = {param: new[name] for param, name in each.names.items()}
+                each.refresh_state()
 
 
 def _common_config(children: Sequence[MegatronOptimizer]) -> OptimizerConfig:

@@ -87,6 +87,20 @@ class OptimizerPart:
         """Take pieces that were added or replaced into what is counted and watched."""
         self.__attrs_post_init__()
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call parameters otherwise from now on.
+
+        Args:
+            names: name so far to new name.
+        """
+        for piece in self.pieces:
+            members = tuple(
+                (offset, evolve(shard, name=names[shard.name])) for offset, shard in piece.spec.members
+            )
+            piece.spec = evolve(piece.spec, members=members)
+        self.counting = {names[name]: rule for name, rule in self.counting.items()}
+        self.watch_again()
+
     def _spans_of(self, piece: Piece) -> list[_Span]:
         """Return the ranges of a piece that one rule holds for; padding between members is in none."""
         members, peers = piece.spec.members, piece.spec.peers

@@ -204,7 +204,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
                 0 if sent is None else sent.collectives,
             )
         )
-    ordered = [rows[name] for name in routes if name in rows] or list(rows.values())
+    ordered = [rows[name] for name in dict.fromkeys((*routes, *rows)) if name in rows]
     readers = () if optimizer.routing is None else optimizer.routing.readers
     # A report is often made on one rank alone: nothing that needs the others is asked.
     problems = optimizer.watched_model.problems(optimizer.names)
@@ -250,7 +250,8 @@ def _require_notes(notes: object) -> Mapping[str, str]:
 
 def _registered_of_empty(optimizer: MegatronOptimizer, group: int) -> str | None:
     routing = optimizer.routing
-    return None if routing is None else routing.groups[group].key.optimizer
+    known = () if routing is None else routing.groups
+    return known[group].key.optimizer if group < len(known) else None
 
 
 def _param_row(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from megaopt_core.errors import RoutingChangedError
 from megaopt_core.params._overrides import ParamGroupOverride
@@ -101,6 +101,40 @@ class Routing:
     digest: bytes = b""
     sharding: str = UNSHARDED
 
+    @classmethod
+    def joined(cls, routings: Sequence[Routing]) -> Routing:
+        """Return what several optimizers were routed by, as one: groups and children in the order that is given.
+
+        Args:
+            routings: at least one, whose parameters have names of their own.
+        """
+        if all(routing is routings[0] for routing in routings):
+            return routings[0]
+        params: dict[str, ParamRoute] = {}
+        groups: list[GroupSpec] = []
+        children: list[ChildSpec] = []
+        for routing in routings:
+            first = len(groups)
+            for name, entry in routing.params.items():
+                params[name] = evolve(entry, spec=evolve(entry.spec, group=entry.spec.group + first))
+            children += [
+                evolve(child, groups=tuple(group + first for group in child.groups))
+                for child in routing.children
+            ]
+            groups += routing.groups
+        return evolve(
+            routings[0],
+            params=params,
+            groups=tuple(groups),
+            children=tuple(children),
+            frozen=_others(params, (routing.frozen for routing in routings)),
+            excluded=_others(params, (routing.excluded for routing in routings)),
+            grad_norm_groups=tuple(
+                sorted({name for routing in routings for name in routing.grad_norm_groups})
+            ),
+            digest=b"",
+        )
+
     @property
     def readers(self) -> tuple[str, ...]:
         """Distributions and versions of the plugins that read roles from the model, sorted."""
@@ -150,3 +184,8 @@ class Routing:
             return None
         entry = self.params[name]
         return self.groups[entry.spec.group].key, self.child_of(name).strategy
+
+
+def _others(params: Mapping[str, ParamRoute], names: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """Return names, each once, but for those of parameters that are stepped."""
+    return tuple(dict.fromkeys(name for some in names for name in some if name not in params))

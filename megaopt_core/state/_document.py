@@ -56,13 +56,12 @@ def optimizer_names(optimizer: NamedState) -> dict[str, str]:
     Args:
         optimizer: a built optimizer; of one that was wrapped by hand, the class's name.
     """
-    if optimizer.routing is not None:
-        return {name: entry.spec.optimizer for name, entry in optimizer.routing.params.items()}
     names = {}
     for part in optimizer.parts:
         for piece in part.pieces:
             names.update({shard.name: type(part.inner).__name__ for _, shard in piece.spec.members})
-    return names
+    routes = {} if optimizer.routing is None else optimizer.routing.params
+    return names | {name: entry.spec.optimizer for name, entry in routes.items()}
 
 
 def plugins_of(optimizers: Iterable[str]) -> dict[str, str]:
@@ -106,9 +105,10 @@ def configured(optimizer: NamedState) -> list[dict[str, Any]]:
         indices = [index for child in routing.children for index in child.groups]
         for position, (values, group) in enumerate(zip(said, optimizer.param_groups, strict=True)):
             if group["params"]:
-                values.update(
-                    routing.groups[routing.params[optimizer.names[group["params"][0]]].spec.group].values
-                )
+                entry = routing.params.get(
+                    optimizer.names[group["params"][0]]
+                )  # None: of one wrapped by hand
+                values.update({} if entry is None else routing.groups[entry.spec.group].values)
             elif len(indices) == len(said):
                 values.update(routing.groups[indices[position]].values)
     return said

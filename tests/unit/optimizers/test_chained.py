@@ -1,5 +1,6 @@
 """Chains: any mixture steps as one."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -245,3 +246,69 @@ def test_muon_adam_and_sgd_in_one_chain(build, give) -> None:
     torch.testing.assert_close(model[1].bias.detach(), bias - 0.5 * grad / expected, rtol=1e-4, atol=1e-6)
     assert len(optimizer.children) == 3
     assert all(part.changed == part.stepped for part in optimizer.report(after_step=True).parts)
+
+
+def wrapped_chain() -> tuple[nn.Module, ChainedOptimizer]:
+    """Two layers, each under an optimizer that was wrapped by hand."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    kinds = (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)), torch.optim.AdamW
+    config = OptimizerConfig(lr=0.1, clip_grad=0.0)
+    return model, ChainedOptimizer(
+        [FP32Optimizer(kind(layer.parameters()), config) for kind, layer in zip(kinds, model, strict=True)]
+    )
+
+
+def trained(model: nn.Module, optimizer: ChainedOptimizer, steps: int) -> list[torch.Tensor]:
+    """Step on what a model makes of ones, and return its parameters."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def test_a_chain_of_wrapped_optimizers_resumes(tmp_path) -> None:
+    """Parameters that count from zero in each child have names of their own, in every form of a checkpoint."""
+    model, chain = wrapped_chain()
+    trained(model, chain, 2)
+    stored = chain.checkpoint_state().state_dict()
+    assert len({name.rsplit(".", 1)[0] for name in stored["state"]}) == 4
+    saved = copy.deepcopy((model.state_dict(), chain.state_dict()))
+    expected = trained(model, chain, 2)
+    other, again = wrapped_chain()
+    other.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    assert all(map(torch.equal, expected, trained(other, again, 2)))
+    assert set(chain.children[0].state_dict()["param_groups"][0]["param_names"]) < set(chain.names.values())
+
+
+def test_built_children_with_two_parameters_of_one_name_are_refused(build) -> None:
+    """A checkpoint could not tell them apart; nothing has changed then."""
+    children = [build(nn.Linear(2, 2)), build(nn.Linear(2, 2))]
+    with pytest.raises(OwnershipError, match=r"of one name \(bias, weight\).*ModuleDict"):
+        ChainedOptimizer(children)
+    assert set(children[0].names.values()) == {"weight", "bias"}
+
+
+def test_what_begins_to_train_in_a_childs_model_is_stepped(build) -> None:
+    """A chain looks at the models of its children; what joined is in the chain's groups and state dict."""
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    model["b"].weight.requires_grad_(False)
+    rest = {ParamKey(name=f"{other}.*"): {"optimizer": "none"} for other in "ab"}
+    (only_b, only_a) = ({key: value} for key, value in rest.items())
+    chain = ChainedOptimizer([build(model, overrides=only_a), build(model, overrides=only_b)])
+    before = model["b"].weight.detach().clone()
+    model["b"].weight.requires_grad_(True)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    with pytest.warns(UserWarning, match=r"b\.weight' trains since"):
+        chain.step()
+    assert not torch.equal(model["b"].weight, before)
+    assert "b.weight" in chain.names.values()
+    assert len(chain.param_groups) == sum(len(child.param_groups) for child in chain.children)
+    assert chain.state[model["b"].weight]
+    assert chain.check() == ()
+    chain.load_state_dict(chain.state_dict())
+    chain.zero_grad()
+    assert all(param.grad is None for param in model.parameters())

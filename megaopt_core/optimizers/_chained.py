@@ -11,6 +11,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
+from megaopt_core.optimizers._between_steps.new_groups import start_groups
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
@@ -71,8 +72,9 @@ class ChainedOptimizer(MegatronOptimizer):
             raise ConfigurationError("ChainedOptimizer needs at least one optimizer, got an empty list")
         _require_wrapped(children)
         _require_own_params(children)
+        config, groups = _common_config(children), _common_groups(children)
         _require_own_names(children)
-        config, groups, scaler = _common_config(children), _common_groups(children), _common_scaler(children)
+        scaler = _common_scaler(children)
         _name_apart(children)
         self.chained_optimizers = list(children)
         super().__init__(
@@ -137,7 +139,9 @@ class ChainedOptimizer(MegatronOptimizer):
             mine = set(map(id, self.parts))
             self.parts += [part for part in child.parts if id(part) not in mine]
             mine = set(map(id, self.param_groups))
-            self.param_groups.extend(group for group in child.param_groups if id(group) not in mine)
+            joined = [group for group in child.param_groups if id(group) not in mine]
+            self.param_groups.extend(joined)
+            start_groups(self, joined)
         if any(
             self.names.get(param) != name
             for child in self.chained_optimizers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerPart", "common_defaults"]
 
 _ABSENT = object()
+_LARGEST = torch.finfo(torch.float32).max
 _NOT_COPIED = ("params", "param_names")
 
 type _Span = tuple[Counting, slice | None]
@@ -192,7 +193,11 @@ class OptimizerPart:
         self._pending = dict(coefficients)
 
     def step(self) -> None:
-        """Step the inner optimizer with the collected gradients and write its result back."""
+        """Step the inner optimizer with the collected gradients and write its result back; in no other precision."""
+        with _without_autocast(self.stepped):
+            self._step()
+
+    def _step(self) -> None:
         self.writes.take_over()
         watched = self.precision.watched()
         before = self.changes.before(watched)
@@ -273,13 +278,20 @@ class OptimizerPart:
         ]
         factors = {_identity(factor): factor for factor in found}
         devices = {tensor.device for tensor in self.stepped}
-        if len(factors) != 1 or len(devices) != 1:
+        # The divisor is a number of 32 bits: it would round what has more.
+        if (
+            len(factors) != 1
+            or len(devices) != 1
+            or any(each.dtype == torch.float64 for each in self.stepped)
+        ):
             return None
         (factor,) = factors.values()
         if isinstance(factor, torch.Tensor):
             return factor.reciprocal().to(devices.pop(), torch.float32)
-        # The norm of an infinite gradient gives the factor 0, whose divisor no number is.
-        return torch.full((), 1.0 / factor, device=devices.pop()) if factor else None
+        # The norm of an infinite gradient gives the factor 0, whose divisor no number is; nor is one of a huge norm's.
+        if not factor or 1.0 / factor > _LARGEST:
+            return None
+        return torch.full((), 1.0 / factor, dtype=torch.float32, device=devices.pop())
 
     def _by_factor(
         self, pending: Mapping[str | None, float | torch.Tensor]
@@ -316,6 +328,16 @@ class OptimizerPart:
             for key, value in inner.items():
                 if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
                     outer[key] = value
+
+
+@contextmanager
+def _without_autocast(stepped: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Compute as an optimizer says, also where a step is made inside of `torch.autocast`."""
+    with ExitStack() as left:
+        for kind in {"cpu", *(tensor.device.type for tensor in stepped)}:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                left.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _identity(factor: float | torch.Tensor | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -311,9 +311,23 @@ class OptimizerParamScheduler:
             self._check()
             self._said = said
 
+    def apply_to(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Set learning rate and weight decay of some groups to what they are at the present step.
+
+        Args:
+            groups: parameter groups; those that joined the optimizer since it was stepped last.
+
+        Raises:
+            ScheduleError: a group holds a value that cannot be, or a plugin's style gave no finite number.
+        """
+        self._check_written()
+        self._write(groups)
+
     def _apply(self) -> None:
         self._check_written()
-        groups = self.optimizer.param_groups
+        self._write(self.optimizer.param_groups)
+
+    def _write(self, groups: Sequence[dict[str, Any]]) -> None:
         # All values first: a style that fails leaves every group as it was.
         values = [(self.get_lr(group), self.get_wd(group) * _own(group, "wd_mult", 1.0)) for group in groups]
         for group, (lr, wd) in zip(groups, values, strict=True):

@@ -11,6 +11,7 @@ from attrs import define, evolve, field
 from megaopt_core.errors import OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.look import ModelLook
+from megaopt_core.optimizers._between_steps.new_groups import start_groups
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_words import (
     converted_error,
@@ -140,6 +141,7 @@ class LateParams:
             self._replace(by_name[name], entry.param)
         self._add(routing, added)
         self._finish(routing, {**replaced, **added})
+        start_groups(self.optimizer, self.optimizer.param_groups[groups:])
         self.joined += len(replaced) + len(added)
         self._warn(list(replaced), list(added), len(self.optimizer.param_groups) - groups)
         return None

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from megaopt_core import OptimizerConfig, ParamKey, build_optimizer, get_megatron_optimizer, route
+from megaopt_core import (
+    FP32Optimizer,
+    OptimizerConfig,
+    ParamKey,
+    build_optimizer,
+    get_megatron_optimizer,
+    route,
+)
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.optimizers import MegatronOptimizer
 
@@ -177,3 +184,32 @@ def test_a_compiled_step_is_the_step() -> None:
             optimizer.zero_grad()
         results.append([param.detach() for param in model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+class _Product(torch.optim.Optimizer):
+    """Multiplies gradients by themselves, which autocast would do in 16 bits."""
+
+    def __init__(self, params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure=None) -> None:
+        """Step."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.data -= group["lr"] * (param.grad @ param.grad)
+
+
+def test_a_step_inside_of_autocast_computes_as_one_outside() -> None:
+    """Whoever steps before the block ends gets no other numbers."""
+    gradient = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    results = []
+    for enabled in (False, True):
+        weight = nn.Parameter(torch.zeros(4, 4))
+        optimizer = FP32Optimizer(_Product([weight]), OptimizerConfig(lr=0.1, clip_grad=0.0))
+        weight.grad = gradient.clone()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            optimizer.step()
+            assert torch.is_autocast_enabled("cpu") is enabled
+        results.append(weight.detach())
+    assert torch.equal(*results)

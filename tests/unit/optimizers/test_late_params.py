@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from megaopt_core import ParamGroupOverride, ParamKey, ProcessGroupCollection
+from megaopt_core import (
+    ChainedOptimizer,
+    OptimizerParamScheduler,
+    ParamGroupOverride,
+    ParamKey,
+    ProcessGroupCollection,
+)
 from megaopt_core.errors import OwnershipError
 
 PRECISIONS = [{}, {"bf16": True}, {"bf16": True, "use_precision_aware_optimizer": True}]
@@ -343,3 +349,48 @@ def test_a_model_that_was_moved_to_another_device_is_refused_with_both_names(bui
     ):
         optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
+
+
+SETTINGS = {"init_lr": 0.0, "max_lr": 0.1, "min_lr": 0.0, "lr_warmup_steps": 0, "lr_decay_steps": 10}
+NO_DECAY = {ParamKey(name="*.bias"): {"wd_mult": 0.0}}
+DECAY = {"start_wd": 0.2, "end_wd": 0.2, "wd_incr_steps": 0, "wd_incr_style": "constant"}
+
+
+@pytest.mark.parametrize("who", ["schedule", "torch", "by hand"])
+def test_a_new_group_begins_where_the_others_are(build, who) -> None:
+    """A tenth of the learning rate is left for those that train, and for those that begin to."""
+    model = model_of({})
+    for name, param in model.named_parameters():
+        param.requires_grad_(not name.endswith("bias"))
+    optimizer = build(model, lr=0.1, weight_decay=0.1, overrides=NO_DECAY)
+    if who == "schedule":
+        schedule = OptimizerParamScheduler(optimizer, **SETTINGS, **DECAY, lr_decay_style="linear")
+        schedule.step(9)
+    elif who == "torch":
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.1)
+    else:
+        optimizer.param_groups[0]["lr"] = 0.01
+    model.requires_grad_(True)
+    backward(model)
+    with pytest.warns(UserWarning, match="1 new parameter group"):
+        optimizer.step()
+    old, new = optimizer.param_groups
+    assert old["lr"] == pytest.approx(0.01)
+    assert new["lr"] == pytest.approx(0.01)
+    assert (new["weight_decay"], new["wd_mult"]) == (0.0, 0.0)
+
+
+def test_a_new_group_of_a_chained_child_follows_the_chains_schedule(build) -> None:
+    """The schedule is the chain's, the group is born in the child."""
+    model = model_of({})
+    model[0].bias.requires_grad_(False)
+    model[2].requires_grad_(False)
+    model[1].requires_grad_(False)
+    chain = ChainedOptimizer([build(model, lr=0.1, overrides=NO_DECAY)])
+    schedule = OptimizerParamScheduler(chain, **SETTINGS, **DECAY, lr_decay_style="linear")
+    schedule.step(9)
+    model[0].bias.requires_grad_(True)
+    backward(model)
+    with pytest.warns(UserWarning, match="1 new parameter group"):
+        chain.step()
+    assert [group["lr"] for group in chain.param_groups] == pytest.approx([0.01, 0.01])

@@ -154,3 +154,55 @@ def test_the_canonical_learning_rate_is_the_first_that_no_override_touches(mlp, 
     own = [group for group in optimizer.param_groups if group["lr"] == 0.5]
     assert get_canonical_lr_for_logging(own) is None
     assert get_canonical_lr_for_logging([{"lr": torch.tensor(2.0)}]) == 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_fused_step_is_clipped_whatever_the_default_dtype(mlp, build, give, dtype) -> None:
+    """The divisor that a fused step takes is a number of 32 bits, also where torch makes others by default."""
+    model, alone = mlp(), mlp()
+    optimizer = build(model, "t_fused", clip_grad=0.1)
+    expected = torch.optim.AdamW(alone.parameters(), lr=0.01, weight_decay=0.0, fused=True)
+    give(model)
+    give(alone)
+    nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+    expected.step()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        optimizer.step()
+    finally:
+        torch.set_default_dtype(before)
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("dtype", "settings"), [(torch.bfloat16, {"bf16": True}), (torch.float64, {})])
+def test_a_norm_beyond_32_bits_is_clipped(mlp, build, dtype, settings) -> None:
+    """Its divisor is no number of 32 bits; the gradients are finite, and so is the step."""
+    model = mlp(dtype)
+    overrides = {ParamKey(name="0.*"): {"optimizer": "t_sgd"}}
+    optimizer = build(model, "t_fused", overrides=overrides, clip_grad=1.0, **settings)
+    for param in model.parameters():
+        param.grad = torch.full_like(param, 1e38)
+    before = [param.detach().clone() for param in model.parameters()]
+    assert optimizer.step().update_successful
+    for param, old in zip(model.parameters(), before, strict=True):
+        assert param.isfinite().all()
+        assert not torch.equal(param, old)
+
+
+def test_a_clipped_step_of_64_bits_is_exact_to_them(mlp, build, give) -> None:
+    """The factor is not rounded to 32."""
+    model, alone = mlp(torch.float64), mlp(torch.float64)
+    optimizer = build(model, "t_fused", clip_grad=0.1)
+    expected = torch.optim.AdamW(alone.parameters(), lr=0.01, weight_decay=0.0, fused=True, eps=1e-8)
+    for step in range(3):
+        give(model, step)
+        give(alone, step)
+        norm = _norm(alone)
+        for param in alone.parameters():
+            param.grad.mul_(0.1 / (norm + 1e-6))
+        optimizer.step()
+        expected.step()
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-13, atol=1e-15)

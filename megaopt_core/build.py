@@ -15,6 +15,7 @@ from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.alike import held_alike
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
+from megaopt_core.optimizers._between_steps.wrapper_watch import WrapperWatch
 from megaopt_core.optimizers._building.asked import (
     dtypes_refused,
     refusal,
@@ -41,13 +42,13 @@ from megaopt_core.routing._routing import Routing
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
     reduced_elsewhere,
+    require_as_planned,
     require_same_overlap,
     strategy_layouts,
     wrapped_buffers,
 )
 from megaopt_core.sharding._agreement import buffers_alike
 from megaopt_core.sharding._attached import make_peer_groups
-from megaopt_core.sharding._wrapped import wrapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -192,9 +193,7 @@ def optimizer_from_routing(
     pgs = groups_of_wrapped(chunks, pgs)
     # What is wrong on one rank alone is raised on all: none waits in a collective for one that has given up.
     with raised_on_all(pgs, "examining the model") as phase:
-        for chunk in wrapped(chunks):
-            if chunk is not None and chunk.full_param_layout.routing is not None:
-                chunk.full_param_layout.routing.require_same(routing)
+        require_as_planned(chunks, routing, fqn)
         builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config))
         model, twins = builder.live(routing)
         require_supported(config, routing)
@@ -221,6 +220,7 @@ def optimizer_from_routing(
     unused_settings = unused(config, routing, model, pgs, builder.scaler, told)
     optimizer = _chained(children, routing.sharding)
     optimizer.watched_model = watched
+    optimizer.wrapper_watch = WrapperWatch(chunks, pgs)
     optimizer.unused_settings = unused_settings
     if takes_part(pgs):
         optimizer.replicas = Replicas(pgs)

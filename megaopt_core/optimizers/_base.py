@@ -27,6 +27,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._parts import local_tensor
 from megaopt_core.reporting._optimizer_report import OptimizerReport, build_report
 from megaopt_core.reporting._watched_model import WatchedModel
+from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema import with_slices
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
+    from megaopt_core.optimizers._between_steps.wrapper_watch import WrapperWatch
     from megaopt_core.optimizers._building.late_params import LateParams
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
     from megaopt_core.routing._routing import Routing
@@ -86,6 +88,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.gradients = StepGradients(self.parts, config, self.process_groups, self.norm_groups, grad_scaler)
         self.watched_model = WatchedModel()
         self.unused_settings: tuple[str, ...] = ()
+        self.wrapper_watch: WrapperWatch | None = None
         self.replicas: Replicas | None = None
         self.late: LateParams | None = None
         self.before_first_step: Callable[[], None] | None = None
@@ -138,10 +141,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
             set_to_none: drop `grad` instead of filling it with zeros; buffers (`main_grad`) are always filled.
         """
         filled = []
-        are_zero = self.watched_model.zero_grad_buffers()
+        are_zero, zeroed = self.watched_model.zero_grad_buffers()
         for param in (*self.get_parameters(), *self.twins):
             main_grad = getattr(param, "main_grad", None)
-            if main_grad is not None and not are_zero:
+            if main_grad is not None and not are_zero and reducer_of(param) not in zeroed:
                 filled.append(main_grad)
             if param.grad is not None:
                 if set_to_none:
@@ -165,8 +168,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Returns:
             `(update_successful, grad_norm, num_zeros_in_grad)`. When gradients are not finite in mixed precision:
             `(False, None, None)`; when the norm is above `grad_norm_skip_threshold`: `(False, grad_norm,
-            num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale. Where no rule can skip a
-            step on an accelerator (fp32, or `skip_nonfinite_steps=False`), the host reads norm and zeros when you do.
+            num_zeros_in_grad)`. Nothing has changed then but, for the former, the loss scale; gradients may be
+            unscaled, and are to be cleared. Where no rule can skip a step on an accelerator (fp32, or
+            `skip_nonfinite_steps=False`), the host reads norm and zeros when you do.
         """
         if closure is not None:
             require_closure(closure)
@@ -230,9 +234,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return None
 
     def _look(self) -> MegaoptError | None:
-        """Look at what trains now, and return why some of it cannot be stepped."""
-        if self.late is None:
-            return None
+        """Look at what trains now and who reduces its gradients; return why some of it cannot be stepped."""
+        rewrapped = None if self.wrapper_watch is None else self.wrapper_watch.settle()
+        if rewrapped is not None or self.late is None:
+            return rewrapped
         try:
             return self.late.settle()
         except MegaoptError as error:

@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 
 from megaopt_core.params._names import named_params
-from megaopt_core.sharding._wrapped import wrapped
+from megaopt_core.sharding._wrapped import WrappedModel, known_wrappers, wrappers_of
 
 __all__ = ["NamedChunk", "WatchedModel"]
 
@@ -46,23 +46,31 @@ class WatchedModel:
     def _global(self, index: int, name: str) -> str:
         return name if self.fqn is None else self.fqn(index, name)
 
-    def zero_grad_buffers(self) -> bool:
+    def alive(self) -> list[torch.nn.Module]:
+        """Return the chunks that are alive."""
+        return [chunk for chunk in (reference() for reference in self.chunks) if chunk is not None]
+
+    def zero_grad_buffers(self) -> tuple[bool, list[WrappedModel]]:
         """Fill the gradient buffers of wrapped chunks with zeros.
 
+        A wrapper that has parameters of others too is left out: an optimizer zeroes what it steps.
+
         Returns:
-            True when every chunk has buffers: all `main_grad`s are zero now.
+            True when every chunk is a wrapper: all `main_grad`s are zero now. And the wrappers whose buffers were
+            filled.
         """
-        chunks = wrapped(reference() for reference in self.chunks)
-        for chunk in chunks if None not in chunks else ():
-            if chunk is not None:
-                chunk.zero_grad_buffer()
-        return bool(chunks) and None not in chunks
+        chunks = [reference() for reference in self.chunks]
+        found = [(chunk, wrapper) for chunk in chunks for wrapper in known_wrappers(chunk)]
+        zeroed = {id(one.wrapper): one.wrapper for _, one in found if one.is_covered}
+        for wrapper in zeroed.values():
+            wrapper.zero_grad_buffer()
+        themselves = {id(one.wrapper) for _, one in found}
+        return bool(chunks) and themselves.issuperset(map(id, chunks)), list(zeroed.values())
 
     def finish_param_sync(self) -> None:
         """Wait until parameters that are still being gathered after a step have arrived."""
-        for chunk in wrapped(reference() for reference in self.chunks):
-            if chunk is not None:
-                chunk.finish_param_sync()
+        for wrapper in wrappers_of(self.alive()):
+            wrapper.finish_param_sync()
 
     def problems(
         self, names: Mapping[torch.nn.Parameter, str], chunks: Sequence[torch.nn.Module] | None = None
@@ -73,8 +81,7 @@ class WatchedModel:
             names: the parameters that the optimizer steps.
             chunks: the model as it is now; None: the chunks of the build, as far as they are alive.
         """
-        alive = [chunk for chunk in (ref() for ref in self.chunks) if chunk is not None]
-        present = alive if chunks is None else list(chunks)
+        present = self.alive() if chunks is None else list(chunks)
         if not present:
             return ()
         found: list[str] = []

@@ -159,17 +159,21 @@ class Routing:
         group = self.params[name].spec.group
         return next(child for child in self.children if group in child.groups)
 
-    def require_same(self, other: Routing) -> None:
+    def require_same(self, other: Routing, names: Mapping[str, str] | None = None) -> None:
         """Raise unless another routing sends every parameter to the same optimizer, group and strategy.
 
         Args:
             other: the routing that would be computed now.
+            names: what parameters of this one are called there, where that is something else.
 
         Raises:
             RoutingChangedError: it differs; the message names the parameters.
         """
+        renamed = {(names or {}).get(name, name): name for name in self.params}
         changed = [
-            name for name in {**self.params, **other.params} if self._where(name) != other._where(name)
+            name
+            for name in {**renamed, **other.params}
+            if self._where(renamed.get(name, name)) != other._where(name)
         ]
         if changed:
             shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.params._meshes import groups_of_model
+from megaopt_core.params._names import named_params
 from megaopt_core.params._shards import Shard, intersect
 from megaopt_core.params._specs import ParamSpec
 from megaopt_core.registry._registry import get_registry
@@ -22,7 +23,7 @@ from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferPar
 from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import ParamLayout
 from megaopt_core.sharding._stage_specs import specs_of_stage
-from megaopt_core.sharding._wrapped import WrappedModel, wrapped
+from megaopt_core.sharding._wrapped import WrappedModel, wrappers_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "groups_of_wrapped",
     "reduced_elsewhere",
+    "require_as_planned",
     "require_same_overlap",
+    "require_same_ranks",
     "strategy_layouts",
     "wrapped_buffers",
 ]
@@ -51,13 +54,11 @@ def groups_of_wrapped(
     Raises:
         ParallelGroupError: a wrapper reduces gradients over other ranks than the caller's groups name.
     """
-    for index, chunk in enumerate(wrapped(chunks)):
-        if chunk is None:
-            continue
-        made = chunk.process_groups
+    for index, wrapper in _each(chunks):
+        made = wrapper.process_groups
         if pgs is None:
             pgs = made
-        _require_same_ranks(index, chunk, pgs, made)
+        require_same_ranks(index, wrapper, pgs)
         if made.intra_dp_cp is not None and pgs.intra_dp_cp is None:
             pgs = evolve(
                 pgs,
@@ -70,14 +71,33 @@ def groups_of_wrapped(
     return groups_of_model(chunks) if pgs is None else ProcessGroupCollection.of(pgs)
 
 
-def _require_same_ranks(
-    index: int, chunk: WrappedModel, given: ProcessGroupCollection, made: ProcessGroupCollection
-) -> None:
+def _each(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[int, WrappedModel]]:
+    """Yield every wrapper with the index of the first chunk whose gradients it reduces."""
+    seen: set[int] = set()
+    for index, chunk in enumerate(chunks):
+        for wrapper in wrappers_of([chunk]):
+            if id(wrapper) not in seen:
+                seen.add(id(wrapper))
+                yield index, wrapper
+
+
+def require_same_ranks(index: int, wrapper: WrappedModel, given: ProcessGroupCollection) -> None:
+    """Raise unless a wrapper reduces gradients over the ranks that an optimizer is built for.
+
+    Args:
+        index: which chunk's wrapper it is.
+        wrapper: the wrapper.
+        given: the optimizer's process groups.
+
+    Raises:
+        ParallelGroupError: it reduces them over others.
+    """
+    made = wrapper.process_groups
     pairs = [
         ("dense", given.dense_dp, made.dense_dp),
         ("one instance's", given.intra_dp_cp, made.intra_dp_cp),
     ]
-    if any(key.is_expert for key in chunk.full_param_layout.buffers):
+    if any(key.is_expert for key in wrapper.full_param_layout.buffers):
         pairs += [
             ("expert", given.expt_dp, made.expt_dp),
             ("one instance's expert", given.intra_expt_dp, made.intra_expt_dp),
@@ -97,6 +117,30 @@ def _ranks(group: ProcessGroup | None) -> list[int]:
     return [] if group is None or size_of(group) == 1 else dist.get_process_group_ranks(group)
 
 
+def require_as_planned(chunks: Sequence[torch.nn.Module], routing: Routing, fqn: NameMap | None) -> None:
+    """Raise unless a model is routed as it was when the buffers of its wrappers were planned.
+
+    Args:
+        chunks: the model chunks.
+        routing: what `route` returned.
+        fqn: maps `(chunk index, local name)` to a globally unique name.
+
+    Raises:
+        RoutingChangedError: it is routed otherwise.
+    """
+    for index, wrapper in _each(chunks):
+        planned = wrapper.full_param_layout.routing
+        if planned is None:
+            continue
+        names: dict[str, str] = {}
+        if not routing.params.keys() >= planned.params.keys():  # planned without what holds the wrapper
+            local = _names_in(index, chunks[index], wrapper)
+            names = {
+                fqn(index, old) if fqn else old: fqn(index, new) if fqn else new for old, new in local.items()
+            }
+        planned.require_same(routing, names)
+
+
 def wrapped_buffers(
     chunks: Sequence[torch.nn.Module], fqn: NameMap | None
 ) -> dict[BufferKey, PerBufferParamLayout] | None:
@@ -107,22 +151,25 @@ def wrapped_buffers(
         fqn: maps `(chunk index, local name)` to a globally unique name.
 
     Raises:
-        ShardingError: some chunks are wrapped that way and others are not.
+        ShardingError: some chunks are wrapped that way and others are not, or a chunk has several wrappers or not all
+            that is in its wrapper.
     """
-    sharing = [chunk if chunk is not None and chunk.scatters_grads else None for chunk in wrapped(chunks)]
+    sharing = [[wrapper for wrapper in wrappers_of([chunk]) if wrapper.scatters_grads] for chunk in chunks]
     if not any(sharing):
         return None
     if not all(sharing):
         raise ShardingError(
-            f"model chunks {[index for index, chunk in enumerate(sharing) if chunk is None]} are not wrapped in "
+            f"model chunks {[index for index, found in enumerate(sharing) if not found]} are not wrapped in "
             "DistributedDataParallel with use_distributed_optimizer=True as the others are; wrap all or none"
         )
     buffers = {}
-    for index, chunk in enumerate(sharing):
-        for key, buffer in () if chunk is None else chunk.full_param_layout.buffers.items():
+    for index, (chunk, found) in enumerate(zip(chunks, sharing, strict=True)):
+        wrapper = _only(index, chunk, found)
+        local = _names_in(index, chunk, wrapper)
+        for key, buffer in wrapper.full_param_layout.buffers.items():
 
-            def rename(name: str, chunk_index: int = index) -> str:
-                return fqn(chunk_index, name) if fqn else name
+            def rename(name: str, chunk_index: int = index, local: Mapping[str, str] = local) -> str:
+                return fqn(chunk_index, local[name]) if fqn else local[name]
 
             buffers[evolve(key, chunk=index)] = evolve(
                 buffer,
@@ -130,6 +177,34 @@ def wrapped_buffers(
                 bucket_of={rename(name): bucket for name, bucket in buffer.bucket_of.items()},
             )
     return buffers
+
+
+def _only(index: int, chunk: torch.nn.Module, found: Sequence[WrappedModel]) -> WrappedModel:
+    """Return the one wrapper of a chunk, whose buffers are those of the chunk."""
+    if len(found) < len(wrappers_of([chunk])) or len(found) > 1:
+        raise ShardingError(
+            f"{len(wrappers_of([chunk]))} wrappers reduce gradients of model chunk {index}, and "
+            f"{len(found)} of them scatter gradients over ranks (use_distributed_optimizer=True): give the optimizer a "
+            "list in which each of them is a chunk of its own"
+        )
+    return found[0]
+
+
+def _names_in(index: int, chunk: torch.nn.Module, wrapper: WrappedModel) -> dict[str, str]:
+    """Return the names that a chunk has for the parameters in a wrapper's buffers."""
+    names = [name for buffer in wrapper.full_param_layout.buffers.values() for name in buffer.param_ranges]
+    if id(chunk) == id(wrapper):
+        return dict(zip(names, names, strict=True))
+    name_of = {param: entry.name for entry in named_params(chunk) for param in (entry.param, *entry.twins)}
+    theirs = {entry.name: entry.param for entry in named_params(cast("torch.nn.Module", wrapper))}
+    local = {name: name_of[theirs[name]] for name in names if theirs.get(name) in name_of}
+    lacking = [name for name in names if name not in local]
+    if lacking:
+        raise ShardingError(
+            f"{type(wrapper).__name__} shares out gradients of {len(lacking)} parameters that model chunk {index} has "
+            f"not: {', '.join(lacking[:5])}. Build the optimizer for the wrapper, and exclude what it is not to step"
+        )
+    return local
 
 
 def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerConfig) -> None:
@@ -143,10 +218,11 @@ def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerCon
         ConfigurationError: `overlap_param_gather` has one value here and another in a chunk's wrapper.
     """
     asked = config.overlap_param_gather
-    for index, chunk in enumerate(wrapped(chunks)):
-        if (chunk is not None and chunk.forward_waits) is asked:
+    for index, chunk in enumerate(chunks):
+        found = wrappers_of([chunk])
+        if all(wrapper.forward_waits is asked for wrapper in found) and (found or not asked):
             continue
-        if chunk is not None and chunk.scatters_grads:
+        if any(wrapper.scatters_grads for wrapper in found):
             reason = f"is wrapped with overlap_param_gather={not asked}; give all chunks and the optimizer one value"
         else:
             reason = (

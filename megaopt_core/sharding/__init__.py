@@ -15,7 +15,7 @@ from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import OverlappedParams, ParamLayout, ShardedParams, ShardingStrategy
 from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
 from megaopt_core.sharding._split_step import Exchange, Sent, SplitStep, StatefulSplitStep, Travel
-from megaopt_core.sharding._wrapped import WrappedModel, finish_grad_sync
+from megaopt_core.sharding._wrapped import ReducedBy, WrappedModel, finish_grad_sync, wrappers_of
 
 __all__ = [
     "BufferKey",
@@ -29,6 +29,7 @@ __all__ = [
     "PerBufferParamLayout",
     "Piece",
     "PieceSpec",
+    "ReducedBy",
     "Replicated",
     "ReplicatedParams",
     "Sent",
@@ -43,4 +44,5 @@ __all__ = [
     "finish_grad_sync",
     "gradient_of",
     "require_partition",
+    "wrappers_of",
 ]

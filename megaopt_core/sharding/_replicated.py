@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of, local_gradient
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams, ShardingStrategy
-from megaopt_core.sharding._wrapped import finish_grad_sync, wrapped
+from megaopt_core.sharding._wrapped import finish_grad_sync, wrappers_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -48,7 +48,8 @@ class ReplicatedParams(ShardedParams):
     Args:
         pieces: one a parameter.
         stats_group: norms and counts add up over it.
-        chunks: the model; gradients of wrapped chunks are reduced before they are taken.
+        chunks: the model; gradients of wrapped chunks are reduced before they are taken. None: who reduces the
+            parameters' gradients is asked of the parameters.
     """
 
     pieces: Sequence[Piece]
@@ -57,10 +58,13 @@ class ReplicatedParams(ShardedParams):
 
     def collect_grads(self) -> None:
         """Take every parameter's gradient as it is; that of a DTensor where its parameter is."""
-        finish_grad_sync(self.chunks)
+        finish_grad_sync(self.chunks, () if self.chunks else self._params())
         for piece in self.pieces:
             (param,) = piece.model_params
             piece.grad = gradient_of(param) if param is piece.param else local_gradient(param)
+
+    def _params(self) -> Iterator[torch.nn.Parameter]:
+        return (param for piece in self.pieces for param in piece.model_params)
 
     def take_model_values(self) -> None:
         """Nothing to bring: the pieces are the model's memory."""
@@ -73,10 +77,12 @@ class ReplicatedParams(ShardedParams):
         """
         if is_dtensor(param):
             return "it is a DTensor"
-        for chunk, wrapper in zip(self.chunks, wrapped(self.chunks), strict=True):
-            is_torchs = isinstance(chunk, torch.nn.parallel.DistributedDataParallel)
-            if wrapper is not None or (is_torchs and torch.distributed.get_world_size() > 1):
-                return f"{type(chunk).__name__} reduces the gradients of what trained when it was made"
+        torchs = [
+            chunk for chunk in self.chunks if isinstance(chunk, torch.nn.parallel.DistributedDataParallel)
+        ]
+        alone = not torchs or torch.distributed.get_world_size() == 1
+        for wrapper in (*wrappers_of(self.chunks), *(() if alone else torchs)):
+            return f"{type(wrapper).__name__} reduces the gradients of what trained when it was made"
         return None
 
     def take_in(self, piece: Piece) -> None:

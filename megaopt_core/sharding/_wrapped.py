@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Protocol, final, runtime_checkable
 
 import torch
+from attrs import frozen
 
+from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 
 if TYPE_CHECKING:
     from megaopt_core.sharding._layout import FullParamLayout
 
-__all__ = ["WrappedModel", "finish_grad_sync", "wrapped"]
+__all__ = [
+    "FoundWrapper",
+    "ReducedBy",
+    "WrappedModel",
+    "finish_grad_sync",
+    "found_wrappers",
+    "known_wrappers",
+    "reducer_of",
+    "wrappers_of",
+]
 
 
 @runtime_checkable
 class WrappedModel(Protocol):
     """A model chunk whose gradients lie in buffers and are reduced there; `megaopt-distributed` has one.
 
-    Whatever has these members is one; torch's own `DistributedDataParallel` is none, and needs none.
+    Whatever has these members is one; torch's own `DistributedDataParallel` is none, and needs none. It is found where
+    it is a model chunk or a module inside of one. One that also sets `reduced_by`, a :class:`ReducedBy`, on every
+    parameter that it gives `main_grad` is found from its parameters too: by an optimizer of the bare model, and where
+    it is made after the optimizer.
     """
 
     @property
@@ -48,21 +63,178 @@ class WrappedModel(Protocol):
         """Fill all gradients with zeros."""
 
 
-def wrapped(chunks: Iterable[torch.nn.Module | None]) -> list[WrappedModel | None]:
-    """Return each chunk that a wrapper of this kind wraps, None in the place of any other.
+@final
+class ReducedBy:
+    """Says whose `finish_grad_sync` reduces a parameter's `main_grad`: the attribute `reduced_by` of the parameter.
+
+    The wrapper is not kept alive. A copy, pickled or not, names nobody.
 
     Args:
-        chunks: the model chunks.
+        wrapper: the wrapper; None: nobody.
     """
-    return [chunk if isinstance(chunk, WrappedModel) else None for chunk in chunks]
+
+    __slots__ = ("_wrapper",)
+    made: ClassVar[int] = 0
+    """How many have named a wrapper in this process: what was seen of a model holds until there is a new one."""
+
+    def __init__(self, wrapper: WrappedModel | None = None) -> None:
+        ReducedBy.made += wrapper is not None
+        self._wrapper = None if wrapper is None else weakref.ref(wrapper)
+
+    def __call__(self) -> WrappedModel | None:
+        """Return the wrapper, None when it is gone."""
+        return None if self._wrapper is None else self._wrapper()
+
+    def __reduce__(self) -> tuple[type[ReducedBy], tuple[()]]:
+        return (ReducedBy, ())
 
 
-def finish_grad_sync(chunks: Iterable[torch.nn.Module]) -> None:
+def reducer_of(param: torch.nn.Parameter) -> WrappedModel | None:
+    """Return the wrapper that has put its mark on a parameter, None where there is none.
+
+    Args:
+        param: the parameter.
+    """
+    mark: ReducedBy | None = getattr(param, "reduced_by", None)
+    return None if mark is None else mark()
+
+
+@frozen(eq=False)
+class FoundWrapper:
+    """A wrapper that reduces gradients of a chunk.
+
+    Args:
+        wrapper: the wrapper.
+        is_covered: the chunk has all parameters of the wrapper: it is the wrapper, holds it, or is the model in it.
+    """
+
+    wrapper: WrappedModel
+    is_covered: bool
+
+
+_looked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, list[tuple[weakref.ref[WrappedModel], bool]]]]
+_looked = weakref.WeakKeyDictionary()
+"""What was found in a chunk, and how many marks there were then."""
+
+
+def known_wrappers(chunk: torch.nn.Module | None) -> list[FoundWrapper]:
+    """Return what :func:`found_wrappers` does; it looks again only where a wrapper has been made since it did.
+
+    Args:
+        chunk: the model chunk; None: none.
+    """
+    if chunk is None:
+        return []
+    made, found = _looked.get(chunk, (-1, []))
+    if made != ReducedBy.made:
+        found = [(weakref.ref(one.wrapper), one.is_covered) for one in found_wrappers(chunk)]
+        _looked[chunk] = ReducedBy.made, found
+    alive = ((reference(), is_covered) for reference, is_covered in found)
+    return [FoundWrapper(wrapper, is_covered) for wrapper, is_covered in alive if wrapper is not None]
+
+
+def found_wrappers(chunk: torch.nn.Module | None) -> list[FoundWrapper]:
+    """Return who reduces gradients of a chunk: itself, modules inside of it, and those whose mark its parameters carry.
+
+    A wrapper inside of another is none of them, unless its mark is on a parameter.
+
+    Args:
+        chunk: the model chunk; None: none.
+    """
+    outermost: dict[int, WrappedModel] = {}
+    marked: dict[int, tuple[WrappedModel, set[int]]] = {}
+    stack = [] if chunk is None else [chunk]
+    below: list[torch.nn.Module] = []
+    params: list[torch.nn.Parameter | None] = []
+    seen: set[torch.nn.Module | None] = {None}
+    while stack or below:
+        is_outside = bool(stack)
+        module = stack.pop() if is_outside else below.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        if own := module._parameters:
+            params += own.values()
+        if is_outside and (type(module) not in _no_wrappers or module is chunk) and _is_wrapper(module):
+            outermost[id(module)] = module  # type: ignore[assignment] # it has all the members
+            is_outside = False
+        if children := module._modules:
+            new = [child for child in reversed(children.values()) if child is not None]
+            (stack if is_outside else below).extend(new)
+    for param in params:
+        if (
+            param is not None
+            and "reduced_by" in param.__dict__
+            and (reducer := reducer_of(param)) is not None
+        ):
+            marked.setdefault(id(reducer), (reducer, set()))[1].add(id(param))
+    found = [FoundWrapper(wrapper, is_covered=True) for wrapper in outermost.values()]
+    for key, (wrapper, theirs) in marked.items():
+        if key not in outermost:
+            buffers = wrapper.full_param_layout.buffers.values()
+            found.append(
+                FoundWrapper(wrapper, len(theirs) == sum(len(buffer.param_ranges) for buffer in buffers))
+            )
+    return found
+
+
+_no_wrappers: set[type] = set()
+"""Classes of modules of which none inside of a chunk is a wrapper."""
+
+
+def _is_wrapper(module: torch.nn.Module) -> bool:
+    if isinstance(module, WrappedModel):
+        return True
+    if not hasattr(type(module), "finish_grad_sync"):
+        _no_wrappers.add(type(module))
+    return False
+
+
+def wrappers_of(
+    chunks: Iterable[torch.nn.Module | None], params: Iterable[torch.nn.Parameter] = ()
+) -> list[WrappedModel]:
+    """Return every wrapper that reduces gradients of a model once, in one order on all ranks that hold the same model.
+
+    Args:
+        chunks: the model chunks: wrapped, with wrappers inside, or bare.
+        params: further parameters, whose marks are looked at.
+    """
+    return list({id(wrapper): wrapper for wrapper in _each(chunks, params)}.values())
+
+
+def _each(
+    chunks: Iterable[torch.nn.Module | None], params: Iterable[torch.nn.Parameter]
+) -> Iterator[WrappedModel]:
+    for chunk in chunks:
+        for found in found_wrappers(chunk):
+            yield found.wrapper
+    for param in params:
+        if (wrapper := reducer_of(param)) is not None:
+            yield wrapper
+
+
+def finish_grad_sync(chunks: Iterable[torch.nn.Module], params: Iterable[torch.nn.Parameter] = ()) -> None:
     """Wait until the gradients of wrapped chunks are reduced; chunks that megaopt does not wrap are left alone.
 
     Args:
-        chunks: the model chunks.
+        chunks: the model chunks; their wrappers may be inside of them, or around them.
+        params: further parameters whose wrappers are waited for, the same ones in the same order on all ranks.
+
+    Raises:
+        UnsupportedOperationError: a wrapper that only `params` tell of scatters gradients; nobody has planned for it.
     """
-    for chunk in wrapped(chunks):
-        if chunk is not None:
-            chunk.finish_grad_sync()
+    planned = list(
+        {id(one.wrapper): one.wrapper for chunk in chunks for one in known_wrappers(chunk)}.values()
+    )
+    for wrapper in planned:
+        wrapper.finish_grad_sync()
+    for wrapper in wrappers_of((), params):
+        if wrapper in planned:
+            continue
+        wrapper.finish_grad_sync()
+        if wrapper.scatters_grads:
+            raise UnsupportedOperationError(
+                f"{type(wrapper).__name__} scatters gradients over ranks (use_distributed_optimizer=True), and this "
+                "optimizer steps whole parameters without a model: use build_optimizer or get_megatron_optimizer, or "
+                "wrap the model with use_distributed_optimizer=False"
+            )

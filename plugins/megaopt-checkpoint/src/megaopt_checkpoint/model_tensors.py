@@ -12,7 +12,7 @@ from megaopt_checkpoint.given import name_of_chunk
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import named_modules
-from megaopt_core.sharding import WrappedModel
+from megaopt_core.sharding import wrappers_of
 from megaopt_core.state import encode, shown, sliced
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def finish_param_sync(model: torch.nn.Module | Sequence[torch.nn.Module] | None)
     Args:
         model: the model, its chunks, or None.
     """
-    for chunk in _chunks(model):
-        if isinstance(chunk, WrappedModel):
-            chunk.finish_param_sync()
+    for wrapper in wrappers_of(_chunks(model)):
+        wrapper.finish_param_sync()
 
 
 def _chunks(model: torch.nn.Module | Sequence[torch.nn.Module] | None) -> list[torch.nn.Module]:

@@ -17,6 +17,7 @@ from megaopt_core.sharding import (
     Piece,
     PieceSpec,
     finish_grad_sync,
+    wrappers_of,
 )
 from megaopt_distributed.buffers.bucket import Bucket, Reduction
 from megaopt_distributed.buffers.collectives import communicator
@@ -137,6 +138,7 @@ class BufferMemory:
 
     layout: LayoutInBuffers
     model: LiveModel
+    _wrappers: dict[int, Any] = field(factory=dict, init=False)
     _params: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
     _grads: dict[BufferKey, torch.Tensor] = field(factory=dict, init=False)
     gathering: Gathering = field(init=False)
@@ -145,7 +147,7 @@ class BufferMemory:
         buckets = []
         rank = self.model.rank
         for key, layout in self.layout.buffers(rank).items():
-            wrapper: Any = self.model.chunks[key.chunk]
+            wrapper = self._wrapper(key.chunk)
             buffer = wrapper.param_and_grad_buffers[evolve(key, chunk=0)]
             self._params[key], self._grads[key] = buffer.param_data, buffer.grad_data
             overlaps = wrapper.ddp_config.overlap_param_gather
@@ -155,6 +157,13 @@ class BufferMemory:
             ):
                 buckets.append(GatheredBucket(bucket, key, start, frozenset(groups), overlaps))
         self.gathering = Gathering(buckets)
+
+    def _wrapper(self, chunk: int) -> Any:
+        """Return the wrapper of a chunk, and keep it: a bare chunk does not, and without it there are no gradients."""
+        if chunk not in self._wrappers:
+            found = wrappers_of([self.model.chunks[chunk]])
+            (self._wrappers[chunk],) = (wrapper for wrapper in found if wrapper.scatters_grads)
+        return self._wrappers[chunk]
 
     def piece(self, spec: PieceSpec) -> Piece:
         """Return a run of parameters.

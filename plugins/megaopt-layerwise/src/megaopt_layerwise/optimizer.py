@@ -15,7 +15,7 @@ from megaopt_core import (
 )
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.parallel import size_of
-from megaopt_core.sharding import FullParamLayout
+from megaopt_core.sharding import FullParamLayout, wrappers_of
 from megaopt_layerwise.narrowing import (
     holds_experts,
     is_replicated,
@@ -88,7 +88,7 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
                 value=init_state_fn_list,
             )
         self._pgs = ProcessGroupCollection.of(pg_collection)
-        self._chunks = list(model_chunks or ())
+        self._chunks = [_with_layout(chunk) for chunk in model_chunks or ()]
         self.dp_cp_params_list: _ParamLists = []
         self.expt_dp_params_list: _ParamLists = []
         self.bucket_params_lists: dict[Any, _ParamLists] = {}
@@ -263,3 +263,9 @@ class LayerWiseDistributedOptimizer(ChainedOptimizer):
             OSError: the file cannot be read.
         """
         load_rank_file(self, filename)
+
+
+def _with_layout(chunk: torch.nn.Module) -> torch.nn.Module:
+    """Return the wrapper that scatters a chunk's gradients, wherever it is; the chunk where there is none."""
+    found: list[Any] = [wrapper for wrapper in wrappers_of([chunk]) if wrapper.scatters_grads]
+    return found[0] if len(found) == 1 else chunk

@@ -40,7 +40,8 @@ class OwnedParams(ShardedParams):
 
     def collect_grads(self) -> None:
         """Take the gradients of the owned parameters."""
-        finish_grad_sync(self.chunks)
+        owned = () if self.chunks else (param for params in self.owned for param in params)
+        finish_grad_sync(self.chunks, owned)
         for piece in self.pieces:
             (param,) = piece.model_params
             piece.grad = gradient_of(param)

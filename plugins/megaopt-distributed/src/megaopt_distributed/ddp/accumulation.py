@@ -47,6 +47,7 @@ class GradAccumulation:
     _queue_of: Mapping[str, ReadyBuckets] = field(init=False)
     _buffer_of: Mapping[str, int] = field(init=False)
     _reduced_at: tuple[int, ...] | None = field(default=None, init=False)
+    _unusable: GradientError | None = field(default=None, init=False)
     _zeroed: set[str] = field(factory=set, init=False)
     _writes: list[int] = field(init=False)
 
@@ -130,10 +131,7 @@ class GradAccumulation:
 
     def _begin_again(self, name: str, reduced_at: tuple[int, ...]) -> None:
         """Begin a new accumulation when somebody has zeroed `main_grad` by hand; raise when reduced gradients stand."""
-        stands = reduced_at == self._versions() or any(
-            bool(buffer.grad_data.any()) for buffer in self.buffers
-        )
-        if stands:
+        if self._stand(reduced_at):
             raise GradientError(
                 f"a gradient of {name!r} arrived after gradients were reduced: call optimizer.zero_grad() or "
                 "zero_grad_buffer() after every step",
@@ -141,12 +139,16 @@ class GradAccumulation:
             )
         self._begin()
 
+    def _stand(self, reduced_at: tuple[int, ...]) -> bool:
+        """Return whether reduced gradients have not been zeroed since."""
+        return reduced_at == self._versions() or any(bool(buffer.grad_data.any()) for buffer in self.buffers)
+
     def _begin(self) -> None:
         for bucket in self._buckets:
             bucket.reset_grads()
         for queue in self._queues:
             queue.begin()
-        self._reduced_at = None
+        self._reduced_at = self._unusable = None
 
     def _versions(self) -> tuple[int, ...]:
         """Return how often each buffer was written to, through `main_grad` too."""
@@ -162,17 +164,23 @@ class GradAccumulation:
         """Return when all gradients are reduced.
 
         Raises:
-            GradientError: the check has found something on some rank.
+            GradientError: the check has found something on some rank; again with every call until gradients are zeroed.
             CommunicationError: another rank has stopped.
         """
-        if self.is_reduced:
+        if self._reduced_at is not None:
+            if self._unusable is not None and self._stand(self._reduced_at):
+                raise GradientError(str(self._unusable), names=self._unusable.names)
             return
         self.start()
         for bucket in self._buckets:
             bucket.finish_grad_sync()
         self._reduced_at = self._versions()
         if self.check is not None:
-            self.check.tell()
+            try:
+                self.check.tell()
+            except GradientError as error:
+                self._unusable = error.with_traceback(None)
+                raise GradientError(str(error), names=error.names) from None
 
     def zero(self) -> None:
         """Fill all gradients with zeros; the next gradients begin a new accumulation."""
@@ -189,6 +197,8 @@ class GradAccumulation:
         """
         for buffer in self.buffers:
             buffer.grad_data.mul_(factor)
+        if self._unusable is not None:  # what was refused is refused on all ranks, whatever each has of it
+            self._reduced_at = self._versions()
 
 
 def _start(check: FiniteCheck | None, bucket: Bucket) -> None:
@@ -213,3 +223,4 @@ def _release(handles: Sequence[Any], views: Sequence[tuple[torch.nn.Parameter, t
     for param, main_grad in views:
         if getattr(param, "main_grad", None) is main_grad:
             del param.main_grad  # type: ignore[attr-defined]
+            vars(param).pop("reduced_by", None)

@@ -13,7 +13,7 @@ from torch import nn
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.parallel import ProcessGroupCollection, size_of
 from megaopt_core.params import named_params
-from megaopt_core.sharding import BufferKey, FullParamLayout, PerBufferParamLayout
+from megaopt_core.sharding import BufferKey, FullParamLayout, PerBufferParamLayout, ReducedBy
 from megaopt_distributed import DistributedDataParallelConfig, plan_full_param_layout
 from megaopt_distributed.buffers.bucket import Bucket
 from megaopt_distributed.buffers.buffer import ParamAndGradBuffer
@@ -93,7 +93,10 @@ class DistributedDataParallel(nn.Module):
         name_of = {param: entry.name for entry in entries for param in (entry.param, *entry.twins)}
         groups = buckets_by_group(self.param_and_grad_buffers, self.process_groups)
         overlap = self.ddp_config.overlap_grad_reduce
+        for param in self._params.values():
+            param.reduced_by = ReducedBy(self)  # type: ignore[attr-defined]
         self._check = ModuleCheck(name_of, buffers)
+        self._is_checked = False
         self._grads = GradAccumulation(self._params, name_of, buffers, groups, overlap, self._finite_check())
         self._waits = (
             ForwardWaits(module, self.buckets[::-1], self.ddp_config.align_param_gather)
@@ -165,15 +168,18 @@ class DistributedDataParallel(nn.Module):
         """Return when all gradients are reduced; optimizers of megaopt call it, and a second call does nothing.
 
         Raises:
-            GradientError: a gradient is not finite on some rank, and `check_for_nan_in_grad` is set.
+            GradientError: a gradient is not finite on some rank, and `check_for_nan_in_grad` is set; again with every
+                call until gradients are zeroed.
             CommunicationError: another rank has stopped.
             UnsupportedOperationError: parameters were unfrozen, added, replaced or converted since the module was
                 wrapped.
         """
-        if not self._grads.is_reduced:
-            # Reduced first: where one rank alone has changed its module, the others wait for it in the reduction.
-            self._grads.finish()
+        self._is_checked = self._is_checked and self._grads.is_reduced
+        # Reduced first: where one rank alone has changed its module, the others wait for it in the reduction.
+        self._grads.finish()
+        if not self._is_checked:
             self._check.require_unchanged(self.module)
+            self._is_checked = True
 
     def zero_grad_buffer(self) -> None:
         """Fill all gradients with zeros; `optimizer.zero_grad()` does the same."""

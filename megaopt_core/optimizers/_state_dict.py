@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
 from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._spread.owned import brought_to_owners, refused_together
-from megaopt_core.state._torch_schema import names_in, torch_source
+from megaopt_core.state._torch_schema import lacking_state, names_in, torch_source
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -97,28 +97,51 @@ def _planned(
     source = torch_source(optimizer, state_dict, names)
     plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
     if strict:
-        _require_state(optimizer, source.manifest.parameters)
+        _require_state(optimizer, source.manifest.parameters, lacking_state(state_dict, names))
     return source, plan
 
 
 def _by_position(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> list[str]:
-    ours = [optimizer.names[param] for group in optimizer.param_groups for param in group["params"]]
-    theirs = sum(len(group["params"]) for group in state_dict["param_groups"])
-    if theirs != len(ours):
-        raise StateDictError(
-            f"the state dict has {theirs} parameters without names, this optimizer has {len(ours)}; without names only "
-            "the position can match them"
-        )
-    return ours
+    """Return names for a state dict without any: of groups like ours, or of one group of the model's parameters."""
+    ours = [[optimizer.names[param] for param in group["params"]] for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in state_dict["param_groups"]]
+    if theirs == list(map(len, ours)):
+        return [name for names in ours for name in names]
+    mine = {name for names in ours for name in names}
+    in_order = (
+        [] if optimizer.routing is None else [name for name in optimizer.routing.params if name in mine]
+    )
+    if theirs == [len(mine)] == [len(in_order)]:  # of `model.parameters()`, all of which are stepped here
+        return in_order
+    raise StateDictError(
+        f"the state dict has {sum(theirs)} parameters without names, in groups of {_counted(theirs)}; this optimizer "
+        f"has {len(mine)}, in groups of {_counted(list(map(len, ours)))}. Without names only the position can match "
+        "them: build both with the same groups, save one that has param_names (a torch.optim class has them when it is "
+        "given model.named_parameters()), or give all trainable parameters of the model as one group"
+    )
 
 
-def _require_state(optimizer: MegatronOptimizer, records: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise where a state dict from before the first step would leave the state of an optimizer that has stepped."""
+def _counted(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _require_state(
+    optimizer: MegatronOptimizer, records: Mapping[str, Mapping[str, Any]], lacking: Collection[str]
+) -> None:
+    """Raise where a state dict lacks the state of a parameter: it has been stepped here, or was where it is from."""
     stepped = any(part.changes.has_step for part in optimizer.parts)
-    for param, name in optimizer.names.items() if stepped else ():
-        if records[name]["state"] or "fresh" in records[name]:
+    for param, name in optimizer.names.items():
+        asked = (stepped or name in lacking) and param.numel()
+        if not asked or records[name]["state"] or "fresh" in records[name]:
             continue
         kept = {key for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
+        if kept - {MAIN_PARAM} and name in lacking:
+            raise StateDictError(
+                f"the state dict lacks the state of {name!r}, as that of one rank lacks what other ranks keep: load on "
+                "all ranks what save_checkpoint() or torch.distributed.checkpoint has saved; strict=False leaves what "
+                "this optimizer has",
+                names=[name],
+            )
         if kept - {MAIN_PARAM}:
             raise StateDictError(
                 f"the state dict has no state of {name!r}, which has been stepped here; strict=False leaves what this "

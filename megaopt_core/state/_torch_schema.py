@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -19,13 +19,14 @@ from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._spread.owned import tell_all
+from megaopt_core.state._values.elsewhere import StateOfOtherRanks
 from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["names_in", "torch_source", "with_slices"]
+__all__ = ["lacking_state", "names_in", "torch_source", "with_slices"]
 
 
 def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collecti
     Where every rank steps its local tensor of a DTensor the states are DTensors too, and so is what owners keep of
     whole tensors that are cut over ranks: there all ranks must call it. `torch.distributed.checkpoint` saves every part
     of the others once and reads what a rank needs on any number of ranks; nothing else can be done with them, so that
-    no part can be taken for the whole.
+    no part can be taken for the whole. The same holds where other ranks keep all of a parameter's state.
 
     Args:
         optimizer: a built optimizer.
@@ -55,9 +56,59 @@ def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collecti
     for some in dtensors:
         _tell(some, [exported[optimizer.names[param]] for param in some])
     tell_all(optimizer, exported)
-    if not any(exported.values()):
+    elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not exported[name]}
+    if not elsewhere and not any(exported.values()):
         state_dict["state"] = {}  # as in torch
+    for group in state_dict["param_groups"]:
+        for index, name in zip(group["params"], group["param_names"], strict=True):
+            if name in elsewhere:
+                state_dict["state"][index] = elsewhere[name]
     return state_dict
+
+
+def _of_other_ranks(optimizer: NamedState, cut: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield cut parameters whose optimizer keeps states, as far as this rank knows, with what stands for their state.
+
+    It has a tensor without boxes where all of the optimizer's pieces here keep one of the same key: torch's functions
+    that make one state dict of those of all ranks then meet something that they cannot take for a value.
+    """
+    for part in optimizer.parts:
+        pieces = [piece for piece in piece_states(optimizer) if piece.part is part]
+        if pieces and not any(piece.inner or piece.extra for piece in pieces):
+            continue
+        like = _common_state(pieces)
+        for param in (param for group in part.groups for param in group["params"]):
+            name, state = optimizer.names[param], StateOfOtherRanks()
+            if name not in cut or is_dtensor(param):
+                continue
+            if like is not None and _is_undivided(optimizer, param):
+                key, value = like
+                state[key] = SlicedTensor(param.shape, value.dtype, value.device, (), _no_box)
+            yield name, state
+
+
+def _common_state(pieces: Sequence[PieceState]) -> tuple[str, torch.Tensor] | None:
+    """Return a state that every piece keeps for each of its elements."""
+    kept = [
+        {
+            key: value
+            for key, value in (*piece.inner.items(), *piece.extra.items())
+            if piece.is_elementwise(key, value) and not piece.part.precision.is_code(key)
+        }
+        for piece in pieces
+    ]
+    first = kept[0] if kept else {}
+    return next(((key, value) for key, value in first.items() if all(key in other for other in kept)), None)
+
+
+def _is_undivided(optimizer: NamedState, param: torch.nn.Parameter) -> bool:
+    """Return whether this rank's model has all of a parameter."""
+    entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
+    return entry is not None and tuple(entry.spec.shape) == tuple(param.shape)
+
+
+def _no_box(index: int) -> NoReturn:
+    raise LookupError(index)
 
 
 def _tell(params: Sequence[torch.nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
@@ -137,6 +188,36 @@ def _kind(value: object) -> str:
     return f"{type(value).__name__} {shown if len(shown) <= 60 else shown[:60] + '...'}"
 
 
+def lacking_state(state_dict: Mapping[str, Any], names: Sequence[str]) -> set[str]:
+    """Return the parameters whose state was left out of a state dict, which tells of it by having nothing in its place.
+
+    A parameter without an entry has never been stepped: so torch's optimizers say it, and one that has no state at all
+    leaves every entry empty.
+
+    Args:
+        state_dict: a state dict of torch's schema.
+        names: of its parameters, in the order of its groups.
+    """
+    state = state_dict["state"]
+    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+    told = {index: _has_values(values) for index, values in state.items() if isinstance(values, Mapping)}
+    return {
+        name
+        for name, index in zip(names, indices, strict=False)
+        if isinstance(state.get(index), StateOfOtherRanks)
+        or (told.get(index) is False and any(told.values()))
+    }
+
+
+def _has_values(values: Mapping[str, Any]) -> bool:
+    return not all(_is_boxless(value) for value in values.values())
+
+
+def _is_boxless(value: Any) -> bool:
+    """Return whether a state is only said to be kept by other ranks."""
+    return isinstance(value, SlicedTensor) and not value.chunks
+
+
 def torch_source(
     optimizer: NamedState,
     state_dict: Mapping[str, Any],
@@ -167,7 +248,11 @@ def torch_source(
         if not isinstance(values, Mapping):
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
         is_fresh = name in fresh and not any(_is_written(key, value) for key, value in values.items())
-        kept = {key: value for key, value in values.items() if not is_fresh or key == "main_param"}
+        kept = {
+            key: value
+            for key, value in values.items()
+            if not _is_boxless(value) and (not is_fresh or key == "main_param")
+        }
         kept = {
             key: value
             for key, value in kept.items()

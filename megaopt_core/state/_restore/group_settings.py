@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["GroupMerge", "merge_groups"]
 
 _MISSING = object()
+_TOLD_BY_OTHERS = ("default_config", "is_decoupled_lr", "is_expert_parallel")
+"""What says how other settings came about."""
 
 
 @define
@@ -26,10 +29,23 @@ class GroupMerge:
     Args:
         changes: per public group the settings to write.
         kept: `"group 0: lr"` to `(configured, in the checkpoint)` where the configuration's value is kept.
+        unclear: `"group 0: lr=0.1"`, as it stays, to the checkpoint's values, where it has several for one group.
     """
 
     changes: list[dict[str, Any]] = field(factory=list)
     kept: dict[str, tuple[Any, Any]] = field(factory=dict)
+    unclear: dict[str, str] = field(factory=dict)
+
+    def warn(self) -> None:
+        """Name the settings of which the checkpoint has several values for one group."""
+        if self.unclear:
+            shown = "; ".join(f"{where} stays ({values})" for where, values in self.unclear.items())
+            warnings.warn(
+                "parameters that were in several groups are in one group here, and settings of those groups differ: "
+                f"{shown}",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def apply(self, optimizer: NamedState) -> Callable[[], None]:
         """Write the settings into the public groups.
@@ -106,8 +122,13 @@ def _merge_one(
 ) -> dict[str, Any]:
     changes = {}
     for key, saved in sources[0][0].items():
-        if not all(equal(settings.get(key, _MISSING), saved) for settings, _ in sources[1:]):
-            continue  # parameters of several groups are in one group now, and their values differ
+        others = [settings.get(key, _MISSING) for settings, _ in sources[1:]]
+        if not all(equal(value, saved) for value in others):
+            # Parameters of several groups are in one group now, and their values differ.
+            shown = ", ".join("none" if value is _MISSING else repr(value) for value in (saved, *others))
+            if key not in _TOLD_BY_OTHERS:
+                merge.unclear[f"group {index}: {key}={group.get(key)!r}"] = shown
+            continue
         was = sources[0][1].get(key, _MISSING)
         if key in now and was is not _MISSING and not equal(now[key], was):
             if not equal(now[key], saved):

@@ -79,6 +79,7 @@ class LoadPlan:
                 step()
             raise
         ranks.agree(self._write)
+        self.groups.warn()
 
     def _write_settings(self, undo: list[Callable[[], None]]) -> None:
         """Write what is not read from files, and may be refused by whoever gets it."""

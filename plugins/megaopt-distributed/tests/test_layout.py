@@ -97,7 +97,7 @@ def test_every_element_is_owned_once(specs, world, bucket_size, in_buffers):
 @given(models(), WORLDS, SIZES, st.booleans())
 @settings(max_examples=150)
 def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_buffers):
-    """A piece lies in its rank's shard of one bucket, has no gaps, one group, and cuts at aligned elements."""
+    """A piece lies in its rank's shard, has no gaps, one group, and aligned cuts; an empty one is the first rank's."""
     layout = layout_of(specs, world, bucket_size, in_buffers=in_buffers)
     groups = {one.name: one.group for one in specs}
     sizes = {one.name: one.numel for one in specs}
@@ -107,6 +107,13 @@ def test_pieces_fit_their_rank_and_keep_alignment(specs, world, bucket_size, in_
             key, start, stop = piece.buffer
             shards = layout.shards(key)
             mine = expert if key.is_expert else dense
+            if start == stop:
+                (each,) = piece.members
+                bounds = {low for low, _ in layout.buffers({})[key].buckets}
+                assert (mine, each[1].numel, sizes[each[1].name]) == (0, 0, 0)
+                assert start in bounds
+                assert {groups[each[1].name]} == {piece.group}
+                continue
             inside = [
                 low + mine * (high - low) // shards
                 <= start

@@ -181,7 +181,8 @@ def test_groups_are_matched_by_name_whatever_their_order(mlp, build, give) -> No
     first = build(model, overrides={ParamKey(name="2.*"): {"lr": 0.5}})
     second = build(other, overrides={ParamKey(name="*.bias"): {"lr": 0.7}})
     _train(model, first, give, range(2))
-    second.load_state_dict(first.state_dict())
+    with pytest.warns(UserWarning, match="group 0: .*lr=0.01 stays .*group 1: .*lr=0.7 stays"):
+        second.load_state_dict(first.state_dict())
     for mine, its in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(first.state[mine]["exp_avg"], second.state[its]["exp_avg"])
         assert second.state[its]["step"].item() == 2.0
@@ -219,8 +220,10 @@ def test_groups_are_matched_by_name_whatever_their_order(mlp, build, give) -> No
                 state["param_groups"][0].pop("param_names"),
                 state["param_groups"][0]["params"].pop(),
             ),
-            "the state dict has 3 parameters without names, this optimizer has 4; without names only the position can "
-            "match them",
+            "the state dict has 3 parameters without names, in groups of 3; this optimizer has 4, in groups of 4. "
+            "Without names only the position can match them: build both with the same groups, save one that has "
+            "param_names (a torch.optim class has them when it is given model.named_parameters()), or give all "
+            "trainable parameters of the model as one group",
         ),
     ],
 )
@@ -358,3 +361,50 @@ def test_torchs_checkpoints_are_compared_by_optimizer(mlp, build, give) -> None:
     with pytest.raises(StateDictError, match=r"'0\.weight': it was stepped by 't_adam', here by 't_sgd'"):
         second.checkpoint_state().load_state_dict(saved)
     assert second.state_dict()["state"].keys() == before.keys()
+
+
+def test_a_nameless_state_of_one_group_is_in_the_order_of_the_model(build, give) -> None:
+    """Groups that are made by settings change no parameter's place; shapes that agree do not hide it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(3)))
+    alone = copy.deepcopy(model)
+    theirs = torch.optim.AdamW(alone.parameters(), lr=0.01)
+    give(alone)
+    theirs.step()
+    ours = build(model, overrides={ParamKey(name="0.weight"): {"max_lr": 0.5}})
+    ours.load_state_dict(theirs.state_dict())
+    assert len(ours.param_groups) == 2
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.state[mine]["exp_avg"], theirs.state[other]["exp_avg"])
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (1, 1, 1)])
+def test_a_nameless_state_of_other_groups_is_refused(build, give, sizes) -> None:
+    """As torch refuses it, also where shapes would agree."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(3)))
+    params = iter(list(model.parameters()))
+    theirs = torch.optim.AdamW([{"params": [next(params) for _ in range(size)]} for size in sizes])
+    give(model)
+    theirs.step()
+    ours = build(model, overrides={ParamKey(name="0.weight"): {"max_lr": 0.5}})
+    with pytest.raises(
+        StateDictError, match=rf"in groups of {', '.join(map(str, sizes))}; this optimizer has 3, in"
+    ):
+        ours.load_state_dict(theirs.state_dict())
+
+
+def test_settings_of_groups_that_have_become_one_are_named(build, give) -> None:
+    """What differed between them stays as it is here, and a warning says so."""
+    model, other = (
+        torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(2))) for _ in range(2)
+    )
+    saved = build(model, overrides={ParamKey(name="0.weight"): {"max_lr": 0.5}}, lr=0.1)
+    give(model)
+    saved.step()
+    for group in saved.param_groups:
+        group["lr"] *= 0.01
+        group["eps"] = 1e-5
+    loaded = build(other, lr=0.1)
+    with pytest.warns(UserWarning, match=r"group 0: lr=0\.1 stays \(0\.001, 0\.005\)"):
+        loaded.load_state_dict(saved.state_dict())
+    assert (loaded.param_groups[0]["lr"], loaded.param_groups[0]["eps"]) == (0.1, 1e-5)

@@ -90,7 +90,8 @@ class FlatLayout(LayoutInBuffers):
 
     A run joins parameters that lie next to each other without padding between them, where `fused` allows it: an inner
     optimizer then makes one call in place of many. A parameter whose size is no multiple of the alignment ends its run,
-    because element-wise kernels give the last few elements of a tensor other bits than those in the middle.
+    because element-wise kernels give the last few elements of a tensor other bits than those in the middle. A parameter
+    of no elements is a piece of the first rank, so that checkpoints have its state as without sharding.
 
     Args:
         specs: name to parameter.
@@ -142,6 +143,13 @@ class FlatLayout(LayoutInBuffers):
             for bucket in range(len(buffer.bucket_ends)):
                 low, high = buffer.share(bucket, index, self.shards(key))
                 found.extend(_piece(key, run, rank) for run in self._runs(_between(placed, low, high)))
+                if index == 0:
+                    empty = (spec for _, _, spec in placed[1] if 0 in spec.shape)
+                    found.extend(
+                        _piece(key, [(low, low, low, spec)], rank)
+                        for spec in empty
+                        if buffer.bucket_of[spec.name] == bucket
+                    )
         return found
 
     def _runs(self, slices: Iterable[_Slice]) -> Iterator[list[_Slice]]:

@@ -8,7 +8,16 @@ settings = {
     "train_micro_batch_size_per_gpu": 8,
     "gradient_clipping": 1.0,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": 20}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": 0.0,
+            "warmup_max_lr": 1e-2,
+            "warmup_num_steps": 2,
+            "warmup_type": "linear",
+            "total_num_steps": 20,
+        },
+    },
     "zero_optimization": {"stage": 1},
 }
 network = make_model()

@@ -72,7 +72,7 @@ def _add_describe(commands: Commands) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="an optimizer, or a setting of the core; without it: a short list of what every run can set",
+        help="an optimizer, setting, schedule or sharding strategy; without it: a short list of what every run can set",
     )
     parser.add_argument(
         "words", nargs="*", metavar="WORD", help="show only the settings with this in their name or meaning"

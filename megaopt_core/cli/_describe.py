@@ -9,19 +9,22 @@ from typing import Any
 import attrs
 import torch
 
+from megaopt_core.cli._describing.other_names import other_name, setting_row
 from megaopt_core.cli._optimizers import settings_of_optimizer
 from megaopt_core.cli._output import print_json, print_table, terminal_width
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.registry._setting_owners import SettingInfo, type_name
+from megaopt_core.registry._setting_owners import type_name
 from megaopt_core.reporting._text_table import wrapped
 
 __all__ = ["run"]
 
 _OF_EVERY_OPTIMIZER = ("lr", "weight_decay", "clip_grad")
 """Settings of the core that whoever sets up an optimizer asks for first."""
+
+_FACTS = ("plugin", "serves", "class", "granularity", "acts on", "fp16")
 
 _PIPE_WIDTH = 120
 
@@ -38,7 +41,7 @@ _USUAL_DEFAULT = 12
 
 
 def run(args: Namespace) -> int:
-    """Print the settings of one optimizer, one setting of the core, or a short list of all of the core's.
+    """Print what a name is, with its settings, or without one a short list of all of the core's.
 
     Args:
         args: `name`, `words`, `json`.
@@ -55,9 +58,7 @@ def run(args: Namespace) -> int:
         print_json(about)
         return 0
     print(f"{about['name']}: {about['description']}\n")
-    facts = [
-        (what, about[what]) for what in ("plugin", "serves", "class", "granularity", "fp16") if what in about
-    ]
+    facts = [(what, about[what]) for what in _FACTS if what in about]
     for what, value in () if args.words else facts:
         print(f"  {what + ':':<13}{value}")
     if facts and not args.words:
@@ -80,7 +81,7 @@ def _about(name: str | None) -> dict[str, Any]:
     registry = get_registry()
     if name in registry.schedules() and name not in registry.optimizers():
         return _schedule(name)
-    return _optimizer(name)
+    return _optimizer(name) if registry.has_optimizer(name) else other_name(name)
 
 
 def _schedule(name: str) -> dict[str, Any]:
@@ -181,17 +182,8 @@ def _core(name: str | None) -> dict[str, Any]:
 def _optimizer(name: str) -> dict[str, Any]:
     registry = get_registry()
     entry = registry.optimizer(name)
-    owners = registry.setting_owners()
     cls = entry.optimizer_cls
-    own = [
-        {
-            "name": full,
-            "type": owners[full].type,
-            "default": owners[full].default,
-            "help": owners[full].help + _choices(owners[full]),
-        }
-        for full in settings_of_optimizer(name)
-    ]
+    own = [setting_row(full) for full in settings_of_optimizer(name)]
     return {
         "name": name,
         "description": entry.description or "its plugin does not describe it",
@@ -202,12 +194,6 @@ def _optimizer(name: str) -> dict[str, Any]:
         "settings": own + [row for row in _core(None)["settings"] if row["name"] in _OF_EVERY_OPTIMIZER],
         "example": entry.example or f'build_optimizer(model, "{name}", lr=1e-3)',
     }
-
-
-def _choices(info: SettingInfo) -> str:
-    """Return the values that can be chosen here, where the setting's plugin tells."""
-    choices = info.choices
-    return f" ({', '.join(choices)})" if choices else ""
 
 
 def _shown(value: Any) -> str:

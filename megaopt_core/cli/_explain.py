@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import attrs
+import torch
 
 from megaopt_core.cli._assignments import parse_assignments
 from megaopt_core.cli._explain_text import rows_text, summary_text
@@ -16,11 +19,13 @@ from megaopt_core.cli._factories import build_model
 from megaopt_core.cli._output import print_json, terminal_width
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
-from megaopt_core.errors import PluginNotInstalledError
+from megaopt_core.errors import ConfigurationError, PluginNotInstalledError
+from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.registry._catalogue import EXPLAIN_PAGE
 from megaopt_core.registry._constructor import constructor_parameters
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
+from megaopt_core.reporting._unused_settings import Use, unused_settings
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import ParamRoute, Routing
 
@@ -40,8 +45,12 @@ def run(args: Namespace) -> int:
     """
     write_page = _page_writer(args)
     given = _run_file(args)
-    routing = route(given.config, build_model(args.factory, args.device), given.config_overrides())
+    with redirect_stdout(sys.stderr):  # what a model's own code prints is no part of the answer
+        chunks = build_model(args.factory, args.device)
+    routing = route(given.config, chunks, given.config_overrides())
     rows = [_row(entry, routing) for entry in routing.params.values()]
+    _require_min_lr(rows, given.config)
+    _warn_of_unused(given.config, routing, chunks)
     explained = {"config": given.config.to_dict(), "parameters": rows, "frozen": list(routing.frozen)}
     if write_page is not None:
         write_page(args.html, {"model": args.factory, **explained})
@@ -74,10 +83,46 @@ def _page_writer(args: Namespace) -> WritePage | None:
 def _run_file(args: Namespace) -> RunFile:
     run = RunFile(OptimizerConfig()) if args.config is None else RunFile.load(args.config)
     changes = parse_assignments(args.assignments)
-    for name in ("optimizer", "lr"):
-        if getattr(args, name) is not None:
-            changes[name] = getattr(args, name)
+    for name, what in (("optimizer", "the optimizer"), ("lr", "the learning rate")):
+        chosen = getattr(args, name)
+        if chosen is None:
+            continue
+        if changes.setdefault(name, chosen) != chosen:
+            raise ConfigurationError(
+                f"--set {name}={changes[name]}: {what} is already {chosen}", setting=name, value=changes[name]
+            )
     return attrs.evolve(run, config=run.config.replace(**changes))
+
+
+def _require_min_lr(rows: Sequence[Mapping[str, Any]], config: OptimizerConfig) -> None:
+    """Raise if the learning rate would end above where it begins: at the optimizer's own, where none is given."""
+    for row in rows:
+        if config.min_lr is not None and row["lr_is_default"] and config.min_lr > (row["lr"] or math.inf):
+            raise ConfigurationError(
+                f"min_lr={config.min_lr!r}: must not be above lr={row['lr']!r}, which {row['optimizer']} takes where "
+                "none is given",
+                setting="min_lr",
+                value=config.min_lr,
+            )
+
+
+def _warn_of_unused(config: OptimizerConfig, routing: Routing, chunks: Sequence[torch.nn.Module]) -> None:
+    """Print the settings that would change nothing, as a build warns of them."""
+    registry = get_registry()
+    dtypes = {param.dtype for chunk in chunks for param in chunk.parameters() if param.requires_grad}
+    unused = unused_settings(
+        Use(
+            config,
+            frozenset(dtype for dtype in dtypes if dtype.is_floating_point),
+            {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children},
+            routing,
+            chunks,
+            ProcessGroupCollection(),
+            scales_dynamically=config.fp16 and config.loss_scale is None,
+        )
+    )
+    if unused:
+        print(f"megaopt: warning: settings that change nothing here: {'; '.join(unused)}", file=sys.stderr)
 
 
 def _row(entry: ParamRoute, routing: Routing) -> dict[str, Any]:

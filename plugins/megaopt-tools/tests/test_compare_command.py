@@ -158,6 +158,13 @@ def test_one_that_diverges_does_not_stop_the_others(megaopt, capsys) -> None:
     assert matplotlib.image.imread("out/compare.png").std() > 0.01
 
 
+def test_one_whose_held_out_loss_alone_is_not_finite_is_told(megaopt, capsys) -> None:
+    """It has no result, and the exit status says so."""
+    assert megaopt("compare", "sgd", "adam", "--steps", "2", "--lr", "sgd=1e30", "--out", "out") == 1
+    assert json.loads(Path("out/compare.json").read_text())["runs"][0]["diverged_at"] == 2
+    assert "diverged at step 2" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

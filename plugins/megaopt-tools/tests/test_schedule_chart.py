@@ -105,6 +105,14 @@ def test_short_schedules_list_every_step_once(capsys) -> None:
                 "known are constant, cosine, inverse-square-root, linear, WSD"
             ),
         ),
+        (
+            ["--wsd-decay-steps", "100"],
+            "--wsd-decay-steps 100: --style cosine does not read it; --style WSD does",
+        ),
+        (
+            ["--style", "linear", "--wsd-style", "cosine"],
+            "--wsd-style cosine: --style linear does not read it; --style WSD does",
+        ),
         (["--png", "schedule.png"], "--png needs megaopt-tools: pip install megaopt-tools"),
     ],
 )

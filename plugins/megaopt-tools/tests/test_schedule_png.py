@@ -31,10 +31,38 @@ def test_png_is_written(parser, tmp_path: Path, capsys) -> None:
 
 
 def test_file_that_cannot_be_written(parser, tmp_path: Path, capsys) -> None:
-    """A folder that is not there gives one line, not a traceback."""
+    """A folder that is not there gives one line and nothing else."""
     file = tmp_path / "missing" / "schedule.png"
-    assert run_schedule(parser.parse_args(["schedule", "--png", str(file)])) == 1
-    assert capsys.readouterr().err == f"megaopt schedule: cannot write {file}: No such file or directory\n"
+    assert run_schedule(parser.parse_args(["schedule", "--png", str(file)])) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"megaopt schedule: cannot write {file}: No such file or directory\n",
+    )
+
+
+def test_the_file_that_is_named_is_the_one_that_is_written(parser, tmp_path: Path, capsys) -> None:
+    """Without an ending it is a PNG of that very name."""
+    file = tmp_path / "noext"
+    assert run_schedule(parser.parse_args(["schedule", "--png", str(file)])) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["noext"]
+    assert file.read_bytes().startswith(PNG_SIGNATURE)
+    assert capsys.readouterr().out.endswith(f"\nwrote {file}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("", "cannot write {}: Is a directory"), ("schedule.xyz", "--png {}: pictures are written as ")],
+)
+def test_a_folder_or_another_kind_of_file_is_refused(
+    parser, tmp_path: Path, capsys, name: str, message: str
+) -> None:
+    """Nothing is printed or written."""
+    path = tmp_path / name
+    assert run_schedule(parser.parse_args(["schedule", "--png", str(path)])) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"megaopt schedule: {message.format(path)}")
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}.*")) == list(tmp_path.iterdir()) == []
 
 
 def test_a_command_line_without_the_command_is_left_alone() -> None:

@@ -209,6 +209,18 @@ def test_a_run_that_diverges_is_reported(megaopt, capsys) -> None:
     )
 
 
+def test_a_run_whose_held_out_loss_alone_is_not_finite_is_reported(megaopt, capsys) -> None:
+    """The last step is named, which is the one that ruined the weights."""
+    assert megaopt("train", "--optimizer", "sgd", "--lr", "1e30", "--steps", "2", "--out", "out") == 1
+    record = json.loads(Path("out/run.json").read_text())
+    assert None not in record["losses"]
+    assert (record["diverged_at"], record["val_bits_per_byte"]) == (2, None)
+    assert (
+        "result  none: the loss of the held-out text was not finite after step 2; --lr 1e+30 may be too high\n"
+        in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -266,6 +278,15 @@ def test_the_cores_messages_come_through(megaopt, capsys, arguments: tuple[str, 
         (("--batch-size", "2.5"), "argument --batch-size: must be a whole number of at least 1, got '2.5'"),
         (("--warmup", "-1"), "argument --warmup: must be a whole number of at least 0, got '-1'"),
         (("--lr", "fast"), "argument --lr: invalid float value: 'fast'"),
+        (
+            ("--threads", "9" * 20),
+            f"argument --threads: must be a whole number of at most 2147483647, got '{'9' * 20}'",
+        ),
+        (
+            ("--seed", "9" * 23),
+            "argument --seed: must be a whole number from -9223372036854775808 to 18446744073709551615, "
+            f"got '{'9' * 23}'",
+        ),
     ],
 )
 def test_numbers_are_checked_as_they_are_read(capsys, arguments: tuple[str, ...], message: str) -> None:

@@ -181,3 +181,54 @@ def test_names_of_settings_stay_whole_at_every_width(plugins, capsys, monkeypatc
     assert max(map(len, printed.splitlines())) <= columns
     assert "\nkept_beta_of_a_moving_average_of_the_past" in printed
     assert ("\n    how much of the past is kept\n" in printed) == (columns < 140)
+
+
+@pytest.mark.usefixtures("_kept")
+def test_describe_a_setting_of_a_plugin(capsys) -> None:
+    """Whose it is, and which optimizers read it."""
+    assert main(["describe", "kept_beta", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "kept_beta",
+        "description": "a setting of kept, both",
+        "plugin": "megaopt-kept 1.2",
+        "settings": [
+            {"name": "kept_beta", "type": "float", "default": 0.5, "help": "how much of the past is kept"}
+        ],
+    }
+
+
+@pytest.mark.usefixtures("_kept")
+def test_describe_a_strategy(capsys) -> None:
+    """What it does, what it can cut, and which settings of the core it acts on."""
+    assert main(["describe", "replicated"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "replicated: a sharding strategy (sharding='replicated'): Every data-parallel rank "
+    )
+    assert "\n  granularity: element, group, tensor\n" in printed
+    assert "\n  acts on:     no setting of the core\n" in printed
+
+
+@pytest.mark.usefixtures("_kept")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "megaopt-kept",
+            "'megaopt-kept' is plugin 'kept' (megaopt-kept 1.2): describe what it brings (optimizers: kept, both)",
+        ),
+        (
+            "min_lrr",
+            "no optimizer, setting, sharding strategy or schedule is called 'min_lrr'; did you mean 'min_lr'?",
+        ),
+        (
+            "kept_bata",
+            "no optimizer, setting, sharding strategy or schedule is called 'kept_bata'; did you mean 'kept_beta'?",
+        ),
+        ("nonsense", "unknown optimizer 'nonsense'. Known are: both, kept"),
+    ],
+)
+def test_a_name_that_cannot_be_described_is_told_apart(capsys, name, message) -> None:
+    """What it is, or what is near."""
+    assert main(["describe", name]) == 2
+    assert capsys.readouterr().err == f"megaopt: error: {message}\n"

@@ -91,6 +91,11 @@ def quit():
     raise SystemExit('no data')
 
 
+def chatty():
+    print("made by hand")
+    return torch.nn.Linear(2, 2)
+
+
 number = 5
 """
 
@@ -327,3 +332,43 @@ def test_names_longer_than_a_line_break_between_their_words(capsys, monkeypatch,
     assert max(map(len, table.splitlines())) <= columns
     parts = [line.split()[0] for line in table.split("\n\n")[0].splitlines()[2:]]
     assert all(part.endswith(("_", ".", ".weight", ".bias")) for part in parts)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--set", "optimizer=matrix"), "--set optimizer=matrix: the optimizer is already plain"),
+        (("--lr", "0.1", "--set", "lr=0.2"), "--set lr=0.2: the learning rate is already 0.1"),
+        (
+            ("--set", "min_lr=5"),
+            "min_lr=5: must not be above lr=0.001, which plain takes where none is given",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(capsys, options, message) -> None:
+    """As `megaopt train` refuses them, in one line."""
+    assert main(["explain", "explained_models:chunks", "--optimizer", "plain", *options]) == 2
+    assert capsys.readouterr() == ("", f"megaopt: error: {message}\n")
+
+
+@pytest.mark.usefixtures("folder")
+def test_settings_that_would_change_nothing_are_told(capsys) -> None:
+    """On standard error, so that JSON stays JSON."""
+    options = ["--optimizer", "plain", "--set", "bf16=true", "--set", "matrix_beta=0.1", "--json"]
+    assert main(["explain", "explained_models:chunks", *options]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["config"]["bf16"] is True
+    assert err == (
+        "megaopt: warning: settings that change nothing here: bf16=True: the model's parameters are float32; cast the "
+        "model before the build; matrix_beta=0.1: no optimizer in use reads it (plain)\n"
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_a_factory_prints_is_no_part_of_the_json(capsys) -> None:
+    """It goes to standard error."""
+    assert main(["explain", "explained_models:chatty", "--optimizer", "plain", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["parameters"]) == 2
+    assert err == "made by hand\n"

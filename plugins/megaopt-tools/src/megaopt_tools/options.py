@@ -14,6 +14,12 @@ __all__ = ["add_run_options", "recipe_of", "use_threads"]
 
 _DEFAULT = Recipe("")
 
+_SEEDS = (-(2**63), 2**64 - 1)
+"""What torch takes as a seed."""
+
+_MOST = 2**31 - 1
+"""What torch takes as a number of threads; no run has more of anything else."""
+
 
 def add_run_options(parser: ArgumentParser) -> None:
     """Add the options that describe a run, whatever its optimizer.
@@ -35,7 +41,7 @@ def add_run_options(parser: ArgumentParser) -> None:
         metavar="BYTES",
         help=_help("bytes seen at once"),
     )
-    text.add_argument("--seed", type=int, default=_DEFAULT.seed, help=_help("of weights and batches"))
+    text.add_argument("--seed", type=_seed, default=_DEFAULT.seed, help=_help("of weights and batches"))
     run = parser.add_argument_group("the run")
     run.add_argument("--steps", type=_positive, default=_DEFAULT.steps, help=_help("steps to take"))
     run.add_argument(
@@ -117,7 +123,16 @@ def _not_negative(text: str) -> int:
     return _whole(text, 0)
 
 
-def _whole(text: str, least: int) -> int:
-    if text.isdecimal() and int(text) >= least:
+def _seed(text: str) -> int:
+    least, most = _SEEDS
+    if text.removeprefix("-").isdecimal() and least <= int(text) <= most:
         return int(text)
-    raise ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    raise ArgumentTypeError(f"must be a whole number from {least} to {most}, got {text!r}")
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isdecimal() and int(text) >= least):
+        raise ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    if int(text) > _MOST:
+        raise ArgumentTypeError(f"must be a whole number of at most {_MOST}, got {text!r}")
+    return int(text)

@@ -15,12 +15,17 @@ from megaopt_core.cli import parse_assignments
 from megaopt_core.errors import MegaoptError
 from megaopt_core.reporting import format_table
 from megaopt_core.schedules import OptimizerParamScheduler
+from megaopt_tools.errors import CommandError
 from megaopt_tools.text_plot import draw_curve, sample_steps
 
 __all__ = ["ScheduleSamples", "run_schedule", "sample_schedule", "scheduler_from"]
 
 _WIDTH, _HEIGHT, _FLAT_HEIGHT = 65, 9, 3
+_FINE = 1001  # points of a picture
 _BESIDE = 15  # the axis and its numbers
+_WSD_STYLE = "exponential"
+_WITHOUT_WSD = ("constant", "linear", "cosine", "inverse-square-root")
+"""Styles of the core that read no setting of the final decay; a plugin's may."""
 
 
 class _OneGroup:
@@ -57,8 +62,10 @@ def scheduler_from(args: Namespace) -> OptimizerParamScheduler:
         args: what a parser with :func:`add_schedule_arguments` parsed.
 
     Raises:
+        CommandError: an option of style WSD is given with another of the schedules that are built in.
         ScheduleError: the options contradict each other.
     """
+    _require_wsd(args)
     end_wd = args.wd if args.end_wd is None else args.end_wd
     return OptimizerParamScheduler(
         _OneGroup(),
@@ -73,9 +80,17 @@ def scheduler_from(args: Namespace) -> OptimizerParamScheduler:
         wd_incr_steps=args.decay_steps if args.wd_steps is None else args.wd_steps,
         wd_incr_style=args.wd_style or ("constant" if args.end_wd is None else "linear"),
         wsd_decay_steps=args.wsd_decay_steps,
-        lr_wsd_decay_style=args.wsd_style,
+        lr_wsd_decay_style=args.wsd_style or _WSD_STYLE,
         lr_style_settings=parse_assignments(args.style_set),
     )
+
+
+def _require_wsd(args: Namespace) -> None:
+    if args.style not in _WITHOUT_WSD:
+        return
+    for option, value in (("--wsd-decay-steps", args.wsd_decay_steps), ("--wsd-style", args.wsd_style)):
+        if value is not None:
+            raise CommandError(f"{option} {value}: --style {args.style} does not read it; --style WSD does")
 
 
 def sample_schedule(scheduler: OptimizerParamScheduler, count: int) -> ScheduleSamples:
@@ -116,24 +131,20 @@ def run_schedule(args: Namespace) -> int:
         scheduler = scheduler_from(args)
         points = sample_schedule(scheduler, args.points)
         curve = sample_schedule(scheduler, 2 * _width())
+        if args.png and draw_png is not None:
+            draw_png(sample_schedule(scheduler, _FINE), args.png)
     except MegaoptError as error:
         sys.stderr.write(f"megaopt schedule: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"megaopt schedule: cannot write {args.png}: {error.strerror or error}\n")
         return 2
     if args.json:
         sys.stdout.write(json.dumps(_as_json(points), indent=2) + "\n")
     else:
         sys.stdout.write(_as_text(points, curve, ascii_only=not _shows_braille(sys.stdout)) + "\n")
-    return _write_png(scheduler, draw_png, args) if args.png and draw_png is not None else 0
-
-
-def _write_png(scheduler: OptimizerParamScheduler, draw_png: DrawPng, args: Namespace) -> int:
-    try:
-        draw_png(sample_schedule(scheduler, 1001), args.png)
-    except OSError as error:
-        sys.stderr.write(f"megaopt schedule: cannot write {args.png}: {error.strerror or error}\n")
-        return 1
-    if not args.json:
-        sys.stdout.write(f"\nwrote {args.png}\n")
+        if args.png:
+            sys.stdout.write(f"\nwrote {args.png}\n")
     return 0
 
 

@@ -90,8 +90,8 @@ def add_schedule_arguments(parser: ArgumentParser) -> None:
     lr.add_argument("--wsd-decay-steps", type=steps, metavar="N", help="WSD: length of the final decay")
     lr.add_argument(
         "--wsd-style",
-        default="exponential",
-        help="WSD: linear, cosine, exponential or minus_sqrt (default: %(default)s)",
+        metavar="STYLE",
+        help="WSD: linear, cosine, exponential or minus_sqrt (default: exponential)",
     )
     wd = parser.add_argument_group("weight decay")
     wd.add_argument("--wd", type=float, default=0.0, metavar="WD", help="at step 0 (default: 0)")

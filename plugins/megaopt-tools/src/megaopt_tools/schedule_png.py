@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaopt_core.plugin_api import Commands
+from megaopt_tools.errors import CommandError
 
 if TYPE_CHECKING:
     from megaopt_tools.schedule_chart import ScheduleSamples
@@ -17,9 +19,10 @@ def draw_schedule_png(samples: ScheduleSamples, path: str) -> None:
 
     Args:
         samples: the schedule's values.
-        path: the file; its ending names the format.
+        path: the file; its ending names the format, PNG where it has none.
 
     Raises:
+        CommandError: the ending names no format of pictures.
         OSError: the file cannot be written.
 
     Example:
@@ -50,7 +53,11 @@ def draw_schedule_png(samples: ScheduleSamples, path: str) -> None:
         axes.set_ylim(bottom=0)
         axes.margins(x=0)
     lower.set_xlabel("step")
-    figure.savefig(path, dpi=120)
+    kind = Path(path).suffix.removeprefix(".").lower() or "png"
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise CommandError(f"--png {path}: pictures are written as {', '.join(sorted(known))}, not as {kind}")
+    figure.savefig(path, dpi=120, format=kind)
 
 
 def offer_schedule_png(commands: Commands) -> None:

@@ -78,7 +78,10 @@ class _ReportPrinter:
 
 def _print_result(console: Console, result: RunResult, folder: Path, *, with_report: bool) -> None:
     if result.val_bits_per_byte is None:
-        outcome = f"none: the loss was not finite at step {result.diverged_at}; --lr {result.peak_lr:g} may be too high"
+        where = (
+            "of the held-out text was not finite after" if result.trained_to_the_end else "was not finite at"
+        )
+        outcome = f"none: the loss {where} step {result.diverged_at}; --lr {result.peak_lr:g} may be too high"
     else:
         outcome = f"{result.val_bits_per_byte:.4f} bits per byte on the held-out text"
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in result.milliseconds.items())

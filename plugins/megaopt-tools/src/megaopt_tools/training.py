@@ -82,9 +82,13 @@ class RunResult:
 
     @property
     def diverged_at(self) -> int | None:
-        """The step whose loss was not finite."""
-        last = self.records[-1]
-        return None if math.isfinite(last.loss) else last.step
+        """The step whose loss was not finite; the last one where only the held-out loss is not."""
+        return self.records[-1].step if self.val_bits_per_byte is None else None
+
+    @property
+    def trained_to_the_end(self) -> bool:
+        """Whether the loss of every step was finite."""
+        return math.isfinite(self.records[-1].loss)
 
     @property
     def peak_lr(self) -> float:
@@ -155,7 +159,11 @@ class Run:
                 watcher.stepped(records[-1])
             if not math.isfinite(records[-1].loss):
                 break
-        val = bits_per_byte(self.model, text.val, recipe.context)
+        val = (
+            bits_per_byte(self.model, text.val, recipe.context)
+            if math.isfinite(records[-1].loss)
+            else math.nan
+        )
         result = RunResult(
             recipe=recipe,
             text=text,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 
 import torch
 
+from megaopt_core.errors import MegaoptError
 from megaopt_core.registry._catalogue import FOREIGN_SETTINGS, OPTIMIZERS, RESOLVER, SETTING_PREFIXES
 from megaopt_core.registry._missing import did_you_mean
+from megaopt_core.registry._registry import get_registry
 
 __all__ = ["advice_on_override", "advice_on_setting"]
 
@@ -75,10 +78,11 @@ def advice_on_setting(name: str, known: Iterable[str], optimizer: str | None = N
         >>> advice_on_setting("nonsense", [], "mine")
         '; `megaopt describe mine` lists what can be set'
     """
+    known = list(known)
     plain = name.lower()
-    ours = FOREIGN_SETTINGS.get(plain) or FOREIGN_SETTINGS.get(_without_prefix(plain))
+    ours = _called_here(plain, known, optimizer)
     if ours:
-        return f"; it is called {ours} here"
+        return ours
     if plain in _ELSEWHERE or plain.endswith("_params"):
         return f"; {_ELSEWHERE.get(plain, _MODEL)}"
     describe = "describe" if optimizer is None else f"describe {optimizer}"
@@ -112,6 +116,61 @@ def advice_on_override(name: str, allowed: Iterable[str]) -> str:
     return did_you_mean(name, allowed)
 
 
+def _called_here(plain: str, known: Iterable[str], optimizer: str | None) -> str:
+    """Return what a setting is called here: in the run's optimizer or the core, else in another; empty if nowhere.
+
+    Args:
+        plain: what was given, in lower case.
+        known: the settings that there are.
+        optimizer: the run's optimizer, where it is known.
+    """
+    short = _without_prefix(plain)
+    told = [FOREIGN_SETTINGS[name] for name in (plain, short) if name in FOREIGN_SETTINGS]
+    if optimizer is None:
+        return f"; it is called {told[0]} here" if told else ""
+    prefixes = _prefixes_of(optimizer)
+    for choice in (choice for text in (short, *told) for choice in _CHOICE.split(text)):
+        own = _renamed(choice, prefixes, known)
+        if own:
+            return f"; it is called {own} here"
+    for text in told:
+        choices = [choice for choice in _CHOICE.split(text) if _prefix_of(choice) in {None, *prefixes}]
+        if choices:
+            return f"; it is called {text if len(choices) > 1 else choices[0]} here"
+    if not told:
+        return ""
+    owners = dict.fromkeys(f"{_prefix_of(choice)}'s" for choice in _CHOICE.split(told[0]))
+    return (
+        f"; it is called {told[0]} here, and is {' or '.join(owners)}"
+        f"{_torch_keyword(short, optimizer, alike_only=True)}"
+    )
+
+
+_CHOICE = re.compile(r", or |, | or ")
+"""What stands between the settings of which a foreign one may mean any."""
+
+
+def _renamed(choice: str, prefixes: Iterable[str], known: Iterable[str]) -> str:
+    """Return settings joined by "and" under another optimizer's prefix, the first that has them all; else empty."""
+    names = [name.removeprefix(f"{_prefix_of(name)}_") for name in choice.split(" and ")]
+    renamed = [[f"{prefix}_{name}" for name in names] for prefix in prefixes]
+    return next((" and ".join(full) for full in renamed if set(full) <= set(known)), "")
+
+
+def _prefix_of(text: str) -> str | None:
+    """Return the prefix of the first setting in a text; None for one of the core."""
+    found = [prefix for prefix in SETTING_PREFIXES if text.startswith(f"{prefix}_")]
+    return max(found, key=len) if found else None
+
+
+def _prefixes_of(optimizer: str) -> tuple[str, ...]:
+    """Return the prefixes of the settings that an optimizer reads; those of its name where it is not here."""
+    try:
+        return get_registry().optimizer(optimizer).setting_prefixes
+    except MegaoptError:
+        return tuple(prefix for prefix in SETTING_PREFIXES if optimizer.startswith(prefix))
+
+
 def _without_prefix(name: str) -> str:
     """Return the name of a setting without the prefix of the optimizer that it is for, where it has one we know.
 
@@ -122,16 +181,23 @@ def _without_prefix(name: str) -> str:
     return name.removeprefix(f"{max(prefixes, key=len)}_") if prefixes else name
 
 
-def _torch_keyword(name: str, optimizer: str | None) -> str:
-    """Return how an argument of torch's own optimizers can be set; empty where it is none."""
+def _torch_keyword(name: str, optimizer: str | None, *, alike_only: bool = False) -> str:
+    """Return how an argument of torch's own optimizers can be set; empty where it is none.
+
+    Args:
+        name: the argument.
+        optimizer: the run's optimizer; torch's class of the same name goes before others.
+        alike_only: say nothing of other classes.
+    """
     takers = [torch_name for torch_name, taken in _torch_arguments().items() if name in taken]
-    if not takers:
-        return ""
     alike = [torch_name for torch_name in takers if torch_name.lower() == optimizer]
+    if not alike and (alike_only or not takers):
+        return ""
     one = (alike or takers)[0]
     return (
-        f"; it is an argument of torch's {one}: optimizer='torch:{one}' ({RESOLVER}) takes torch_{name}, and an "
-        f"override sets it where the class knows it: overrides={{ParamKey(name=...): {{{name!r}: ...}}}}"
+        f"; it is an argument of torch's {one}: optimizer='torch:{one}' ({RESOLVER}) takes "
+        f"torch_{one.lower()}_{name}, and an override sets it where the class knows it: "
+        f"overrides={{ParamKey(name=...): {{{name!r}: ...}}}}"
     )
 
 

@@ -47,7 +47,22 @@ type SplitRefusal = Callable[[OptimizerConfig], str | None]
 
 
 def _prefixes(value: Sequence[str]) -> tuple[str, ...]:
+    _require_names("setting_prefixes", value, "a tuple of names: ({!r},)")
     return tuple(value)
+
+
+def _require_names(name: str, value: object, meant: str) -> None:
+    """Raise for a text where several names belong: it would be taken letter by letter."""
+    if isinstance(value, str):
+        raise PluginError(f"OptimizerEntry({name}={value!r}): must be {meant.format(value)}")
+
+
+def _one_granularity(value: Granularity | str) -> Granularity:
+    try:
+        return Granularity(value)
+    except ValueError:
+        allowed = " or ".join(repr(each.value) for each in Granularity)
+        raise PluginError(f"OptimizerEntry(granularity={value!r}): must be {allowed}") from None
 
 
 def _numel(spec: ParamSpec, view: MatrixView | None) -> float:
@@ -64,8 +79,24 @@ def _dotted_class(instance: object, attribute: object, value: str | None) -> Non
         raise PluginError(f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer')
 
 
-def _names(value: Collection[str]) -> frozenset[str]:
+def _positive(value: Collection[str]) -> frozenset[str]:
+    _require_names("positive_states", value, "a set of names: {{{!r}}}")
     return frozenset(value)
+
+
+def _scalars(value: Collection[str]) -> frozenset[str]:
+    _require_names("scalar_states", value, "a set of names: {{{!r}}}")
+    return frozenset(value)
+
+
+def _dtypes(instance: object, attribute: object, value: Mapping[str, Collection[torch.dtype]]) -> None:
+    """Raise for a state with one dtype, or the name of one, where a set of them belongs."""
+    for key, dtypes in value.items() if isinstance(value, Mapping) else ():
+        if isinstance(dtypes, str | torch.dtype):
+            raise PluginError(
+                f"OptimizerEntry(state_dtypes={{{key!r}: {dtypes!r}}}): must be a set of dtypes: "
+                f"{{{key!r}: frozenset({{torch.bfloat16, torch.float32}})}}"
+            )
 
 
 @frozen
@@ -125,7 +156,8 @@ class OptimizerEntry:
         example: a line of Python for `megaopt describe`.
 
     Raises:
-        PluginError: a key of `state_dtypes` has no setting.
+        PluginError: a key of `state_dtypes` has no setting, a text stands where several names belong, or the
+            granularity or the alignment is none.
 
     Example:
         >>> import torch
@@ -140,7 +172,7 @@ class OptimizerEntry:
     default_param_overrides: Mapping[ParamKey, ParamGroupOverride] = Factory(dict)
     settings: type | None = None
     setting_prefixes: tuple[str, ...] = field(default=(), converter=_prefixes)
-    granularity: Granularity = field(default=Granularity.ELEMENT, converter=Granularity)
+    granularity: Granularity = field(default=Granularity.ELEMENT, converter=_one_granularity)
     granularity_for: GranularityRule | None = None
     alignment: int = field(default=DEFAULT_ALIGNMENT, validator=_alignment)
     accepts: Callable[[ParamSpec, MatrixView | None], str | None] | None = None
@@ -151,10 +183,10 @@ class OptimizerEntry:
     refuses_split: SplitRefusal | None = None
     supports_peers: bool = False
     refuses_peers: SplitRefusal | None = None
-    state_dtypes: Mapping[str, frozenset[torch.dtype]] = Factory(dict)
+    state_dtypes: Mapping[str, frozenset[torch.dtype]] = field(factory=dict, validator=_dtypes)
     state_dtype_settings: Mapping[str, str] = Factory(lambda: dict(_DTYPE_SETTINGS))
-    positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_names)
-    scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_names)
+    positive_states: frozenset[str] = field(default=frozenset({"exp_avg_sq"}), converter=_positive)
+    scalar_states: frozenset[str] = field(default=SCALAR_STATES, converter=_scalars)
     supports_fp16: bool = False
     mup: MupRule | None = None
     agree: Callable[[torch.optim.Optimizer, ProcessGroupCollection], None] | None = None

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 from attrs import evolve, field, frozen
 
 from megaopt_core.registry._faults import traceback_of, words_of
+from megaopt_core.registry._mistakes.remedies import remedy_of
 
 __all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus"]
 
@@ -63,12 +64,13 @@ class PluginInfo:
         return cls(point.name, point.value, dist.name, dist.version)
 
     def broken_by(self, error: BaseException) -> PluginInfo:
-        """Return this with status broken, and what broke it.
+        """Return this with status broken, what broke it, and what to write instead where that is known.
 
         Args:
             error: what the plugin raised.
         """
-        return evolve(self, status=PluginStatus.BROKEN, error=words_of(error), traceback=traceback_of(error))
+        words = " ".join(map(str.strip, f"{words_of(error)}{remedy_of(error)}".splitlines()))
+        return evolve(self, status=PluginStatus.BROKEN, error=words, traceback=traceback_of(error))
 
     def goes_by(self, name: str) -> bool:
         """Return whether a name means this plugin: its own or its distribution's, which may be spelt with `_` for `-`.

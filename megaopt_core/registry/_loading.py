@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import attrs
 import pluggy
@@ -14,8 +13,9 @@ from megaopt_core.errors import PluginError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._mistakes.settings_classes import check_defaults, check_settings_class
+from megaopt_core.registry._mistakes.signatures import check_signatures
 from megaopt_core.registry._plugin_hooks import import_plugin
 from megaopt_core.sharding._protocol import ShardingStrategy
 
@@ -79,8 +79,10 @@ def load_plugin(
         strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
         schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
         for name, style in schedules.items():
+            check_signatures(f"schedule {name!r}", style)
             if style.settings is not None:
-                _check_settings(f"schedule {name!r}", style.settings)
+                check_settings_class(f"schedule {name!r}", style.settings)
+                check_defaults(f"schedule {name!r}", style.settings)
         # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
         fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
     except KeyboardInterrupt:
@@ -109,7 +111,7 @@ def _offered[T](hooks: pluggy.HookRelay, hook: str, kind: type[T]) -> dict[str, 
 
 
 def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) -> None:
-    """Raise unless an entry's words and settings can be used.
+    """Raise unless an entry's words, functions and settings can be used.
 
     Args:
         name: the optimizer's name.
@@ -129,9 +131,10 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
                 "True or False"
             )
     _check_overrides(name, entry.default_param_overrides)
+    check_signatures(f"optimizer {name!r}", entry)
     if entry.settings is None:
         return
-    _check_class(f"optimizer {name!r}", entry.settings)
+    check_settings_class(f"optimizer {name!r}", entry.settings)
     if not entry.setting_prefixes:
         raise PluginError(f"optimizer {name!r} has settings but no setting_prefixes")
     for setting in attrs.fields(entry.settings):
@@ -141,7 +144,7 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
                 f"setting {full!r} of optimizer {name!r} is a field of the core's configuration; "
                 "give the optimizer another setting prefix"
             )
-    _check_defaults(f"optimizer {name!r}", entry.settings)
+    check_defaults(f"optimizer {name!r}", entry.settings)
 
 
 def _check_overrides(name: str, overrides: object) -> None:
@@ -165,46 +168,3 @@ def _check_overrides(name: str, overrides: object) -> None:
 
 
 _VALUES = (str, bool, int, float, tuple, type(None))
-
-
-def _check_settings(whose: str, settings: Any) -> None:
-    _check_class(whose, settings)
-    _check_defaults(whose, settings)
-
-
-def _check_class(whose: str, settings: Any) -> None:
-    """Raise unless a settings class is one, with a default for everything."""
-    if not (isinstance(settings, type) and attrs.has(settings)):
-        raise PluginError(f"{whose}: settings={settings!r} is no attrs class")
-    required = [setting.name for setting in attrs.fields(settings) if setting.default is attrs.NOTHING]
-    if required:
-        raise PluginError(f"{whose}: {settings.__name__} has no default for {', '.join(required)}")
-
-
-def _check_defaults(whose: str, settings: type) -> None:
-    """Raise unless the validators and converters of a settings class take its own defaults."""
-    try:
-        settings()
-    except Exception as error:
-        where = _refused_field(settings, error)
-        called = (
-            f"; a validator is called where it is named: validator={where[1]}()"
-            if where is not None and isinstance(error, TypeError) and where[1].isidentifier()
-            else ""
-        )
-        told = f"the setting {where[0]!r} cannot have its default" if where else "it cannot be made"
-        raise PluginError(f"{whose}: {settings.__name__}: {told}: {words_of(error)}{called}") from error
-
-
-def _refused_field(settings: Any, error: Exception) -> tuple[str, str] | None:
-    """Return the field whose validator raises such an error for its default, and the validator's name."""
-    for setting in attrs.fields(settings):
-        if setting.validator is None or isinstance(setting.default, attrs.Factory):  # type: ignore[arg-type] # a class
-            continue
-        try:
-            setting.validator(None, setting, setting.default)
-        except type(error):
-            return setting.name, getattr(setting.validator, "__name__", "one_of")
-        except Exception:  # noqa: BLE001, S112 - another field's error is not this one
-            continue
-    return None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Literal
 
 from megaopt_core.errors import BrokenPluginError, PluginError, PluginNotInstalledError, UnknownNameError
 from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._mistakes.near_names import did_you_mean, plain_name
 
 __all__ = ["Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
-
-_SHORT = 2
-"""Names no longer than this begin too many others."""
 
 type Kind = Literal["optimizer", "strategy", "schedule"]
 
@@ -110,43 +106,17 @@ def _outdated(
     )
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'a' or 'b'?"`, empty when nothing is close.
-
-    Args:
-        name: what was given.
-        known: what there is.
-
-    Example:
-        >>> did_you_mean("cosin", ["cosine", "linear"])
-        "; did you mean 'cosine'?"
-        >>> did_you_mean("torch.optim.AdamW", ["adam", "adamw"])
-        "; did you mean 'adamw'?"
-    """
-    plain: dict[str, str] = {}
-    for one in known:
-        plain.setdefault(_plain(one), one)
-    asked = _plain(name)
-    close = [asked] if asked in plain else get_close_matches(asked, plain, n=3, cutoff=0.7)
-    # `adamw_torch_fused` and the like: a name that is there, and more.
-    close = close or [one for one in plain if len(one) > _SHORT and asked.startswith(one)][-1:]
-    return f"; did you mean {' or '.join(repr(plain[one]) for one in close)}?" if close else ""
-
-
-def _plain(name: str) -> str:
-    """Return a name without what people write differently: case, lines between words, the module before a class."""
-    return re.sub(r"[\W_]", "", name.lower().removeprefix("torch.optim."))
-
-
 def _torch_guess(name: str, known: Iterable[str]) -> str:
     """Return the name by which torch's class of this name can be had; empty where there is none, or a known name."""
     import torch.optim
 
-    classes = {_plain(known): known for known, value in vars(torch.optim).items() if isinstance(value, type)}
-    asked = _plain(name)
+    classes = {
+        plain_name(known): known for known, value in vars(torch.optim).items() if isinstance(value, type)
+    }
+    asked = plain_name(name)
     return (
         f"; torch's class goes by 'torch:{classes[asked]}' ({catalogue.RESOLVER})."
-        if asked in classes.keys() - set(map(_plain, known))
+        if asked in classes.keys() - set(map(plain_name, known))
         else ""
     )
 

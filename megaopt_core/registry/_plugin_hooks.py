@@ -40,13 +40,43 @@ def import_plugin(point: EntryPoint, info: PluginInfo) -> tuple[Any, pluggy.Hook
         What the entry point names, and the hooks that it implements.
 
     Raises:
-        PluginError: it is made for another megaopt, or a hook of it is not what it looks like.
+        PluginError: its entry point names nothing, it is made for another megaopt, or a hook of it is not what it
+            looks like.
         BaseException: whatever its module raises.
     """
     with naming_slow_imports(str(info)), only_in_this_process(str(info)):
-        plugin = point.load()
+        plugin = _load(point)
     _check_api(plugin)
     return plugin, _register_alone(info.name, plugin).hook
+
+
+def _load(point: EntryPoint) -> Any:
+    """Return what an entry point names; what its line asks for in vain is told by the line."""
+    line = f"its entry point `{point.name} = {point.value}`"
+    if _is_malformed(point):
+        raise PluginError(f"{line} is malformed; it must read `name = module` or `name = module:object`")
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        if type(point) is EntryPoint and error.name and f"{point.module}.".startswith(f"{error.name}."):
+            raise PluginError(f"{line} asks for module {error.name!r}, which there is not") from error
+        raise
+    except AttributeError as error:
+        # A module whose import has failed is not kept: what is missing is the object.
+        if type(point) is EntryPoint and point.attr and point.module in sys.modules:
+            raise PluginError(
+                f"{line} asks for {point.attr!r} of module {point.module!r}, which has none"
+            ) from error
+        raise
+
+
+def _is_malformed(point: EntryPoint) -> bool:
+    if type(point) is not EntryPoint:  # loads what it likes
+        return False
+    try:
+        return not point.module
+    except (AttributeError, ValueError):  # which of them depends on the version of Python
+        return True
 
 
 def may_implement(point: EntryPoint, hook: str) -> bool:
@@ -59,7 +89,7 @@ def may_implement(point: EntryPoint, hook: str) -> bool:
     Returns:
         False only where the module can be read, and neither names the hook nor takes names from elsewhere unnamed.
     """
-    if type(point) is not EntryPoint or point.attr:
+    if type(point) is not EntryPoint or _is_malformed(point) or point.attr:
         return True
     source = _source_of(point.module)
     return source is None or hook in source or "import *" in source
@@ -116,9 +146,7 @@ def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
         hook = getattr(plugin, known, None)
         if hook is not None and not inspect.isroutine(hook):
             raise PluginError(f"its {known!r} is no function but of type {type(hook).__name__}")
-    manager = pluggy.PluginManager("megaopt")
-    manager.add_hookspecs(hookspecs)
-    manager.register(plugin, name=name)
+    manager = _manager_of(name, plugin)
     for caller in manager.hook.__dict__.values():
         if not isinstance(caller, pluggy.HookCaller):
             continue
@@ -130,6 +158,35 @@ def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
             if impl.wrapper or impl.hookwrapper:
                 raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
     return manager
+
+
+def _manager_of(name: str, plugin: Any) -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("megaopt")
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(plugin, name=name)
+    except pluggy.PluginValidationError as error:
+        raise PluginError(_wrong_arguments(plugin) or str(error)) from error
+    return manager
+
+
+def _wrong_arguments(plugin: Any) -> str:
+    """Return which hook of a plugin takes what megaopt does not give, and what it may take; empty where none does."""
+    for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
+        marks = getattr(value, "megaopt_impl", None)
+        if marks is None:
+            continue
+        hook = marks.get("specname") or attribute
+        if hook not in _HOOKS:
+            continue
+        allowed = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
+        wrong = [name for name in pluggy.HookImpl(plugin, "", value, marks).argnames if name not in allowed]
+        if wrong:
+            return (
+                f"its {attribute!r} takes {', '.join(map(repr, wrong))}, which the hook is not given; "
+                f"it may take {', '.join(allowed) or 'no arguments'}{_meant(wrong[0], allowed)}"
+            )
+    return ""
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

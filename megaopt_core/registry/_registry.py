@@ -215,6 +215,23 @@ class PluginRegistry:
         )
         return self._look_up(kind, offered, name)[1]
 
+    def require_fallback(self, optimizer: str, fallback: str) -> None:
+        """Raise as :meth:`optimizer` does for a fallback that is not there, and say whose fallback it is.
+
+        Args:
+            optimizer: the optimizer whose entry names it.
+            fallback: what it names.
+
+        Raises:
+            MegaoptError: there is no such optimizer here, for the reason that the class of the error says.
+        """
+        try:
+            self._optimizer(fallback)
+        except MegaoptError as error:
+            owner = self.owner("optimizer", optimizer)
+            error.args = (f"{fallback!r} is the fallback of optimizer {optimizer!r} of {owner}: {error}",)
+            raise
+
     @contextmanager
     def blaming(self, kind: Kind, name: str) -> Iterator[None]:
         """Name the plugin that offers something in whatever its code raises inside the block.

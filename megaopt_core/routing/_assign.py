@@ -162,6 +162,7 @@ class Assigner:
                     raise PluginError(
                         f"fallback of optimizer {name!r} returned {following!r}; it must return the name of another"
                     )
+            get_registry().require_fallback(name, following)
             name = following
             if name in tried:
                 raise RoutingError(

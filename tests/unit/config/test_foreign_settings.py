@@ -42,6 +42,61 @@ def megaopt_optimizer_entries():
     assert f"; it is called {ours} here" in str(caught.value)
 
 
+TWO = """
+@frozen
+class Settings:
+    beta1: float = 0.9
+    beta2: float = 0.99
+    momentum: float = 0.5
+
+
+@hookimpl
+def megaopt_optimizer_entries():
+    entry = OptimizerEntry(torch.optim.SGD, settings=Settings, setting_prefixes=("mine",))
+    return {"mine": entry, "sgd": OptimizerEntry(torch.optim.SGD, setting_prefixes=("sgd",))}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "advice"),
+    [
+        (
+            "sgd",
+            "nesterov",
+            "it is called muon_nesterov here, and is muon's; it is an argument of torch's SGD",
+        ),
+        ("sgd", "ns_steps", "it is called muon_num_ns_steps here, and is muon's"),
+        ("sgd", "momentum", "it is called sgd_momentum here"),
+        ("sgd", "wd", "it is called weight_decay here"),
+        ("mine", "momentum", "it is called mine_momentum here"),
+        ("mine", "betas", "it is called mine_beta1 and mine_beta2 here"),
+        ("mine", "eps", "it is called adam_eps here, and is adam's"),
+        ("adamw", "eps", "it is called adam_eps here"),
+        ("adamw", "nesterov", "it is called muon_nesterov here, and is muon's"),
+    ],
+)
+def test_advice_is_of_what_the_runs_optimizer_has_or_says_whose_it_is(
+    plugins, optimizer, name, advice
+) -> None:
+    """A setting of another optimizer changes nothing in this run."""
+    plugins.install("two", TWO)
+    plugins.registry()
+    with pytest.raises(UnknownSettingError) as caught:
+        OptimizerConfig(optimizer=optimizer, **{name: 1})
+    told = str(caught.value).partition("in an installed plugin; ")[2]
+    assert told.startswith(advice)
+    assert ("'s" in told) == ("'s" in advice)
+
+
+def test_what_is_advised_for_torchs_classes_is_a_setting_of_theirs(plugins) -> None:
+    """By the full name, whether the class is asked for or one of ours."""
+    plugins.registry("bridge")
+    for optimizer in ("adam", "torch:Adam"):
+        with pytest.raises(UnknownSettingError, match=r"(takes|called) torch_adam_amsgrad"):
+            OptimizerConfig(optimizer=optimizer, amsgrad=True)
+    assert OptimizerConfig(optimizer="torch:Adam", torch_adam_amsgrad=True).torch_adam_amsgrad
+
+
 def test_on_the_command_line_too(plugins, capsys) -> None:
     """In one line."""
     plugins.registry()
@@ -57,7 +112,7 @@ ELSEWHERE = {
     "dtype": "precision is set by bf16=True or fp16=True",
     "optim_bits": "states of few bits are asked for by exp_avg_dtype and exp_avg_sq_dtype",
     "config_overrides": "build_optimizer takes overrides=",
-    "dampening": "it is an argument of torch's SGD: optimizer='torch:SGD' (megaopt-bridge) takes torch_dampening",
+    "dampening": "it is an argument of torch's SGD: optimizer='torch:SGD' (megaopt-bridge) takes torch_sgd_dampening",
     "initial_accumulator_value": "it is an argument of torch's Adagrad: optimizer='torch:Adagrad'",
     "nothing_like_it": "`megaopt describe sgd` lists what can be set",
 }
@@ -77,7 +132,7 @@ def test_arguments_of_torchs_optimizers_name_the_class_of_that_name(plugins, nam
     """`adamw` is torch's AdamW, though others take the argument too."""
     plugins.registry()
     with pytest.raises(
-        UnknownSettingError, match=rf"argument of torch's AdamW: .* takes torch_{name}, and an override"
+        UnknownSettingError, match=rf"argument of torch's AdamW: .* takes torch_adamw_{name}, and an override"
     ):
         OptimizerConfig(optimizer="adamw", **{name: True})
 

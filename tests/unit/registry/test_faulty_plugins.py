@@ -4,6 +4,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from megaopt_core.errors import (
     MegaoptError,
     PluginError,
     PluginHookError,
+    UnknownNameError,
 )
-from megaopt_core.registry import _faults
+from megaopt_core.registry import PluginRegistry, _faults
 
 GOOD = """
 @frozen
@@ -252,6 +254,117 @@ IN_USE = {
     ]
 }
 
+ENTRY = "@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': OptimizerEntry(torch.optim.SGD, {})}}"
+STYLE = "@hookimpl\ndef megaopt_schedules(): return {{'bad': ScheduleStyle({})}}"
+OWN = "settings=S, setting_prefixes=('bad',)"
+CLASS = "@frozen\nclass S:\n    betas: object = {}\n"
+DATACLASS = "import dataclasses\n@dataclasses.dataclass\nclass S:\n    a: int = 1\n"
+
+MISTAKES = {
+    "prefixes without a comma": (
+        ENTRY.format("setting_prefixes='bad'"),
+        "OptimizerEntry(setting_prefixes='bad'): must be a tuple of names: ('bad',)",
+    ),
+    "one positive state": (
+        ENTRY.format("positive_states='sum'"),
+        "OptimizerEntry(positive_states='sum'): must be a set of names: {'sum'}",
+    ),
+    "one scalar state": (
+        ENTRY.format("scalar_states='step'"),
+        "OptimizerEntry(scalar_states='step'): must be a set of names: {'step'}",
+    ),
+    "one dtype": (
+        ENTRY.format("state_dtypes={'exp_avg': torch.float32}"),
+        "OptimizerEntry(state_dtypes={'exp_avg': torch.float32}): must be a set of dtypes: {'exp_avg': frozenset(",
+    ),
+    "a dtype by name": (
+        ENTRY.format("state_dtypes={'exp_avg': 'bf16'}"),
+        "OptimizerEntry(state_dtypes={'exp_avg': 'bf16'}): must be a set of dtypes: {'exp_avg': frozenset(",
+    ),
+    "choices without a comma": (
+        "@frozen\nclass S:\n    a: str = field(default='ns', metadata={'choices': 'ns'})\n"
+        + ENTRY.format(OWN),
+        "optimizer 'bad': S: the choices of 'a' are the text 'ns'; they must be a tuple of texts: ('ns',)",
+    ),
+    "a list as a default": (
+        CLASS.format("[0.9]") + ENTRY.format(OWN),
+        "optimizer 'bad': S: the default of 'betas' is a list, which all configurations would share; give a tuple, or "
+        "field(factory=list)",
+    ),
+    "a dict as a default": (
+        CLASS.format("{}") + ENTRY.format(OWN),
+        "optimizer 'bad': S: the default of 'betas' is a dict, which all configurations would share; give "
+        "field(factory=dict)",
+    ),
+    "a set as a default of a style": (
+        CLASS.format("{1}") + STYLE.format("learning_rate=lambda point: 1.0, settings=S"),
+        "schedule 'bad': S: the default of 'betas' is a set, which all configurations would share; give a frozenset, "
+        "or field(factory=set)",
+    ),
+    "a granularity that is none": (
+        ENTRY.format("granularity='row'"),
+        "OptimizerEntry(granularity='row'): must be 'element' or 'tensor' or 'group'",
+    ),
+    "a misspelt argument": (
+        ENTRY.format("granularty='tensor'"),
+        "unexpected keyword argument 'granularty'; did you mean 'granularity' or 'granularity_for'?",
+    ),
+    "a misspelt argument of a style": (
+        STYLE.format("learningrate=float"),
+        "unexpected keyword argument 'learningrate'; did you mean 'learning_rate'?",
+    ),
+    "an argument unlike any": (
+        STYLE.format("zzz=1"),
+        "unexpected keyword argument 'zzz'; it takes learning_rate, ",
+    ),
+    "a hook with arguments": (
+        "@hookimpl\ndef megaopt_optimizer_entries(config): return {}",
+        "its 'megaopt_optimizer_entries' takes 'config', which the hook is not given; it may take no arguments",
+    ),
+    "a hook with other arguments": (
+        "@hookimpl\ndef megaopt_param_overrides(config, model): return {}",
+        "its 'megaopt_param_overrides' takes 'model', which the hook is not given; it may take config, model_chunks",
+    ),
+    "settings that are an instance": (
+        CLASS.format("1") + ENTRY.format("settings=S(), setting_prefixes=('bad',)"),
+        "optimizer 'bad': settings is an instance of S; give the class, without (): settings=S",
+    ),
+    "settings that are a dataclass": (
+        DATACLASS + ENTRY.format(OWN),
+        ".S'> is no attrs class; decorate it with attrs.frozen (or attrs.define) in place of dataclass",
+    ),
+    "settings that are an instance of a dataclass": (
+        DATACLASS + ENTRY.format("settings=S(), setting_prefixes=('bad',)"),
+        "give the class, without (): settings=S; decorate it with attrs.frozen (or attrs.define) in place of dataclass",
+    ),
+    "settings that are a plain class": (
+        "class S: a = 1\n" + ENTRY.format(OWN),
+        ".S'> is no attrs class; decorate it with attrs.frozen (or attrs.define)",
+    ),
+    "an acceptance of one argument": (
+        ENTRY.format("accepts=lambda spec: None"),
+        "optimizer 'bad': the function given as accepts takes (spec); it is called as accepts(spec, view)",
+    ),
+    "a cost of none": (
+        ENTRY.format("step_cost=lambda: 1.0"),
+        "optimizer 'bad': the function given as step_cost takes (nothing); it is called as step_cost(spec, view)",
+    ),
+    "a fallback of two arguments": (
+        ENTRY.format("fallback=lambda config, name: 'adam'"),
+        "the function given as fallback takes (config, name); it is called as fallback(config)",
+    ),
+    "an acceptance that is no function": (
+        ENTRY.format("accepts=7"),
+        "optimizer 'bad': accepts is of type int, no function; it is called as accepts(spec, view)",
+    ),
+    "a style of two arguments": (
+        STYLE.format("learning_rate=lambda step, lr: lr"),
+        "schedule 'bad': the function given as learning_rate takes (step, lr); it is called as learning_rate(point)",
+    ),
+    "words of several lines": ("raise ValueError('one\\n  two\\nthree')", "ValueError: one two three"),
+}
+"""Mistakes of authors that are found when the plugin is loaded: the code, and what is said of it."""
+
 NEW_KINDS = {**VERSIONS, **LATE, **ANSWERS, **IN_USE}
 
 FAULTS = {**IMPORT_TIME, **HOOK_TIME, **NONSENSE, **ENTRY_TIME, **CLASHES, **NEW_KINDS}
@@ -280,6 +393,73 @@ def said_by(work: Callable[[], object], *errors: type[Exception]) -> str:
 def test_there_are_sixty() -> None:
     """Import, hooks, nonsense, entries and names."""
     assert len(FAULTS) >= 60
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_one_line_with_its_remedy(plugins, mistake) -> None:
+    """At the first look-up, whether or not anybody uses what is wrong."""
+    code, words = MISTAKES[mistake]
+    plugins.install("faulty", code, version="6.6")
+    said = said_by(plugins.registry().load)
+    assert said.startswith("plugin 'faulty' (megaopt-faulty 6.6) failed to load and is left out: ")
+    assert words in said
+    assert "\n" not in said
+
+
+USABLE = {
+    "a list that a converter makes a tuple": (
+        "@frozen\nclass S:\n    betas: object = field(default=[0.9], converter=tuple)\n" + ENTRY.format(OWN)
+    ),
+    "a list that is made anew": (
+        "@frozen\nclass S:\n    betas: list = field(factory=list)\n" + ENTRY.format(OWN)
+    ),
+    "an acceptance of anything": ENTRY.format("accepts=lambda *args: None"),
+    "an acceptance with more": ENTRY.format("accepts=lambda spec, view, most=3: None"),
+    "a cost that shows no signature": ENTRY.format("step_cost=max"),
+    "a hook with fewer arguments": "@hookimpl\ndef megaopt_param_overrides(model_chunks): return {}",
+}
+
+
+@pytest.mark.parametrize("code", USABLE.values(), ids=USABLE)
+def test_what_only_looks_like_a_mistake_is_loaded(plugins, code) -> None:
+    """A converter, a factory, and functions that can be called as they will be."""
+    plugins.install("fine", code)
+    assert said_by(plugins.registry().load) == ""
+
+
+POINTS = {
+    "mb badep": "is malformed; it must read `name = module` or `name = module:object`",
+    "math:": "is malformed; it must read `name = module` or `name = module:object`",
+    "megaopt_absent.plugin": "asks for module 'megaopt_absent', which there is not",
+    "json.absent:plugin": "asks for module 'json.absent', which there is not",
+    "json:plugin": "asks for 'plugin' of module 'json', which has none",
+}
+
+
+@pytest.mark.parametrize("value", POINTS)
+def test_an_entry_point_that_names_nothing_is_told_by_its_line(value) -> None:
+    """Listing commands, which reads sources first, is harmed as little as loading."""
+    point = EntryPoint(name="bad", value=value, group="megaopt")
+    words = f"PluginError: its entry point `bad = {value}` {POINTS[value]}"
+    for look in (PluginRegistry.load, PluginRegistry.command_hooks):
+        registry = PluginRegistry([point], {})
+        said = said_by(lambda look=look, registry=registry: look(registry))
+        assert said in {f"plugin 'bad' ({value}) failed to load and is left out: {words}", ""}
+        assert said or look is PluginRegistry.command_hooks
+
+
+def test_a_fallback_that_nobody_offers_is_told_with_whose_it_is(plugins) -> None:
+    """Where a parameter goes to it; the class of the error is that of the name itself."""
+    plugins.install("good", GOOD)
+    plugins.install("faulty", ENTRY.format("accepts=lambda spec, view: 'no', fallback='plian'"))
+    plugins.registry()
+    with pytest.raises(UnknownNameError) as caught:
+        step_of("bad")
+    assert str(caught.value).startswith(
+        "'plian' is the fallback of optimizer 'bad' of plugin 'faulty' (megaopt-faulty 1.0): unknown optimizer "
+        "'plian'; did you mean 'plain'?"
+    )
+    assert caught.value.name == "plian"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -62,7 +62,10 @@ def megaopt_optimizer_entries():
         ),
         (
             "@hookimpl\ndef megaopt_annotate_params(model): return {}",
-            "PluginValidationError: ",
+            (
+                "PluginError: its 'megaopt_annotate_params' takes 'model', which the hook is not given; it may take "
+                "model_chunk, example; did you mean 'model_chunk'?"
+            ),
         ),
         (
             "@hookimpl(wrapper=True)\ndef megaopt_optimizer_entries(): return (yield)",

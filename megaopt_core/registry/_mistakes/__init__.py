@@ -1,0 +1,1 @@
+"""Mistakes of plugin authors: what they are, and what to write instead."""

@@ -1,0 +1,38 @@
+"""What to write instead, for errors that Python raises in a plugin's own words."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from megaopt_core import plugin_api
+from megaopt_core.registry._mistakes.near_names import did_you_mean
+
+__all__ = ["remedy_of"]
+
+_UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return what to write instead of an argument that no record of the plugin API has; empty for any other error.
+
+    Args:
+        error: what a plugin raised.
+
+    Example:
+        >>> remedy_of(TypeError("OptimizerEntry.__init__() got an unexpected keyword argument 'granularty'"))
+        "; did you mean 'granularity' or 'granularity_for'?"
+        >>> remedy_of(ValueError("no such device"))
+        ''
+    """
+    # The words of anything else may be anybody's code.
+    words = error.args[0] if type(error) is TypeError and len(error.args) == 1 else None
+    found = _UNEXPECTED.fullmatch(words) if type(words) is str else None
+    if found is None or found[1] not in plugin_api.__all__:
+        return ""
+    record = getattr(plugin_api, found[1])
+    if not attrs.has(record):
+        return ""
+    names = [field.alias or field.name for field in attrs.fields(record)]
+    return did_you_mean(found[2], names) or f"; it takes {', '.join(names)}"

@@ -73,6 +73,7 @@ class OptimizerPart:
     _pending: dict[str | None, float | torch.Tensor] = field(factory=dict, init=False)
     _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
     _member_ids: list[list[int]] = field(init=False)
+    _inner_values: list[dict[str, Any]] | None = field(default=None, init=False)
 
     @checks.default
     def _checks_of_defaults(self) -> GroupChecks:
@@ -87,6 +88,24 @@ class OptimizerPart:
     def watch_again(self) -> None:
         """Take pieces that were added or replaced into what is counted and watched."""
         self.__attrs_post_init__()
+
+    def guard_inner(self) -> None:
+        """Refuse steps, from now on, before which somebody else wrote into the inner optimizer's groups."""
+        self._inner_values = [
+            {key: value for key, value in group.items() if key not in _NOT_COPIED}
+            for group in self.inner.param_groups
+        ]
+
+    def _require_unwritten(self) -> None:
+        for group, seen in zip(self.inner.param_groups, self._inner_values or (), strict=False):
+            for key, value in seen.items():
+                if group.get(key, value) is not value and _differ(group[key], value):
+                    name = type(self.inner).__name__
+                    raise UnsupportedOperationError(
+                        f"{key}={group[key]!r} was written into a group of the {name} that is wrapped, which changes "
+                        "nothing that is stepped: write into the param_groups of the optimizer that wraps it, and give "
+                        "schedulers that one"
+                    )
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Call parameters otherwise from now on.
@@ -126,10 +145,11 @@ class OptimizerPart:
 
         Raises:
             ConfigurationError: a value cannot be; the message names group, key, value and what is allowed.
-            UnsupportedOperationError: what is stepped was brought to the CPU, and not back, or a group has other
-                parameters than it was given.
+            UnsupportedOperationError: what is stepped was brought to the CPU, and not back, a group has other
+                parameters than it was given, or somebody wrote into the groups of an optimizer that is wrapped.
         """
         self.runner.require_restored()
+        self._require_unwritten()
         if self._member_ids != [list(map(id, group["params"])) for group in self.groups]:
             raise UnsupportedOperationError(
                 f"the parameters of a group of {type(self.inner).__name__} were changed by hand, which changes nothing "
@@ -328,6 +348,8 @@ class OptimizerPart:
             for key, value in inner.items():
                 if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
                     outer[key] = value
+        if self._inner_values is not None:
+            self.guard_inner()
 
 
 @contextmanager
@@ -338,6 +360,10 @@ def _without_autocast(stepped: Iterable[torch.Tensor]) -> Iterator[None]:
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 left.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor) or bool(one != other)
 
 
 def _identity(factor: float | torch.Tensor | None) -> Any:

@@ -88,6 +88,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             counting,
             entry.scalar_states,
         )
+        part.guard_inner()
         super().__init__(
             [part],
             config=config,

@@ -158,7 +158,7 @@ def _scaling(use: Use) -> Iterator[str]:
 
 
 def _overrides(use: Use) -> Iterator[str]:
-    """Yield what only the standard overrides read, where they were replaced or match nothing."""
+    """Yield what overrides say that nothing reads, and what only the standard ones read where they match nothing."""
     config, routing = use.config, use.routing
     if config.decoupled_min_lr is not None and config.decoupled_lr is None:
         yield use.says("decoupled_min_lr", "decoupled_lr is not set")
@@ -166,6 +166,8 @@ def _overrides(use: Use) -> Iterator[str]:
         why = "overrides choose groups, and the wrapped optimizer has its own"
         yield from (use.says(name, why) for name in _OF_OVERRIDES if use.is_set(name))
         return
+    for factor in sorted({group.values["lr_mult"] for group in routing.groups} - {1.0}):
+        yield f"lr_mult={factor!r} in an override: it only keeps groups apart; max_lr is the learning rate of a group"
     why = "no parameter is an embedding or output head that the standard overrides reach"
     if config.decoupled_lr is not None:
         keys = ("max_lr", "min_lr")

@@ -100,7 +100,8 @@ def order_children(keys: Iterable[GroupKey], primary: str) -> tuple[GroupKey, ..
 def group_values(key: GroupKey, config: OptimizerConfig) -> dict[str, Any]:
     """Return a group's settings: the defaults, then the override.
 
-    `lr` is the group's `max_lr` or the configuration's; `weight_decay` is the configuration's times `wd_mult`.
+    `lr` is the group's `max_lr` or the configuration's; `weight_decay` is the group's or the configuration's, times
+    `wd_mult`. What a group has itself is its `start_wd` and `end_wd` as well.
 
     Args:
         key: the group's key.
@@ -129,7 +130,10 @@ def group_values(key: GroupKey, config: OptimizerConfig) -> dict[str, Any]:
         )
     if values["max_lr"] is not None:
         values.setdefault("lr", values["max_lr"])
-    values.setdefault("weight_decay", config.weight_decay * values["wd_mult"])
+    own = override.get("weight_decay")
+    if own is not None:  # also where a scheduler writes weight decay
+        values = {"start_wd": own, "end_wd": own} | values
+    values["weight_decay"] = (config.weight_decay if own is None else own) * values["wd_mult"]
     return values
 
 

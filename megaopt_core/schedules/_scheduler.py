@@ -143,8 +143,7 @@ class OptimizerParamScheduler:
         self._said: list[tuple[Any, ...]] = []
         self._check()
         self.step(increment=0)
-        own = {name: getattr(self, name) for name in _GROUPS_MAY_HAVE}
-        warn_of_unused(own, optimizer.param_groups, stacklevel=2)
+        self._warn_of_unused(stacklevel=2)
         known: object = getattr(optimizer, "schedules", None)
         if isinstance(known, list):  # ours: its ranks compare schedules
             known.append(weakref.ref(self))
@@ -226,6 +225,11 @@ class OptimizerParamScheduler:
         except BaseException:
             vars(self).update(before)
             raise
+        self._warn_of_unused(stacklevel=2)
+
+    def _warn_of_unused(self, *, stacklevel: int) -> None:
+        own = {name: getattr(self, name) for name in _GROUPS_MAY_HAVE}
+        warn_of_unused(own, self.optimizer.param_groups, stacklevel=stacklevel + 1)
 
     def _load_style_settings(self, saved: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         """Take the settings of styles; those of a style that is no longer used are forgotten."""

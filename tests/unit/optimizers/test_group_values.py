@@ -251,3 +251,33 @@ def _takes(action: Callable[[], object], refusal: type[Exception]) -> bool:
     except refusal:
         return False
     return True
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_weight_decay_of_an_override_holds_with_a_schedule_and_without(build, mlp, scheduled) -> None:
+    """A schedule writes weight decay into every group, and follows what a group has itself; `wd_mult` multiplies it."""
+    overrides = {
+        ParamKey(name="0.weight"): {"weight_decay": 0.4},
+        ParamKey(name="2.weight"): {"weight_decay": 0.4, "wd_mult": 0.5},
+    }
+    optimizer = build(mlp(), overrides=overrides, weight_decay=0.1)
+    if scheduled:
+        OptimizerParamScheduler(
+            optimizer,
+            0.0,
+            0.01,
+            0.0,
+            0,
+            10,
+            "linear",
+            start_wd=0.0,
+            end_wd=0.1,
+            wd_incr_steps=4,
+            wd_incr_style="linear",
+        ).step(4)
+    found = {
+        optimizer.names[param]: group["weight_decay"]
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+    assert found == {"0.weight": 0.4, "2.weight": 0.2, "0.bias": 0.1, "2.bias": 0.1}

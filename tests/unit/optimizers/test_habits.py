@@ -1,5 +1,7 @@
 """What people give by habit: parameters, classes, dictionaries; schedulers with their defaults, a compiled step."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import nn
@@ -189,10 +191,10 @@ def test_a_compiled_step_is_the_step() -> None:
 class _Product(torch.optim.Optimizer):
     """Multiplies gradients by themselves, which autocast would do in 16 bits."""
 
-    def __init__(self, params, lr: float = 0.1) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
-    def step(self, closure=None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step."""
         for group in self.param_groups:
             for param in group["params"]:

@@ -223,3 +223,14 @@ def test_nonsense_in_its_place_names_the_plugin(answer):
     """A list, or a setting that is none of a plugin's."""
     with temporary_plugin(_Settings(answer), "knobs"), pytest.raises(PluginError, match="must map settings"):
         build_optimizer(nn.Linear(2, 2), "knobby", lr=0.1)
+
+
+def test_a_factor_on_the_learning_rate_that_no_schedule_reads_is_named() -> None:
+    """The key is the reference's, and keeps groups apart there as here."""
+    factor = {ParamKey(name="0.weight"): {"lr_mult": 0.5}}
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.warns(
+        UnusedSettingWarning, match=r"lr_mult=0\.5 in an override: .*max_lr is the learning rate"
+    ):
+        optimizer = build_optimizer(model, "t_adam", lr=0.1, overrides=factor)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.1}

@@ -12,7 +12,7 @@ from megaopt_core import (
     MixedPrecisionOptimizer,
     OptimizerConfig,
 )
-from megaopt_core.errors import ConfigurationError, PluginError
+from megaopt_core.errors import ConfigurationError, PluginError, UnsupportedOperationError
 
 
 def test_an_fp32_wrapper_is_its_optimizer(mlp, give) -> None:
@@ -226,3 +226,25 @@ def test_keys_that_steps_note_need_what_joins_them() -> None:
         PluginError, match=r"Noting\.noted_by_steps must map each key of a group to a function"
     ):
         FP32Optimizer(Noting([nn.Parameter(torch.ones(1))]), OptimizerConfig())
+
+
+def test_a_scheduler_of_the_wrapped_optimizer_is_refused_where_it_writes() -> None:
+    """What it writes would change nothing; the wrapper's own groups are where to write."""
+    weight = nn.Parameter(torch.zeros(2))
+    inner = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 0.5**step)
+    optimizer = FP32Optimizer(inner, OptimizerConfig(lr=1.0, clip_grad=0.0))
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.25
+    optimizer.step()
+    assert weight.tolist() == [-1.25, -1.25]
+    scheduler.step()
+    with pytest.raises(
+        UnsupportedOperationError, match=r"^lr=0.5 was written into a group of the SGD that is wrapped"
+    ):
+        optimizer.step()
+    assert weight.tolist() == [-1.25, -1.25]
+    inner.param_groups[0]["lr"] = 0.25
+    optimizer.step()
+    assert weight.tolist() == [-1.5, -1.5]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -214,7 +215,7 @@ class OptimizerPart:
 
     def step(self) -> None:
         """Step the inner optimizer with the collected gradients and write its result back; in no other precision."""
-        with _without_autocast(self.stepped):
+        with _without_autocast():
             self._step()
 
     def _step(self) -> None:
@@ -353,13 +354,20 @@ class OptimizerPart:
 
 
 @contextmanager
-def _without_autocast(stepped: Iterable[torch.Tensor]) -> Iterator[None]:
+def _without_autocast() -> Iterator[None]:
     """Compute as an optimizer says, also where a step is made inside of `torch.autocast`."""
     with ExitStack() as left:
-        for kind in {"cpu", *(tensor.device.type for tensor in stepped)}:
-            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        for kind in _autocast_kinds():
+            if torch.is_autocast_enabled(kind):
                 left.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+@cache
+def _autocast_kinds() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    return tuple(kind for kind in kinds if torch.amp.is_autocast_available(kind))
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -192,8 +192,9 @@ def _decay(use: Use) -> Iterator[str]:
             continue
         plain = use.config.replace(**{name: _DEFAULTS[name]})
         deaf = [each for each, entry in use.entries.items() if not _differs(use, entry, plain)]
+        others = "".join(f", {each} does" for each in sorted(use.entries.keys() - set(deaf)))
         if deaf:
-            yield use.says(name, f"{', '.join(sorted(deaf))} does not read it")
+            yield use.says(name, f"{', '.join(sorted(deaf))} does not read it{others}")
 
 
 def _of_other_optimizers(use: Use) -> Iterator[str]:

@@ -234,3 +234,26 @@ def test_a_factor_on_the_learning_rate_that_no_schedule_reads_is_named() -> None
     ):
         optimizer = build_optimizer(model, "t_adam", lr=0.1, overrides=factor)
     assert {group["lr"] for group in optimizer.param_groups} == {0.1}
+
+
+class _Coupled:
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+        """One optimizer whose constructor reads how weight decay is done."""
+
+        def kwargs(config: Any, chunks: Any, pgs: Any) -> dict[str, Any]:
+            return {"lr": config.lr, "amsgrad": not config.decoupled_weight_decay}
+
+        return {"t_coupled": OptimizerEntry(torch.optim.AdamW, config_to_kwargs=kwargs)}
+
+
+def test_who_reads_a_setting_is_named_beside_who_does_not(mlp) -> None:
+    """It changes something, though not everything."""
+    other = {ParamKey(name="2.*"): {"optimizer": "t_coupled"}}
+    with (
+        temporary_plugin(_Coupled(), "coupled"),
+        pytest.warns(UnusedSettingWarning, match="t_adam does not read it, t_coupled does"),
+    ):
+        build_optimizer(mlp(), "t_adam", lr=0.1, overrides=other, decoupled_weight_decay=False)

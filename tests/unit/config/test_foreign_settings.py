@@ -90,10 +90,16 @@ def test_advice_is_of_what_the_runs_optimizer_has_or_says_whose_it_is(
 
 def test_what_is_advised_for_torchs_classes_is_a_setting_of_theirs(plugins) -> None:
     """By the full name, whether the class is asked for or one of ours."""
-    plugins.registry("bridge")
+    plugins.registry()
     for optimizer in ("adam", "torch:Adam"):
         with pytest.raises(UnknownSettingError, match=r"(takes|called) torch_adam_amsgrad"):
             OptimizerConfig(optimizer=optimizer, amsgrad=True)
+
+
+def test_what_is_advised_for_torchs_classes_is_taken(plugins) -> None:
+    """By the distribution that brings them."""
+    pytest.importorskip("megaopt_bridge")
+    plugins.registry("bridge")
     assert OptimizerConfig(optimizer="torch:Adam", torch_adam_amsgrad=True).torch_adam_amsgrad
 
 

@@ -75,7 +75,7 @@ def _is_malformed(point: EntryPoint) -> bool:
         return False
     try:
         return not point.module
-    except (AttributeError, ValueError):  # which of them depends on the version of Python
+    except (AssertionError, AttributeError, ValueError):  # which of them depends on the version of Python
         return True
 
 

@@ -91,7 +91,8 @@ def kill_once(
     mode = MODES[index % len(MODES)]
     size = 2 if "two" in mode else 1
     path = Path(folder) / "last"
-    returned, begun = context.Value("q", last), context.Event()
+    # Without a lock, which a process that is killed might hold for ever.
+    returned, begun = context.RawValue("q", last), context.Event()
     processes = [
         context.Process(
             target=run,

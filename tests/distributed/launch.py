@@ -16,7 +16,6 @@ A test file says what its ranks do in functions that take `(rank, size, *argumen
 
 import importlib.util
 import io
-import multiprocessing
 import os
 import select
 import sys
@@ -26,7 +25,6 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -34,35 +32,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from warm import server
 
 __all__ = ["RankError", "launch"]
-
-PACKAGES = [
-    "core",
-    "adam",
-    "bridge",
-    "checkpoint",
-    "device",
-    "distributed",
-    "fsdp",
-    "layerwise",
-    "lion",
-    "muon",
-    "roles",
-    "soap",
-    "testing",
-]
-"""Of ours, what ranks use; plugins may be missing."""
-
-OTHERS = [
-    "hypothesis",
-    "pytest",
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-]
-"""What takes long to import."""
 
 TIMEOUT = 600.0
 """Seconds that all ranks together may take."""
@@ -93,8 +65,7 @@ def launch(
     Raises:
         RankError: a rank raised or died, or the time is over.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*OTHERS, *_modules_of_ours()])
+    context = server()
     code = function.__code__
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
@@ -140,20 +111,6 @@ def _collect(pipes: list[Connection], timeout: float, *, may_die: bool) -> list[
     if errors:
         raise RankError("\n".join(f"rank {rank}: {error}" for rank, error in sorted(errors.items())))
     return results
-
-
-@cache
-def _modules_of_ours() -> list[str]:
-    """Return the names of all modules of our packages, so that the server imports them once, for every rank."""
-    names = []
-    for package in PACKAGES:
-        found = importlib.util.find_spec(f"megaopt_{package}")
-        for folder in (found and found.submodule_search_locations) or ():
-            for path in sorted(Path(folder).rglob("*.py")):
-                parts = (found.name, *path.relative_to(folder).with_suffix("").parts)
-                if path.stem != "__main__":
-                    names.append(".".join(parts).removesuffix(".__init__"))
-    return names
 
 
 def _load(path: str) -> ModuleType:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import run_python, run_torchrun
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -89,9 +88,9 @@ def run_script(command: str, folder: Path) -> str:
         folder: where it runs.
     """
     program, *arguments = command.split()
-    start = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}[program]
+    start = {"python": run_python, "torchrun": run_torchrun}[program]
     if program == "torchrun":
-        start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        arguments = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments]
     told = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -99,24 +98,20 @@ def run_script(command: str, folder: Path) -> str:
         "COLUMNS": "80",
         "NO_COLOR": "1",
     }
-    done = subprocess.run(
-        [*start, *arguments], cwd=folder, env=told, capture_output=True, text=True, timeout=800, check=False
-    )
+    done = start(arguments, cwd=folder, env=told, timeout=800)
     has_ended = done.returncode == 0 or (program == "torchrun" and ABORTED_AT_THE_END in done.stderr)
     assert has_ended, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def printed_by(code: str) -> str:
-    """Return what a piece of Python prints, run by a Python of its own.
+    """Return what a piece of Python prints, run by a process of its own.
 
     Args:
         code: as a reader would type it.
     """
     told = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=told, capture_output=True, text=True, timeout=800, check=False
-    )
+    done = run_python(["-c", code], cwd=Path.cwd(), env=told, timeout=800)
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from conformance import TABLE, make, tabled
+from conformance import TABLE, make, sometimes_long, tabled
 from megaopt_bridge.recipes import RECIPES
 from megaopt_testing import CHECKS, TinyGPT
 
@@ -20,10 +20,12 @@ CLASSES = {
     "schedulefree": ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"],
     "emerging_optimizers": ["emerging:Scion", "emerging:Lion"],
 }
+OFTEN = ("po:ADOPT", "po:Muon", "schedulefree:AdamWScheduleFree", "emerging:Lion")
+"""Those whose checks plain `tox` makes."""
 NAMES = [name for package, names in CLASSES.items() if importlib.util.find_spec(package) for name in names]
 
 
-@pytest.mark.parametrize("check", tabled(NAMES, lr=0.01), ids=str)
+@pytest.mark.parametrize("check", sometimes_long(tabled(NAMES, lr=0.01), *OFTEN))
 def test_conformance(check) -> None:
     """Every check of the table, which says which of them fail."""
     make(check)

@@ -40,12 +40,11 @@ def granularity_of(
     """
     numbered = [(shape, seed) for seed, shape in enumerate(shapes)]
     together = run_tensors(trial, [numbered], STEPS)
-    if not same(together, run_tensors(trial, [numbered], STEPS, luck=1)):
-        return Granularity.GROUP, ALIGNMENTS[0]  # not twice the same: random numbers, or a memory of its own
-    alone = [run_tensors(trial, [[tensor]], STEPS) for tensor in numbered]
-    joined = Outcome([run.params[0] for run in alone], [run.states[0] for run in alone], {})
     apart = run_tensors(trial, [[tensor] for tensor in numbered], STEPS)
-    if not (same(joined, together) and same(joined, apart)):
+    # With other luck, which tells also what is not twice the same: coins tossed in steps, or a memory of its own.
+    alone = [run_tensors(trial, [[tensor]], STEPS, luck=1) for tensor in numbered]
+    joined = Outcome([run.params[0] for run in alone], [run.states[0] for run in alone], {})
+    if not (same(apart, together) and same(joined, together)):
         return Granularity.GROUP, ALIGNMENTS[0]
     for alignment in ALIGNMENTS:
         alike = (

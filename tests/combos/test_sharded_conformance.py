@@ -18,8 +18,18 @@ CUT = ("fsdp",)
 
 OVER_RANKS = ("world_sizes", "sharded", "resume_over_ranks")
 
+EVERYTHING = ("adam", "muon")
+"""One that is cut anywhere and one that steps whole tensors: plain `tox` makes all checks of them."""
+
+SHORT = (*OVER_RANKS, "bit_exact_resume", "late_gradients", "precision", "state_before_first_step", "strides")
+"""What it makes of the others; the long runs make the rest."""
+
 CASES = [
-    check
+    pytest.param(
+        check,
+        id=f"{check}-{strategy}",
+        marks=[] if optimizer in EVERYTHING or check.check.id in SHORT else [pytest.mark.long],
+    )
     for optimizer, entry in sorted(get_registry().optimizers().items())
     for strategy, accepted in sorted(get_registry().strategies().items())
     if strategy in (*STRATEGIES, *CUT) and entry.granularity in accepted.granularities
@@ -29,7 +39,7 @@ CASES = [
 """Other pairs of optimizer and strategy fall back to one of these."""
 
 
-@pytest.mark.parametrize("check", CASES, ids=lambda check: f"{check}-{check.settings['sharding']}")
+@pytest.mark.parametrize("check", CASES)
 def test_what_a_strategy_could_break(check: BoundCheck) -> None:
     """The check holds, or is about what the optimizer does not offer."""
     check()

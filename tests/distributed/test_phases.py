@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from long_runs import sometimes
 
 sys.path.insert(0, str(Path(__file__).parent / "layerwise"))
 sys.path.insert(0, str(Path(__file__).parent / "fsdp"))
@@ -144,7 +145,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("runs", sometimes(RUNS, always=["matrices"]))
 def test_states_leave_and_come_back_under_every_strategy(launch, runs, tmp_path):
     """Also between two backward passes of a step; a checkpoint saved meanwhile is loaded by either kind of run."""
     assert launch(phases, 2, RUNS[runs], str(tmp_path), timeout=240) == [{}, {}]

@@ -1,5 +1,6 @@
 """Offloaded, every strategy trains to the bits of a replicated optimizer in place."""
 
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from long_runs import sometimes
 
 sys.path.insert(0, str(Path(__file__).parent / "layerwise"))
 
@@ -40,8 +42,13 @@ def quietly(rank: int, size: int, runs: Mapping[str, tuple[Any, Any]]) -> dict[s
     return several(rank, size, runs)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("optimizer", SHARDED)
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    sometimes(
+        itertools.product(SHARDED, PRECISIONS),
+        always=[("adam", "remainders"), ("muon", "fp32"), ("muon", "main"), ("soap", "remainders")],
+    ),
+)
 def test_two_ranks_make_the_bits_of_a_replicated_optimizer_in_place(launch, optimizer, precision):
     """Under torch's DDP and in buffers, gathered in the step or after it, with all and with a part on the CPU."""
     settings = PRECISIONS[precision]

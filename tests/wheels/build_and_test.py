@@ -165,7 +165,7 @@ def copy_tests(distributions: list[Distribution], to: Path) -> list[str]:
     ]
     # What recipes of the bridge are held to stands beside the benchmarks.
     results = Path("benchmarks/results/bridge.json")
-    settings = (Path("pyproject.toml"), Path("conftest.py"), Path("tests/leftovers.py"))
+    settings = (*map(Path, ("pyproject.toml", "conftest.py", "tests/leftovers.py", "tests/long_runs.py")),)
     # The front page's lines with tox are held to its environments, and so are those of combinations.
     front = (Path("README.md"), Path("CONTRIBUTING.md"), Path("tox.ini"))
     for name in (*settings, *front, results, *readmes):

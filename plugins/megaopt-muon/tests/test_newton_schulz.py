@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from long_runs import sometimes
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.schedule import Spectrum, are_measured, longest_blocks, plan_blocks, spectrum_of
@@ -32,8 +33,17 @@ MODES = {
 """Precision, fixture, dtype of the plain iteration, and the part of its error that is allowed."""
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("coefficient_type", TYPES)
+@pytest.mark.parametrize(
+    ("coefficient_type", "mode"),
+    sometimes(
+        itertools.product(TYPES, MODES),
+        always=[
+            (name, mode)
+            for name, mode in itertools.product(TYPES, MODES)
+            if mode != "medium in bfloat16" or name in {"quintic", "cans", "deepseekv4"}
+        ],
+    ),
+)
 def test_auto_is_as_accurate_as_the_plain_iteration(request, formulas, coefficient_type, mode):
     """On every spectrum, auto's error is within 1.2 times the plain iteration's in float32, and twice in bfloat16."""
     # Where float32 stands in for bfloat16, it is within half of the plain iteration's in bfloat16.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from long_runs import sometimes
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -86,7 +87,7 @@ def equal_run(kind: str, mesh: DeviceMesh, options: dict) -> None:
     )
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", sometimes(MESHES, ("columns", "fsdp x tp", "hsdp")))
 def test_a_cut_model_trains_as_the_whole_one(launch, name) -> None:
     """Parameters and norms are those of one process over ten steps, clipping included; no step gathers a tensor."""
     dims, options = MESHES[name]

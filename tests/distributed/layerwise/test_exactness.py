@@ -1,11 +1,13 @@
 """Owners step whole matrices to the bits of a replicated optimizer."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from long_runs import sometimes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -49,8 +51,13 @@ def ways(
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    sometimes(
+        itertools.product(OPTIMIZERS, [torch.float32, torch.bfloat16]),
+        always=[("muon", torch.bfloat16), ("adaptive_muon", torch.float32), ("soap", torch.float32)],
+    ),
+)
 def test_two_ranks_make_the_bits_of_a_replicated_optimizer(launch, optimizer, dtype):
     """Parameters, main parameters and state; adam steps the rest."""
     pytest.importorskip("megaopt_soap" if optimizer == "soap" else "megaopt_muon")

@@ -691,6 +691,7 @@ else:
 """
 
 
+@pytest.mark.any_python
 @pytest.mark.parametrize("then", ["pass", "raise SystemExit(0)", "raise RuntimeError('bad')"])
 def test_a_process_that_an_import_forks_off_does_not_run_the_program_again(plugins, then) -> None:
     """It ends where it came to be, and says why; the plugin works in the process that asked for it."""

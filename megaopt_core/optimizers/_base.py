@@ -278,7 +278,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def _finish_sync(self) -> None:
         self.finish_param_sync()
         for part in self.parts:
-            part.writes.record()
+            part.record_writes()
 
     def finish_param_sync(self) -> None:
         """Return when parameters are up to date, or when the forward pass will wait for them."""

@@ -16,6 +16,7 @@ from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._stages import stage
 from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
+from megaopt_core.optimizers._between_steps.written import StepWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
 from megaopt_core.plugin_api._entries import SCALAR_STATES
@@ -75,6 +76,7 @@ class OptimizerPart:
     _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
     _member_ids: list[list[int]] = field(init=False)
     _inner_values: list[dict[str, Any]] | None = field(default=None, init=False)
+    _step_writes: StepWrites = field(init=False)
 
     @checks.default
     def _checks_of_defaults(self) -> GroupChecks:
@@ -84,6 +86,7 @@ class OptimizerPart:
         joins_of(self.inner)  # what is wrong there is said here, not in the first checkpoint
         self._spans = [self._spans_of(piece) for piece in self.pieces]
         self.writes = ForeignWrites(self.precision, self.sharded)
+        self._step_writes = StepWrites(self.pieces, self.groups)
         self._member_ids = [list(map(id, group["params"])) for group in self.groups]
 
     def watch_again(self) -> None:
@@ -222,6 +225,7 @@ class OptimizerPart:
         self.writes.take_over()
         watched = self.precision.watched()
         before = self.changes.before(watched)
+        self._step_writes.expect(self.precision)
         self._copy_settings_inward()
         with self._scaled_grads():
             if self.split is not None:
@@ -234,6 +238,11 @@ class OptimizerPart:
         self.precision.discard_grads()
         self._copy_settings_outward()
         self.changes.after(watched, before)
+
+    def record_writes(self) -> None:
+        """Tell autograd what the last step has written to, and whoever watches that nobody else did."""
+        self._step_writes.count()
+        self.writes.record()
 
     def _step_in_units(self, sharded: OverlappedParams) -> None:
         """Step one unit after the other, and begin to bring each to the other ranks while the next is stepped."""

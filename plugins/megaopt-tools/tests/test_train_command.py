@@ -234,6 +234,10 @@ def test_a_run_whose_held_out_loss_alone_is_not_finite_is_reported(megaopt, caps
         ),
         (("--set", "adam_beta2"), "--set adam_beta2: write it as NAME=VALUE"),
         (("--set", "optimizer=sgd"), "--set optimizer=sgd: the optimizer is already adam"),
+        (
+            ("--lr", "0.1", "--set", "lr=0.2"),
+            "--set lr=0.2: the learning rate is already 0.1",
+        ),
         (("--lr", "-1"), "lr=-1.0: must be a number of at least 0"),
         (("--out", "letters.txt"), "--out letters.txt: no folder can be made there: File exists"),
         (("--out", "letters.txt/x"), "--out letters.txt/x: no folder can be made there: Not a directory"),

@@ -80,6 +80,8 @@ def recipe_of(args: Namespace, optimizer: str, lr: float | None, settings: Mappi
     named = settings.pop("optimizer", optimizer)
     if named != optimizer:
         raise CommandError(f"--set optimizer={named}: the optimizer is already {optimizer}")
+    if lr is not None and given_lr is not None and given_lr != lr:
+        raise CommandError(f"--set lr={given_lr}: the learning rate is already {lr}")
     lr = given_lr if lr is None else lr
     optional = {} if args.warmup is None else {"warmup": args.warmup}
     return Recipe(

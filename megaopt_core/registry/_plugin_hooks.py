@@ -167,8 +167,8 @@ def _require_no_default(caller: pluggy.HookCaller, impl: pluggy.HookImpl) -> Non
     wrong = [name for name in impl.kwargnames if name in given]
     if wrong:
         raise PluginError(
-            f"its {caller.name!r} would never be given {', '.join(map(repr, wrong))}, which has a default: pluggy hands "
-            "over arguments without one; remove the default"
+            f"its {caller.name!r} would never be given {', '.join(map(repr, wrong))}, which has a default: pluggy "
+            "hands over arguments without one; remove the default"
         )
 
 

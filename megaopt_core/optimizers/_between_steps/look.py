@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -12,8 +13,8 @@ from attrs import define, field
 __all__ = ["ModelLook"]
 
 _requires_grad = attrgetter("requires_grad")
-_dtype = attrgetter("dtype")
-_device = attrgetter("device")
+_KINDS = {name: attrgetter(name) for name in ("dtype", "device", "shape")}
+"""What of a stepped parameter stays as it was at the build, whatever memory it is given."""
 
 
 def _references(chunks: Sequence[torch.nn.Module]) -> list[weakref.ref[torch.nn.Module]]:
@@ -38,8 +39,7 @@ class ModelLook:
     twins: Iterable[torch.nn.Parameter] = ()
     _stepped: list[torch.nn.Parameter] = field(init=False)
     _known: set[int] = field(init=False)
-    _dtypes: list[torch.dtype] = field(init=False)
-    _devices: list[torch.device] = field(init=False)
+    _kinds: dict[str, list[Any]] = field(init=False)
     _elsewhere: dict[int, weakref.ref[torch.nn.Parameter]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -54,8 +54,7 @@ class ModelLook:
         """
         self.names, self._stepped = names, list(names)
         self._known = {id(None), *map(id, self._stepped), *map(id, twins)}
-        self._dtypes = list(map(_dtype, self._stepped))
-        self._devices = list(map(_device, self._stepped))
+        self._kinds = {kind: list(map(read, self._stepped)) for kind, read in _KINDS.items()}
 
     def leave(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Pass parameters over from now on: something else steps them.
@@ -96,25 +95,14 @@ class ModelLook:
             return []
         return [param for param in self._stepped if not param.requires_grad]
 
-    def converted(self) -> list[tuple[str, torch.dtype, torch.nn.Parameter]]:
-        """Return name, dtype of before, and parameter of what has another dtype now."""
-        if list(map(_dtype, self._stepped)) == self._dtypes:
-            return []
-        return [
-            (self.names[param], before, param)
-            for param, before in zip(self._stepped, self._dtypes, strict=True)
-            if param.dtype != before
-        ]
-
-    def moved(self) -> list[tuple[str, torch.device, torch.nn.Parameter]]:
-        """Return name, device of before, and parameter of what is on another device now."""
-        if list(map(_device, self._stepped)) == self._devices:
-            return []
-        return [
-            (self.names[param], before, param)
-            for param, before in zip(self._stepped, self._devices, strict=True)
-            if param.device != before
-        ]
+    def changed(self) -> tuple[str, list[tuple[str, Any, torch.nn.Parameter]]] | None:
+        """Return what is another now, dtype, device or shape, with names, values of before and parameters."""
+        for kind, read in _KINDS.items():
+            before = self._kinds[kind]
+            if list(map(read, self._stepped)) != before:
+                pairs = zip(self._stepped, before, strict=True)
+                return kind, [(self.names[each], was, each) for each, was in pairs if read(each) != was]
+        return None
 
 
 def _has_grad(param: torch.nn.Parameter) -> bool:

@@ -14,11 +14,10 @@ from megaopt_core.optimizers._between_steps.look import ModelLook
 from megaopt_core.optimizers._between_steps.new_groups import start_groups
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_words import (
-    converted_error,
+    changed_error,
     in_words,
     kind_of,
     listed,
-    moved_error,
     words_of,
 )
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
@@ -83,12 +82,9 @@ class LateParams:
         Raises:
             MegaoptError: routing what was added is not possible.
         """
-        converted = self.look.converted()
-        if converted:
-            return converted_error(converted)
-        moved = self.look.moved()
-        if moved:
-            return moved_error(moved)
+        changed = self.look.changed()
+        if changed is not None:
+            return changed_error(*changed)
         self.frozen = self.look.frozen()
         names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:

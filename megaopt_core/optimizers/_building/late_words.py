@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from megaopt_core.errors import OwnershipError
 
-__all__ = ["converted_error", "in_words", "kind_of", "listed", "moved_error", "words_of"]
+__all__ = ["changed_error", "in_words", "kind_of", "listed", "words_of"]
 
 
 def in_words(replaced: bool) -> str:
@@ -48,32 +49,29 @@ def words_of(param: torch.Tensor) -> str:
     return f"{str(param.dtype).removeprefix('torch.')} {tuple(param.shape)} on {param.device}"
 
 
-def converted_error(converted: Sequence[tuple[str, torch.dtype, torch.nn.Parameter]]) -> OwnershipError:
-    """Return the error of parameters that have another dtype than at the build.
+def changed_error(kind: str, changed: Sequence[tuple[str, Any, torch.nn.Parameter]]) -> OwnershipError:
+    """Return the error of parameters that have another dtype, shape or device than at the build.
 
     Args:
-        converted: name, dtype of before, and parameter.
+        kind: which of these.
+        changed: name, value of before, and parameter.
     """
-    names = [name for name, _, _ in converted]
-    name, before, param = converted[0]
-    return OwnershipError(
-        f"{listed(names)}: {name!r} is {str(param.dtype).removeprefix('torch.')} now and was "
-        f"{str(before).removeprefix('torch.')} when its optimizer was built: convert the model (.to(dtype), .half(), "
-        ".bfloat16()) before building its optimizer",
-        names=names,
-    )
+    names = [name for name, _, _ in changed]
+    name, before, param = changed[0]
+    return OwnershipError(f"{listed(names)}: {name!r} {_CHANGED[kind](before, param)}", names=names)
 
 
-def moved_error(moved: Sequence[tuple[str, torch.device, torch.nn.Parameter]]) -> OwnershipError:
-    """Return the error of parameters that are on another device than at the build.
-
-    Args:
-        moved: name, device of before, and parameter.
-    """
-    names = [name for name, _, _ in moved]
-    name, before, param = moved[0]
-    return OwnershipError(
-        f"{listed(names)}: {name!r} is on {param.device} now and was on {before} when its optimizer was built, which "
-        "keeps its states there: move the model (.to(device), .cuda()) before building its optimizer",
-        names=names,
-    )
+_CHANGED: Mapping[str, Callable[[Any, torch.Tensor], str]] = {
+    "dtype": lambda before, param: (
+        f"is {str(param.dtype).removeprefix('torch.')} now and was {str(before).removeprefix('torch.')} when its "
+        "optimizer was built: convert the model (.to(dtype), .half(), .bfloat16()) before building its optimizer"
+    ),
+    "device": lambda before, param: (
+        f"is on {param.device} now and was on {before} when its optimizer was built, which keeps its states there: "
+        "move the model (.to(device), .cuda()) before building its optimizer"
+    ),
+    "shape": lambda before, param: (
+        f"has shape {tuple(param.shape)} now and had {tuple(before)} when its optimizer was built, whose states have "
+        "that one: give its module a new torch.nn.Parameter and build the optimizer anew"
+    ),
+}

@@ -248,6 +248,25 @@ def test_a_converted_model_is_refused(build, precision, dtype) -> None:
     assert all(torch.equal(*pair) for pair in zip(values, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_weight_of_another_shape_is_refused(build, precision) -> None:
+    """A fused kernel would read and write its states behind their end."""
+    model = model_of(precision)
+    optimizer = build(model, **precision)
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    was = tuple(model[2].weight.shape)
+    model[2].weight.data = torch.zeros(was[0] + 2, *was[1:], dtype=model[2].weight.dtype)
+    model[2].bias.data = torch.zeros(was[0] + 2, dtype=model[2].bias.dtype)
+    backward(model)
+    values = [param.detach().clone() for param in model.parameters()]
+    said = rf"'2.weight' has shape \({was[0] + 2}, .* now and had \({was[0]}, .* build the optimizer anew"
+    with pytest.raises(OwnershipError, match=said):
+        optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(values, model.parameters(), strict=True))
+
+
 def test_a_model_that_went_to_meta_is_refused(build) -> None:
     """There is nothing left to step."""
     model = model_of({})

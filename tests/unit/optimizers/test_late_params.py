@@ -361,7 +361,7 @@ def test_a_model_that_was_moved_to_another_device_is_refused_with_both_names(bui
     model = mlp()
     optimizer = build(model)
     give(model)
-    optimizer.late.look._devices[0] = torch.device("cuda", 0)
+    optimizer.late.look._kinds["device"][0] = torch.device("cuda", 0)
     before = [param.detach().clone() for param in model.parameters()]
     with pytest.raises(
         OwnershipError, match=r"'0\.weight' is on cpu now and was on cuda:0 .* before building"

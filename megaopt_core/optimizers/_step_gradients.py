@@ -94,7 +94,9 @@ class StepGradients:
             except UnsupportedOperationError as error:  # kept until the other ranks have heard of it
                 self._refused = self._refused or error
             except RuntimeError:
-                if self._refused is None:  # else it follows from what is refused, as gradients of other shapes do
+                if (
+                    self._refused is None
+                ):  # else it follows from what is refused, as gradients of other shapes do
                     raise
         if self.scaler is None:
             return None

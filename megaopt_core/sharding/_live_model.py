@@ -113,7 +113,7 @@ class LiveModel:
         return elements_of(local_tensor(self.params[shard.name]), self.box(shard.name), shard)
 
     def grad(self, shard: Shard) -> torch.Tensor | None:
-        """Return the gradient of a shard, flat; None when its parameter has none.
+        """Return the gradient of a shard, flat and dense; None when its parameter has none.
 
         A collective over its mesh where the gradient of a DTensor is not placed as the parameter is: then all ranks of
         the mesh ask, in one order.
@@ -125,6 +125,8 @@ class LiveModel:
             ShardingError: the parameter has not all of them.
         """
         grad = self.local_grad(shard.name)
+        if grad is not None and grad.is_sparse:
+            grad = grad.to_dense()
         return None if grad is None else elements_of(grad, self.box(shard.name), shard)
 
     def local_grad(self, name: str) -> torch.Tensor | None:

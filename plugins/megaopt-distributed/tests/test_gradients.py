@@ -9,6 +9,7 @@ import torch
 from megaopt_distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
 
+from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError, GradientError
 
 
@@ -71,6 +72,22 @@ def test_sparse_gradients_are_added_to_the_buffer(passes: int) -> None:
             model(torch.tensor([1, 2, 2 + number])).sum().backward()
         grads.append(module.weight.main_grad)
     assert torch.equal(*grads)
+
+
+def test_sparse_gradients_are_stepped_as_dense_ones_where_there_is_no_buffer() -> None:
+    """Torch's Adam takes none; flat memory has dense ones."""
+    pytest.importorskip("megaopt_adam")
+    values = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        module = nn.Embedding(7, 2, sparse=sparse)
+        optimizer = build_optimizer(module, "adam", lr=0.1, sharding="distributed")
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(torch.tensor([1, 2, 2])).square().sum().backward()
+            optimizer.step()
+        values.append(module.weight.detach())
+    assert torch.equal(*values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])

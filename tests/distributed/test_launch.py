@@ -17,7 +17,7 @@ pytestmark = [
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import launch, test_launch
 if __name__ == "__main__":
     launch.launch(test_launch.waits, 2, {pids!r})
@@ -52,7 +52,8 @@ def test_no_process_is_left_when_a_run_is_killed(tmp_path):
     pids = tmp_path / "pids"
     pids.mkdir()
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(folder=str(Path(__file__).parent), pids=str(pids)))
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    program.write_text(PROGRAM.format(folders=folders, pids=str(pids)))
     run = subprocess.Popen([sys.executable, str(program)])
     try:
         assert within(300.0, lambda: len(list(pids.iterdir())) == 2)

@@ -22,7 +22,7 @@ class Reader:
     megaopt_api = "1"
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         return {
             f"{name}.weight" if name else "weight": self.says(module)
             for name, module in model_chunk.named_modules()
@@ -83,7 +83,7 @@ class EveryTableIsAMatrix(Reader):
     """Goes by dimensions, and is certain."""
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         return {
             name: RoleDecision(Role.MATRIX, "two dimensions")
             for name, param in model_chunk.named_parameters()
@@ -93,7 +93,7 @@ class EveryTableIsAMatrix(Reader):
 
 class EveryVectorIsAMatrix(Reader):
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         return {
             name: RoleDecision(Role.MATRIX, "its name")
             for name, param in model_chunk.named_parameters()
@@ -103,7 +103,7 @@ class EveryVectorIsAMatrix(Reader):
 
 class NormsAreHeads(Reader):
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         return {
             f"{name}.weight": RoleDecision(Role.OUTPUT, "it comes last")
             for name, module in model_chunk.named_modules()
@@ -120,7 +120,7 @@ class Contradicts(Reader):
     """Says something else under each name of a tied layer."""
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         roles = {"first.weight": Role.MATRIX, "second.weight": Role.ELEMENTWISE}
         known = dict(model_chunk.named_parameters(remove_duplicate=False))
         return {name: RoleDecision(role, "its name") for name, role in roles.items() if name in known}
@@ -133,7 +133,7 @@ class RemembersClasses(Reader):
         self.known: dict[type, dict[str, Any]] = {}
 
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         answer = {
             f"{name}.weight": MatrixView(split_dim=0, split_sizes=(module.out_features,))
             for name, module in model_chunk.named_modules()
@@ -144,7 +144,7 @@ class RemembersClasses(Reader):
 
 class SetsAttributes(Reader):
     @hookimpl
-    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any = None) -> dict[str, Any]:
+    def megaopt_annotate_params(self, model_chunk: nn.Module, example: Any) -> dict[str, Any]:
         for module in model_chunk.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = 1e-3

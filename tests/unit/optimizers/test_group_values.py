@@ -76,6 +76,17 @@ def test_what_is_written_later_is_checked_before_the_step(
     assert optimizer.step().update_successful
 
 
+@pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(1j)], ids=["two numbers", "complex"])
+def test_a_tensor_that_is_no_number_is_refused(mlp, build, give, value) -> None:
+    """A learning rate may be a tensor of one real number."""
+    model = mlp()
+    optimizer = build(model)
+    optimizer.param_groups[0]["lr"] = value
+    give(model)
+    with pytest.raises(ConfigurationError, match="lr=tensor"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("stage", ["prepare_grads", "step_with_ready_grads"])
 def test_the_stages_check_too(mlp, build, give, stage) -> None:
     """A trainer that drives them writes between them."""

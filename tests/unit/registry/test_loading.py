@@ -6,6 +6,7 @@ import pytest
 
 from megaopt_core.errors import BrokenPluginWarning
 from megaopt_core.registry import PluginStatus
+from megaopt_core.registry._faults import words_of
 
 OFFERS_PLAIN = """
 @hookimpl
@@ -187,3 +188,17 @@ def test_a_broken_plugin_is_warned_of_once(plugins) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         registry.optimizers()
+
+
+def test_an_interrupt_is_never_a_plugins_fault(plugins) -> None:
+    """Whoever presses the keys while a plugin answers, or while its error is put into words, is heard."""
+
+    class PressedError(Exception):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        words_of(PressedError())
+    plugins.install("slow", "@hookimpl\ndef megaopt_optimizer_entries(): raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        plugins.registry().optimizers()

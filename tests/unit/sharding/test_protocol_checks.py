@@ -20,7 +20,7 @@ from megaopt_core import (
     hookimpl,
     route,
 )
-from megaopt_core.errors import OwnershipError, ShardingError
+from megaopt_core.errors import OwnershipError, PluginError, ShardingError
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.params import ParamInfo, RankCoordinates, Shard
@@ -36,7 +36,7 @@ from megaopt_core.sharding import (
     World,
     require_partition,
 )
-from megaopt_core.sharding._attached import make_peer_groups
+from megaopt_core.sharding._attached import make_peer_groups, require_sharded_params
 
 SPEC = ParamSpec(
     "w", (4, 8), torch.float32, torch.float32, "any", 0, Granularity.ELEMENT, 32.0, takes_peers=True
@@ -246,3 +246,29 @@ def test_each_piece_counts_by_its_own_peers():
     )
     assert list(part.counted_grads()) == [("mine", grads[0])]
     assert list(part.uncounted_grads()) == [grads[1]]
+
+
+def test_what_is_attached_has_all_of_the_protocol() -> None:
+    """The error names what is lacking, and what to inherit from."""
+    with pytest.raises(PluginError, match=r"lacks stats_group, exchange, collect_grads, .* inherit from"):
+        require_sharded_params(SimpleNamespace(pieces=()), "mine")
+
+
+def test_defaults_of_the_protocol() -> None:
+    """A strategy has no buffers, and what it attaches takes nothing in later, unless it says how."""
+
+    class Attached(ShardedParams):
+        def collect_grads(self) -> None: ...
+        def take_model_values(self) -> None: ...
+        def start_param_sync(self) -> None: ...
+        def finish_param_sync(self) -> None: ...
+
+    class Plain(ShardingStrategy):
+        name = "plain"
+
+        def layout(self, *_: object) -> ParamLayout: ...
+        def attach(self, *_: object, **__: object) -> ShardedParams: ...
+
+    assert Plain().buffers([SPEC], World({"dp": 2}), LayoutOptions()) is None
+    with pytest.raises(ShardingError, match="Attached takes in no parameter after the build"):
+        Attached().take_in(piece(SPEC.shard({}), 0))

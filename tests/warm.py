@@ -23,6 +23,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from megaopt_core.registry import reset_registry
+
 __all__ = ["run_python", "run_torchrun", "server"]
 
 PACKAGES = [
@@ -56,7 +58,7 @@ OTHERS = [
 def server() -> ForkServerContext:
     """Return the context whose processes are forked from the server."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*OTHERS, *_modules_of_ours()])
+    context.set_forkserver_preload([*OTHERS, *_modules_of_ours(), "loaded_registry"])
     return context
 
 
@@ -134,6 +136,7 @@ def _begin(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    reset_registry()  # that environment may allow other plugins
     _leave(program, arguments)
 
 

@@ -72,7 +72,7 @@ WAYS = {"megaopt": (save_checkpoint, load_checkpoint), "torch": (save_with_torch
     ("kind", "way"),
     sometimes(
         itertools.product(["adam", "muon distributed"], WAYS),
-        always=[("adam", "torch"), ("muon distributed", "megaopt")],
+        always=[("muon distributed", "megaopt")],
     ),
 )
 def test_a_run_goes_on_cut_and_whole(launch, tmp_path, kind, way) -> None:

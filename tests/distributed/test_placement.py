@@ -46,7 +46,7 @@ def quietly(rank: int, size: int, runs: Mapping[str, tuple[Any, Any]]) -> dict[s
     ("optimizer", "precision"),
     sometimes(
         itertools.product(SHARDED, PRECISIONS),
-        always=[("adam", "remainders"), ("muon", "fp32"), ("muon", "main"), ("soap", "remainders")],
+        always=[("adam", "remainders"), ("muon", "main")],
     ),
 )
 def test_two_ranks_make_the_bits_of_a_replicated_optimizer_in_place(launch, optimizer, precision):

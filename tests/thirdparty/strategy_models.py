@@ -10,6 +10,7 @@ from torch import nn
 
 from megaopt_core import MatrixView, ProcessGroupCollection, build_optimizer
 from megaopt_core.optimizers import MegatronOptimizer
+from megaopt_core.registry import reset_registry
 
 CUTS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "experts": 1}
 """Dimension along which tensor parallelism cuts a parameter."""
@@ -52,6 +53,7 @@ def use(folder: str) -> None:
     """Let this process find what is installed in a folder."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
+        reset_registry()
 
 
 def own_part(name: str, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -32,7 +32,7 @@ OVER_RANKS = {"sharded", "resume_over_ranks", "world_sizes"}
 """Checks that start ranks, and take most of the kit's time."""
 
 KINDS = {"ademamix", "blocks", "langevin", "nesterov_sgd", "schedule_free_sgd", "shampoo_like"}
-"""One of each kind of state and step: these go over ranks in every run of the tests, all others in the long one."""
+"""One of each kind of state and step: these are tried in every run of the tests, all others in the long one."""
 
 
 class Plugin:
@@ -55,7 +55,10 @@ SKIPPED = {"settings_documented", "settings_used", "settings_act", "granularity"
 """What may not be made of them: there are no settings, no split step, or no single elements."""
 
 
-@pytest.mark.parametrize("name", HONEST)
+EACH_KIND = [name if name in KINDS else pytest.param(name, marks=pytest.mark.long) for name in HONEST]
+
+
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_an_honest_optimizer_passes(name: str) -> None:
     """Every check of one process holds, or cannot be made."""
     alone = [check for check in CHECKS if check.id not in OVER_RANKS]
@@ -64,9 +67,7 @@ def test_an_honest_optimizer_passes(name: str) -> None:
     assert {result.id for result in results if result.status.value == "skipped"} <= SKIPPED
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.long) for name in HONEST]
-)
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_an_honest_optimizer_passes_over_ranks(name: str) -> None:
     """Every check that starts ranks holds, or cannot be made."""
     results = run_checks(name, checks=[check for check in CHECKS if check.id in OVER_RANKS])

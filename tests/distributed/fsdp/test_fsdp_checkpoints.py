@@ -164,12 +164,12 @@ def told_whole(rank: int, size: int, dims: dict[str, int], kind: str, dtype: tor
     ("dims", "kind", "dtype"),
     [
         ({"dp": 2, "tp": 2}, "muon", torch.float32),
-        ({"dp": 2}, "soap", torch.float32),
         ({"dp": 2}, "newcomer", torch.bfloat16),
         ({"dp": 2}, "as_one", torch.float32),
-        ({"dp": 2}, "adaptive_muon", torch.float32),
         *sometimes(
             [
+                ({"dp": 2}, "soap", torch.float32),
+                ({"dp": 2}, "adaptive_muon", torch.float32),
                 ({"dp": 4}, "adam", torch.float32),
                 ({"dp": 4}, "muon", torch.bfloat16),
                 ({"dp_replicate": 2, "dp": 2}, "soap", torch.bfloat16),

@@ -87,7 +87,7 @@ def equal_run(kind: str, mesh: DeviceMesh, options: dict) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sometimes(MESHES, ("columns", "fsdp x tp", "hsdp")))
+@pytest.mark.parametrize("name", sometimes(MESHES, ("columns", "fsdp x tp")))
 def test_a_cut_model_trains_as_the_whole_one(launch, name) -> None:
     """Parameters and norms are those of one process over ten steps, clipping included; no step gathers a tensor."""
     dims, options = MESHES[name]

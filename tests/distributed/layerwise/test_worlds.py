@@ -30,7 +30,7 @@ BUFFERS = {"overlap_grad_reduce": True, "bucket_size": 1500}
     ("optimizer", "dtype"),
     sometimes(
         itertools.product(["muon", "adaptive_muon", "soap"], [torch.float32, torch.bfloat16]),
-        always=[("muon", torch.float32), ("adaptive_muon", torch.bfloat16), ("soap", torch.bfloat16)],
+        always=[("muon", torch.float32), ("soap", torch.bfloat16)],
     ),
 )
 def test_two_ranks_with_tied_frozen_and_accumulated(launch, optimizer, dtype):
@@ -80,7 +80,7 @@ def many(rank: int, size: int, runs: Mapping[str, tuple[Any, Any]]) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("size", sometimes([3, 4], [3]))
 def test_at_more_ranks_given_gradients_make_the_same_bits(launch, size):
     """More ranks than matrices too; some gradients are missing in the first step."""
     missing = ("last.weight", "blocks.1.1.weight", "blocks.1.0.bias")

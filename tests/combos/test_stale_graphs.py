@@ -8,6 +8,8 @@ from torch import nn
 
 from megaopt_core import build_optimizer, get_registry
 
+pytestmark = pytest.mark.any_python
+
 REGISTRY = get_registry()
 STRATEGIES = {"replicated", "distributed", "layer_wise"} & set(REGISTRY.strategies())
 PRECISIONS = {

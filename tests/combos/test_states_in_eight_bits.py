@@ -13,6 +13,8 @@ from megaopt_core.errors import UnusedSettingWarning
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._block_codes import BlockCode
 
+pytestmark = pytest.mark.any_python
+
 AWARE = {"use_precision_aware_optimizer": True}
 SETTINGS = {
     "adam": {"exp_avg_dtype": "uint8", "exp_avg_sq_dtype": "8bit"},

@@ -19,7 +19,7 @@ from megaopt_core import (
 from megaopt_core.errors import MegaoptError
 from megaopt_core.optimizers import FP32Optimizer, MegatronOptimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 WHOLE: dict = {}
 SCATTERED = {"use_distributed_optimizer": True}

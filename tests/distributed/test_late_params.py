@@ -12,7 +12,7 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.errors import OwnershipError
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def unfrozen_on_one(rank: int, size: int, settings: Mapping[str, Any], staged: bool) -> tuple[str, bool]:

@@ -15,6 +15,8 @@ from megaopt_core import OptimizerEntry, OptimizerParamScheduler, build_optimize
 from megaopt_core.errors import UnknownNameError
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 files = pytest.importorskip("megaopt_checkpoint")
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.any_python
+
 HIDE = """
 import importlib, os, pkgutil, signal, sys
 

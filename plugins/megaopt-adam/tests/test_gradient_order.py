@@ -9,6 +9,8 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 
+pytestmark = pytest.mark.any_python
+
 ORDERS = {
     "transposed": lambda values: values.t().contiguous().t(),
     "expanded": lambda values: values[:1].expand(values.shape),

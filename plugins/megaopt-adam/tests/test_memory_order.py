@@ -9,6 +9,8 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 
+pytestmark = pytest.mark.any_python
+
 
 def model(dtype: torch.dtype) -> Any:
     """Return a convolution and two matrices, without a forward pass."""

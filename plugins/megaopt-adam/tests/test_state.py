@@ -8,6 +8,8 @@ import torch
 
 from megaopt_core import build_optimizer
 
+pytestmark = pytest.mark.any_python
+
 CASES: dict[str, tuple[str, dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adam": ("adam", {}, torch.optim.AdamW, {}),
     "adamw": ("adamw", {}, torch.optim.AdamW, {}),

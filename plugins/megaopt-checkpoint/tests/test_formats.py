@@ -17,6 +17,8 @@ from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointCorruptError
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 FORMATS = Path(__file__).parent / "formats"
 
 

@@ -20,6 +20,8 @@ from megaopt_core.errors import CheckpointCorruptError, CheckpointError, Megaopt
 from megaopt_core.params import Shard, whole
 from megaopt_core.state._values.chunks import chunks_of
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,8 @@ from training import make
 from megaopt_core.errors import CheckpointBusyError, CheckpointError
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 TRACED = {module.__file__ for module in (lock, saving, staging)}
 OPEN = Path("/proc/self/fd")
 

@@ -17,6 +17,8 @@ from megaopt_core.errors import CheckpointCorruptError, CheckpointError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.state import LoadPlan
 
+pytestmark = pytest.mark.any_python
+
 
 def fill(model: nn.Module, optimizer: MegatronOptimizer, number: float) -> None:
     """Put one number everywhere."""

@@ -30,6 +30,8 @@ from megaopt_core.precision._state_codes import decode_state, encode_state
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
 from megaopt_core.state._values.codes import coded_runs
 
+pytestmark = pytest.mark.any_python
+
 BLOCK, CODE = 16, "acme.linear8"
 
 

@@ -16,6 +16,8 @@ from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import CheckpointError
 from megaopt_core.state import collect_state
 
+pytestmark = pytest.mark.any_python
+
 
 class Factors(torch.optim.Optimizer):
     """Keeps factors in a list, a name, and numbers of three kinds."""

@@ -25,6 +25,8 @@ from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import RoleDecision
 from megaopt_core.registry import reset_registry
 
+pytestmark = pytest.mark.any_python
+
 VIEW = MatrixView(split_sizes=(4, 2, 2), label="qkv", fused="qkv", head_sizes=(2, 2, 2))
 
 

@@ -14,6 +14,8 @@ from training import make
 from megaopt_core.errors import CheckpointError
 from megaopt_core.state import decode, encode
 
+pytestmark = pytest.mark.any_python
+
 
 def alike(left: Any, right: Any) -> bool:
     """Return whether two values are the same, with their types, NaN like NaN."""

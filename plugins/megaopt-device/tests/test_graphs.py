@@ -25,6 +25,8 @@ from megaopt_core.optimizers import MegatronOptimizer
 sys.path.insert(0, str(Path(__file__).parent))
 from recording import RecordingCapture
 
+pytestmark = pytest.mark.any_python
+
 
 class Signed(torch.optim.Optimizer):
     """Tensors only, of which a graph can be made; settings choose what it does that a graph cannot hold."""

@@ -13,6 +13,8 @@ from torch.nn.functional import linear
 
 from megaopt_core.errors import UnsupportedOperationError
 
+pytestmark = pytest.mark.any_python
+
 OVERLAP = {"use_distributed_optimizer": True, "overlap_param_gather": True, "bucket_size": 1}
 
 

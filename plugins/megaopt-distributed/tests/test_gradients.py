@@ -12,6 +12,8 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError, GradientError
 
+pytestmark = pytest.mark.any_python
+
 
 def wrapped(module: nn.Module | None = None, **settings: Any) -> DistributedDataParallel:
     """Return a wrapped model."""

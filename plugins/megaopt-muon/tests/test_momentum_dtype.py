@@ -11,6 +11,8 @@ from megaopt_core import build_optimizer
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
+pytestmark = pytest.mark.any_python
+
 
 def make(name: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Sequential, MegatronOptimizer]:
     """Return a matrix and the optimizer of its name, with its momentum in a dtype."""

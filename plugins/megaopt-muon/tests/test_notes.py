@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.notes import param_notes
@@ -10,6 +11,8 @@ from torch import nn
 from megaopt_core import build_optimizer
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import MatrixView, ParamInfo, Role
+
+pytestmark = pytest.mark.any_python
 
 
 def step(model: nn.Module, optimizer: MegatronOptimizer) -> None:

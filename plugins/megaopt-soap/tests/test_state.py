@@ -13,6 +13,8 @@ from megaopt_core import build_optimizer
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params import MatrixView, ParamInfo, Role
 
+pytestmark = pytest.mark.any_python
+
 SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-6}
 VIEWS = [
     (MatrixView(split_sizes=(2, 3, 1)), (6, 8)),

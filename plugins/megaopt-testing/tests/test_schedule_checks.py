@@ -14,6 +14,8 @@ from megaopt_core import ScheduleStyle, get_registry, hookimpl
 from megaopt_core.config import between
 from megaopt_core.plugin_api import LearningRatePoint, WeightDecayPoint
 
+pytestmark = pytest.mark.any_python
+
 _CALLS = itertools.count()
 
 

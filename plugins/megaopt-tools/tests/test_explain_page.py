@@ -10,6 +10,8 @@ from megaopt_tools.explain_page import write_page
 
 from megaopt_core.cli import main
 
+pytestmark = pytest.mark.any_python
+
 MANY = 60
 PLUGIN = """
 @hookimpl

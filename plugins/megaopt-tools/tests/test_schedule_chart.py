@@ -12,6 +12,8 @@ from megaopt_tools.text_plot import draw_curve, sample_steps
 
 from megaopt_core.cli import main
 
+pytestmark = pytest.mark.any_python
+
 BLANK, BOTTOM_LEFT = "\u2800", 0x40
 
 

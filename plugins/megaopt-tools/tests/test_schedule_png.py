@@ -8,6 +8,8 @@ from megaopt_tools.schedule_chart import run_schedule
 from megaopt_tools.schedule_command import add_schedule_arguments
 from megaopt_tools.schedule_png import offer_schedule_png
 
+pytestmark = pytest.mark.any_python
+
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 

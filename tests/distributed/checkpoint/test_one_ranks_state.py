@@ -23,7 +23,7 @@ pytest.importorskip("megaopt_adam")
 files = pytest.importorskip("megaopt_checkpoint")
 pytest.importorskip("megaopt_distributed")
 pytest.importorskip("megaopt_layerwise")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 class Halves(nn.Module):

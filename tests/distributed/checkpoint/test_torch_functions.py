@@ -14,7 +14,7 @@ from megaopt_core.optimizers import MegatronOptimizer
 
 pytest.importorskip("megaopt_adam")
 pytest.importorskip("megaopt_distributed")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 
 def build(seed: int, sharding: str) -> tuple[nn.Sequential, MegatronOptimizer]:

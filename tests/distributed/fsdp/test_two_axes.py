@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from megaopt_core import MatrixView, build_optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
 
 SHAPES = {"matrix": (16, 12), "uneven": (9, 14), "experts": (4, 12, 16)}
 PRECISE = {"muon": "muon_fp32_matmul_prec", "soap": "soap_fp32_matmul_prec"}

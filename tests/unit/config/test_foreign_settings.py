@@ -6,6 +6,8 @@ from megaopt_core import OptimizerConfig
 from megaopt_core.cli import main
 from megaopt_core.errors import ConfigurationError, UnknownSettingError
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.mark.parametrize(
     ("name", "ours"),

@@ -15,6 +15,8 @@ pytest.importorskip("megaopt_layerwise")
 pytest.importorskip("megaopt_muon")
 from megaopt_layerwise.planner import CostModel, Division, Work, plan_owners
 
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "owner-plans.md").read_text()
 ROWS = json.loads((ROOT / "benchmarks" / "results" / "balance.json").read_text())["rows"]
@@ -70,7 +72,6 @@ def test_only_plans_that_no_other_beats_are_less_even(row: dict[str, object]) ->
         assert plan["step_ms"] < least["step_ms_with_level_state"]
 
 
-@pytest.mark.any_python
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_is_below_the_bounds(benchmark: ModuleType, seed: int) -> None:
     """Of random works, shared out whole, with peers, and by every way there is to put few whole ones on two ranks."""

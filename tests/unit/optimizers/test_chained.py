@@ -19,6 +19,8 @@ from megaopt_core import (
 )
 from megaopt_core.errors import ConfigurationError, OwnershipError, PluginNotInstalledError, UnknownNameError
 
+pytestmark = pytest.mark.any_python
+
 MIXED = {
     ParamKey(name="0.weight"): {"optimizer": "t_sgd", "lr": 0.1},
     ParamKey(name="2.*"): {"optimizer": "t_momentum", "lr": 0.2},

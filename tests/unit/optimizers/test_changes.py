@@ -8,6 +8,8 @@ from torch import nn
 
 from megaopt_core import FP32Optimizer, OptimizerConfig, build_optimizer
 
+pytestmark = pytest.mark.any_python
+
 
 def convolution() -> nn.Module:
     """A convolution whose weight lies in channels-last order."""

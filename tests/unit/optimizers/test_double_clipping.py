@@ -8,6 +8,8 @@ from torch import nn
 
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 
+pytestmark = pytest.mark.any_python
+
 
 def _warnings_of(norms: list[float]) -> list[int]:
     """Return the steps, counted from 1, in which a watch warns."""

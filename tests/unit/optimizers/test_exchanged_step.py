@@ -18,6 +18,8 @@ from megaopt_core import Granularity, OptimizerEntry, ParamKey, build_optimizer,
 from megaopt_core.errors import PluginError, ShardingError
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 
 class Normalized(torch.optim.Optimizer):
     """Momentum that is divided by its norm; counts its steps in the group."""

@@ -21,6 +21,8 @@ from megaopt_core.params import Granularity, ParamSpec
 from megaopt_core.precision import Fp32, MainParams, ParamRemainders
 from megaopt_core.sharding import LiveModel, Piece, PieceSpec, ShardedParams
 
+pytestmark = pytest.mark.any_python
+
 PADDING = 3
 
 

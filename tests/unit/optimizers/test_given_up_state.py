@@ -7,6 +7,8 @@ import torch
 
 from megaopt_core.errors import UnsupportedOperationError
 
+pytestmark = pytest.mark.any_python
+
 PRECISIONS = [{}, {"bf16": True}, {"bf16": True, "use_precision_aware_optimizer": True}]
 
 

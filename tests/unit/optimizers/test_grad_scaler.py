@@ -9,6 +9,8 @@ from torch import nn
 from megaopt_core import ConstantGradScaler, DynamicGradScaler, MixedPrecisionOptimizer, OptimizerConfig
 from megaopt_core.errors import ConfigurationError, StateDictError
 
+pytestmark = pytest.mark.any_python
+
 RANGE = "above 0 and finite in fp32, as 1 over it"
 
 

@@ -10,6 +10,8 @@ from megaopt_core.errors import GradientError
 from megaopt_core.optimizers._grad_norm import found_inf_in
 from megaopt_core.optimizers._gradients.statistics import count_zeros, scale_gradients, sum_of_squares
 
+pytestmark = pytest.mark.any_python
+
 CPU = torch.device("cpu")
 
 

@@ -24,6 +24,8 @@ from megaopt_core import (
 from megaopt_core.config import between, one_of, whole_number
 from megaopt_core.errors import ConfigurationError, OverrideError, ScheduleError, StateDictError
 
+pytestmark = pytest.mark.any_python
+
 WRONG = [
     ("lr", -1.0, "must be a number of at least 0, or None"),
     ("lr", math.nan, "must be a number of at least 0, or None"),

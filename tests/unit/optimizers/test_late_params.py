@@ -18,6 +18,8 @@ from megaopt_core import (
 )
 from megaopt_core.errors import OwnershipError
 
+pytestmark = pytest.mark.any_python
+
 PRECISIONS = [{}, {"bf16": True}, {"bf16": True, "use_precision_aware_optimizer": True}]
 
 

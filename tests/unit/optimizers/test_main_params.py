@@ -7,6 +7,8 @@ from torch import nn
 from megaopt_core.precision import MainParams
 from megaopt_core.precision._remainder_bits import split_remainder
 
+pytestmark = pytest.mark.any_python
+
 BETA1, BETA2, EPS, LR, WD = 0.9, 0.999, 1e-8, 0.01, 0.1
 
 

@@ -7,6 +7,8 @@ from torch import nn
 from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig
 from megaopt_core.errors import StateDictError
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.mark.parametrize("settings", [{}, {"use_precision_aware_optimizer": True}])
 def test_main_values_start_from_what_was_loaded(build, settings) -> None:

@@ -11,6 +11,8 @@ from torch.optim.optimizer import ParamsT
 from megaopt_core import OptimizerEntry, hookimpl
 from megaopt_core.errors import UnsupportedOperationError
 
+pytestmark = pytest.mark.any_python
+
 
 class ScheduleFree(torch.optim.Optimizer):
     """SGD whose training weights are an interpolation; evaluation uses the average, as schedule-free methods do."""

@@ -10,6 +10,8 @@ from megaopt_core import ParamKey, get_canonical_lr_for_logging
 from megaopt_core.errors import ConfigurationError, OverrideError
 from megaopt_core.optimizers import ChainedOptimizer, StepResult
 
+pytestmark = pytest.mark.any_python
+
 
 def _norm(model: nn.Module) -> float:
     return math.sqrt(sum(param.grad.double().square().sum().item() for param in model.parameters()))

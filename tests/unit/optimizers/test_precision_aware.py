@@ -16,6 +16,8 @@ from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision import _param_remainders as precision_aware
 
+pytestmark = pytest.mark.any_python
+
 AWARE = {"bf16": True, "use_precision_aware_optimizer": True}
 
 

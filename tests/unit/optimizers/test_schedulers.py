@@ -8,6 +8,8 @@ from torch.optim import lr_scheduler, swa_utils
 
 from megaopt_core import ParamKey
 
+pytestmark = pytest.mark.any_python
+
 CHAIN = {
     ParamKey(name="0.weight"): {"optimizer": "t_sgd", "lr": 0.1},
     ParamKey(name="2.*"): {"optimizer": "t_momentum", "lr": 0.02},

@@ -15,6 +15,8 @@ from megaopt_core.errors import PluginError, UnsupportedSettingError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
+pytestmark = pytest.mark.any_python
+
 NARROW = frozenset({torch.float32, torch.bfloat16, torch.float8_e5m2})
 AWARE = {"bf16": True, "use_precision_aware_optimizer": True}
 

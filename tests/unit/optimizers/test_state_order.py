@@ -10,6 +10,8 @@ from torch import nn
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.precision import StoredSlice
 
+pytestmark = pytest.mark.any_python
+
 AWARE = {"use_precision_aware_optimizer": True}
 DTYPES = ["float32", "bf16", "fp16", "fp8", "uint8"]
 POLICIES: list[tuple[torch.dtype, dict[str, Any]]] = [

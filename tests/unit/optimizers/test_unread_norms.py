@@ -18,6 +18,8 @@ from megaopt_core.errors import ConfigurationError
 from megaopt_core.optimizers import MegatronOptimizer, _step_gradients
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
 
+pytestmark = pytest.mark.any_python
+
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy")
 
 

@@ -22,6 +22,8 @@ from megaopt_core import (
 from megaopt_core.errors import PluginError, UnusedSettingWarning
 from megaopt_core.optimizers import DynamicGradScaler
 
+pytestmark = pytest.mark.any_python
+
 HALF = "only a dynamic loss scale reads it, which fp16=True without loss_scale has"
 
 

@@ -14,6 +14,8 @@ from megaopt_core import (
 )
 from megaopt_core.errors import ConfigurationError, PluginError, UnsupportedOperationError
 
+pytestmark = pytest.mark.any_python
+
 
 def test_an_fp32_wrapper_is_its_optimizer(mlp, give) -> None:
     """Bit for bit, without clipping."""

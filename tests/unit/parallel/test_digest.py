@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from megaopt_core.parallel._digest import digest_of_each, digest_of_tensors
 
+pytestmark = pytest.mark.any_python
+
 SIZES = [2, 7, 2000, 30_000, 70_000, 600_003]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
 

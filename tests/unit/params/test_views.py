@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from megaopt_core.errors import ViewError
 from megaopt_core.params import MATRIX, MatrixView
 
+pytestmark = pytest.mark.any_python
+
 small = st.integers(1, 4)
 
 

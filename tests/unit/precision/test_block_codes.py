@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from megaopt_core.precision._block_codes import BLOCK, BLOCKS, BlockCode, decode_blocks
 from megaopt_core.precision._state_codes import StoredSlice
 
+pytestmark = pytest.mark.any_python
+
 SIGNS = [False, True]
 
 

@@ -1,10 +1,13 @@
 """Splitting fp32 into bf16 and 16 more bits."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
+
+pytestmark = pytest.mark.any_python
 
 SPECIAL = [
     0x00000000,  # 0

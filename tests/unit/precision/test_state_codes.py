@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from megaopt_core.precision._state_codes import decode_state, encode_state
 
+pytestmark = pytest.mark.any_python
+
 NARROW = [torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 
 

@@ -5,6 +5,8 @@ import pytest
 from megaopt_core.errors import PluginNotInstalledError
 from megaopt_core.registry import PluginRegistry
 
+pytestmark = pytest.mark.any_python
+
 OFFERS_PLAIN = """
 @hookimpl
 def megaopt_optimizer_entries():

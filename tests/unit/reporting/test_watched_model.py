@@ -10,6 +10,8 @@ from megaopt_testing.plugins import temporary_plugin
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.optimizers import MegatronOptimizer
 
+pytestmark = pytest.mark.any_python
+
 
 class Plain:
     """One optimizer."""

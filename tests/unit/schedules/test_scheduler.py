@@ -15,6 +15,8 @@ from megaopt_core.errors import ScheduleError, UnusedSettingWarning
 from megaopt_core.plugin_api import ScheduleStyle
 from megaopt_core.schedules import BUILTIN_STYLES, OptimizerParamScheduler
 
+pytestmark = pytest.mark.any_python
+
 SETTINGS = {
     "init_lr": 0.0,
     "max_lr": 1.0,

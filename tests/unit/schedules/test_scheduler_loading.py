@@ -13,6 +13,8 @@ from torch import nn, optim
 from megaopt_core.errors import ScheduleError
 from megaopt_core.schedules import OptimizerParamScheduler
 
+pytestmark = pytest.mark.any_python
+
 SETTINGS = {
     "init_lr": 0.0,
     "max_lr": 1.0,

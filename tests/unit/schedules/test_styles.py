@@ -12,6 +12,8 @@ from megaopt_core.plugin_api import AfterDecay, ScheduleStyle
 from megaopt_core.schedules import BUILTIN_STYLES
 from megaopt_core.schedules._styles import WSD_DECAYS, LearningRatePoint, WeightDecayPoint
 
+pytestmark = pytest.mark.any_python
+
 LR_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WD_STYLES = ("constant", "linear", "cosine")
 

@@ -9,6 +9,8 @@ from megaopt_core.errors import ShardingError
 from megaopt_core.params import Box, Shard
 from megaopt_core.sharding._elements import elements_of, store_elements
 
+pytestmark = pytest.mark.any_python
+
 WHOLE = torch.arange(24.0).view(4, 3, 2)
 
 

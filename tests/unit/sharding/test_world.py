@@ -12,6 +12,8 @@ from megaopt_core.params import AxisPlacement, Granularity, ParamSpec
 from megaopt_core.sharding import Peers, PieceSpec, World
 from megaopt_core.sharding._stage_specs import _Held, _merged
 
+pytestmark = pytest.mark.any_python
+
 
 def spec_of(name: str = "w", shape: tuple[int, ...] = (8, 4), **more: Any) -> ParamSpec:
     """Return a parameter as pure data."""

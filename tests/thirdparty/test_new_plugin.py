@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from installing import install_wheel
+from long_runs import sometimes
 from megaopt_testing.new_plugin_command import KINDS
 
 from megaopt_core.cli import main
@@ -38,7 +39,7 @@ def _site(python: Path) -> Path:
     return Path(found.stdout.strip())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sometimes(KINDS, ["optimizer", "strategy"]))
 def test_its_tests_pass_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every check of the kit, and the badge that the workflow draws."""
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ CLASSES = {
     "schedulefree": ["schedulefree:AdamWScheduleFree", "schedulefree:SGDScheduleFree"],
     "emerging_optimizers": ["emerging:Scion", "emerging:Lion"],
 }
-OFTEN = ("po:ADOPT", "po:Muon", "schedulefree:AdamWScheduleFree", "emerging:Lion")
+OFTEN = ("po:ADOPT", "schedulefree:AdamWScheduleFree")
 """Those whose checks plain `tox` makes."""
 NAMES = [name for package, names in CLASSES.items() if importlib.util.find_spec(package) for name in names]
 

@@ -176,6 +176,16 @@ def test_norm_may_leave_the_range_of_squares(formulas, scale):
         assert formulas.error(result, exact) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16), (300, 260), (3, 16, 40)])
+def test_a_narrow_update_is_divided_in_float32(formulas, dtype, shape):
+    """What float32 is asked for iterates on the numbers that came, not on quotients of 16 bits."""
+    coefficients = resolve_coefficients("quintic", 5)
+    update = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    exact = formulas.newton_schulz64(update, coefficients)
+    assert formulas.error(NewtonSchulz(coefficients, "highest")(update), exact) < 1e-5
+
+
 def test_input_is_not_changed():
     """The update that is passed in stays as it is."""
     update = torch.randn(8, 12)

@@ -18,8 +18,9 @@ from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 from megaopt_muon.schedule import Spectrum, plan_blocks
 from megaopt_muon.step_cost import step_cost
 
+from megaopt_core import build_optimizer
 from megaopt_core.cli import main
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import CheckpointMismatchError, ConfigurationError
 from megaopt_core.params import Granularity, MatrixView, ParamSpec
 
 pytestmark = pytest.mark.any_python
@@ -99,11 +100,50 @@ def test_a_plan_is_read_as_it_is_written():
     assert again.method_of(768, 3072) == "gram"
 
 
-@pytest.mark.parametrize("text", ["gram", "768:gram", "768x768:fast", "768xwide:gram"])
+UNREADABLE = [
+    "gram",
+    "768:gram",
+    "768x768:fast",
+    "768xwide:gram",
+    "²x4:gram",
+    "9" * 5000 + "x4:gram",
+    5,
+    None,
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 def test_a_plan_that_cannot_be_read_is_refused(text):
     """It is named, with what it must read."""
     with pytest.raises(ConfigurationError, match="must read ROWSxCOLUMNS:METHOD"):
         TensorParallelMuon([torch.nn.Parameter(torch.zeros(4, 8))], ns_plan=text)
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_plan_that_cannot_be_read_is_not_loaded(text):
+    """A state dict with it is refused before anything is taken, by the class and through the core."""
+    params = [torch.nn.Parameter(torch.zeros(4, 8)) for _ in range(2)]
+    params[0].grad = torch.ones(4, 8)
+    first, second = (
+        TensorParallelMuon([param], momentum=mu) for param, mu in zip(params, (0.5, 0.9), strict=True)
+    )
+    first.step()
+    saved = first.state_dict()
+    saved["param_groups"][0]["ns_plan"] = text
+    with pytest.raises(ConfigurationError, match="must read ROWSxCOLUMNS:METHOD"):
+        second.load_state_dict(saved)
+    assert not second.state
+    assert second.param_groups[0]["momentum"] == 0.9
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    built = build_optimizer(model, "muon", lr=0.1)
+    saved = built.state_dict()
+    for group in saved["param_groups"]:
+        if "ns_plan" in group:
+            group["ns_plan"] = text
+    with pytest.raises(
+        CheckpointMismatchError, match=r"'ns_plan' of group \d+ is .*must read ROWSxCOLUMNS:METHOD"
+    ):
+        built.load_state_dict(saved)
 
 
 def test_a_plan_that_cannot_run_is_said():

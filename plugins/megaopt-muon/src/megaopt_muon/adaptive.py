@@ -159,7 +159,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
 
     @override
     def _own_group_defaults(self) -> dict[str, float]:
-        return self._second_moment
+        return getattr(self, "_second_moment", {})  # not there while one is unpickled
 
     @torch.no_grad()
     @override
@@ -168,9 +168,10 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             if (skip_non_grad_params and param.grad is None) or not param.numel():
                 continue
             state = self.state[param]
-            if "momentum_buffer" in state:
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(param)
+            if "moment2_buffer" in state:
                 continue
-            state["momentum_buffer"] = torch.zeros_like(param)
             shape = self.moment.state_shape(self.planner.plan(param))
             dtype = self.moment.state_dtype(param.dtype)
             state["moment2_buffer"] = torch.zeros(shape, dtype=dtype, device=param.device)

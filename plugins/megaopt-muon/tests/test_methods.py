@@ -226,7 +226,7 @@ def test_what_is_stored_is_read(file, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("content", [None, "no json", "[]", '{"format": 2, "rates": {}}'])
+@pytest.mark.parametrize("content", [None, "no json", "[]", '{"format": 2, "rates": {}}', "[" * 200_000])
 def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
     """Nobody trains for weeks by another plan than he thinks."""
     if content is not None:
@@ -276,6 +276,47 @@ def test_a_cached_file_that_cannot_be_read_is_said(no_file, monkeypatch):
         assert current_rates(256) is DEFAULT
 
 
+def test_a_cache_folder_that_may_not_be_entered_is_said(no_file, monkeypatch):
+    """As one whose file is broken: the home of another user."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(no_file))
+
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    monkeypatch.setattr(Path, "exists", refused)
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.warns(UserWarning, match="does not use the calibration .*Permission denied"):
+        assert current_rates(256) is DEFAULT
+
+
+@pytest.mark.usefixtures("no_file")
+def test_a_user_without_a_home_has_no_calibration(monkeypatch):
+    """Rates are measured; what would write a file says what to name."""
+
+    def homeless() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    assert current_rates(256) is DEFAULT
+    with pytest.raises(ConfigurationError, match=r"MEGAOPT_CALIBRATION names no file.*XDG_CACHE_HOME"):
+        write_calibration()
+
+
+def test_what_others_write_during_a_measurement_stays(file, monkeypatch):
+    """Two processes with other numbers of threads calibrate at once: both are in the file."""
+
+    def measured() -> tuple[Rates, ...]:
+        file.parent.mkdir()
+        file.write_text(json.dumps({"format": 1, "rates": {"another": []}}))
+        return (DEFAULT,)
+
+    monkeypatch.setattr(calibration, "calibrated", measured)
+    write_calibration()
+    assert "another" in json.loads(file.read_text())["rates"]
+
+
 @pytest.mark.usefixtures("no_file")
 def test_deterministic_runs_and_ranks_measure_nothing(monkeypatch):
     """Two runs, and two ranks, choose alike."""
@@ -314,7 +355,7 @@ def test_the_command_writes_the_file(file, monkeypatch, capsys):
     assert "--threads 0: must be at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "fast", None])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "fast", None, 10**400])
 def test_rates_are_checked(value):
     """A rate is a number above 0."""
     with pytest.raises(ConfigurationError, match=r"square=.*: must be a number above 0"):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaopt_core.errors import PluginError
+from megaopt_core.errors import MegaoptError, PluginError
 
 if TYPE_CHECKING:
     import torch
 
+    from megaopt_core.config._group_values import Check, GroupChecks
     from megaopt_core.state._protocol import NamedPieces
 
-__all__ = ["joined_notes", "joins_of", "notes_of"]
+__all__ = ["joined_notes", "joins_of", "note_checks", "notes_of"]
 
 type Notes = list[dict[str, Any]]
 """For every group of a part, the keys that steps write there."""
@@ -34,6 +35,29 @@ def joins_of(inner: torch.optim.Optimizer) -> Mapping[str, Callable[[Sequence[An
         f"{type(inner).__name__}.noted_by_steps must map each key of a group to a function that joins a list of notes, "
         f"got {noted!r}"
     )
+
+
+def note_checks(inner: torch.optim.Optimizer) -> GroupChecks:
+    """Return the checks of the keys that steps write: what joins the notes of several ranks must be able to read one.
+
+    Args:
+        inner: an optimizer.
+
+    Raises:
+        PluginError: its class does not say right which keys it writes.
+    """
+    return {key: _reads(join) for key, join in joins_of(inner).items()}
+
+
+def _reads(join: Callable[[Sequence[Any]], Any]) -> Check:
+    def check(note: Any) -> str | None:
+        try:
+            join([note])
+        except (MegaoptError, AttributeError, TypeError, ValueError) as error:
+            return str(error).partition(": ")[2] or str(error)
+        return None
+
+    return check
 
 
 def notes_of(part: NamedPieces) -> Notes:

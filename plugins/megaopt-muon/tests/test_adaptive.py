@@ -55,6 +55,27 @@ def test_steps_follow_the_formula(formulas, method, shape):
     torch.testing.assert_close(param.double(), p, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize("shape", [(6, 10), (3, 6, 10)])
+def test_squares_of_norms_may_leave_the_range_of_float32(shape, size):
+    """The second moment of namo holds them, and comes back from a state dict as it was: steps follow the formula."""
+    generator = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(torch.zeros(shape)) for _ in range(2)]
+    if len(shape) > 2:
+        for param in params:
+            param.param_info = ParamInfo("experts", Role.MATRIX, MatrixView(batch_dims=1))  # type: ignore[attr-defined]
+    settings = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "moment2_method": "namo", "eps": 1e-40}
+    first, second = (TensorParallelAdaptiveMuon([param], **settings) for param in params)
+    for param, optimizer in zip(params, (first, second), strict=True):
+        param.grad = size * torch.randn(shape, generator=generator.manual_seed(1))
+        optimizer.step()
+        assert param.isfinite().all()
+        o = optimizer.newton_schulz(param.grad) * 10**0.5
+        torch.testing.assert_close(param, -o / (1 - 0.95) ** 0.5, rtol=1e-5, atol=1e-5)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.state[params[0]]["moment2_buffer"], second.state[params[1]]["moment2_buffer"])
+
+
 @pytest.mark.parametrize("method", get_supported_moment2_methods())
 def test_experts_are_independent(method):
     """A batch of experts gives what each expert gives alone."""

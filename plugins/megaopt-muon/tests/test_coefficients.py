@@ -1,6 +1,7 @@
 """Coefficient sets come from the installed emerging-optimizers."""
 
 import pytest
+import torch
 from emerging_optimizers.orthogonalized_optimizers import muon_utils
 from megaopt_muon.coefficients import (
     get_supported_coefficient_types,
@@ -8,6 +9,7 @@ from megaopt_muon.coefficients import (
     validate_coefficient_type,
 )
 
+from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
 
 pytestmark = pytest.mark.any_python
@@ -31,7 +33,10 @@ def test_unknown_type_names_what_is_known():
         validate_coefficient_type("quintic2")
 
 
-@pytest.mark.parametrize("custom", [None, [], [(1.0, 2.0)], [(1.0, float("nan"), 0.0)]])
+@pytest.mark.parametrize(
+    "custom",
+    [None, [], [(1.0, 2.0)], [(1.0, float("nan"), 0.0)], [(1.0, -1e39, 0.0)], [(float("inf"), 1.0, 1.0)]],
+)
 def test_custom_needs_triples(custom):
     """Type custom is refused without coefficients, or with malformed ones."""
     with pytest.raises(ConfigurationError, match=r"\(a, b, c\)"):
@@ -49,3 +54,11 @@ def test_number_of_steps_is_checked(steps):
     """At least one step, as an integer."""
     with pytest.raises(ConfigurationError, match="num_ns_steps"):
         resolve_coefficients("quintic", steps)
+
+
+@pytest.mark.parametrize("custom", [[(1e300, 0, 0)], [(10**400, 0, 0)]])
+def test_coefficients_that_float32_cannot_hold_are_refused(custom):
+    """When the optimizer is built, not by torch in its first step."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    with pytest.raises(ConfigurationError, match=r"coefficients=.*\(a, b, c\)"):
+        build_optimizer(model, "muon", lr=0.1, muon_coefficient_type="custom", muon_coefficients=custom)

@@ -18,8 +18,9 @@ from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 from megaopt_muon.schedule import Spectrum, plan_blocks
 from megaopt_muon.step_cost import step_cost
 
+from megaopt_core import build_optimizer
 from megaopt_core.cli import main
-from megaopt_core.errors import ConfigurationError
+from megaopt_core.errors import CheckpointMismatchError, ConfigurationError
 from megaopt_core.params import Granularity, MatrixView, ParamSpec
 
 pytestmark = pytest.mark.any_python
@@ -99,11 +100,50 @@ def test_a_plan_is_read_as_it_is_written():
     assert again.method_of(768, 3072) == "gram"
 
 
-@pytest.mark.parametrize("text", ["gram", "768:gram", "768x768:fast", "768xwide:gram"])
+UNREADABLE = [
+    "gram",
+    "768:gram",
+    "768x768:fast",
+    "768xwide:gram",
+    "²x4:gram",
+    "9" * 5000 + "x4:gram",
+    5,
+    None,
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 def test_a_plan_that_cannot_be_read_is_refused(text):
     """It is named, with what it must read."""
     with pytest.raises(ConfigurationError, match="must read ROWSxCOLUMNS:METHOD"):
         TensorParallelMuon([torch.nn.Parameter(torch.zeros(4, 8))], ns_plan=text)
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_plan_that_cannot_be_read_is_not_loaded(text):
+    """A state dict with it is refused before anything is taken, by the class and through the core."""
+    params = [torch.nn.Parameter(torch.zeros(4, 8)) for _ in range(2)]
+    params[0].grad = torch.ones(4, 8)
+    first, second = (
+        TensorParallelMuon([param], momentum=mu) for param, mu in zip(params, (0.5, 0.9), strict=True)
+    )
+    first.step()
+    saved = first.state_dict()
+    saved["param_groups"][0]["ns_plan"] = text
+    with pytest.raises(ConfigurationError, match="must read ROWSxCOLUMNS:METHOD"):
+        second.load_state_dict(saved)
+    assert not second.state
+    assert second.param_groups[0]["momentum"] == 0.9
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    built = build_optimizer(model, "muon", lr=0.1)
+    saved = built.state_dict()
+    for group in saved["param_groups"]:
+        if "ns_plan" in group:
+            group["ns_plan"] = text
+    with pytest.raises(
+        CheckpointMismatchError, match=r"'ns_plan' of group \d+ is .*must read ROWSxCOLUMNS:METHOD"
+    ):
+        built.load_state_dict(saved)
 
 
 def test_a_plan_that_cannot_run_is_said():
@@ -186,7 +226,7 @@ def test_what_is_stored_is_read(file, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("content", [None, "no json", "[]", '{"format": 2, "rates": {}}'])
+@pytest.mark.parametrize("content", [None, "no json", "[]", '{"format": 2, "rates": {}}', "[" * 200_000])
 def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
     """Nobody trains for weeks by another plan than he thinks."""
     if content is not None:
@@ -236,6 +276,47 @@ def test_a_cached_file_that_cannot_be_read_is_said(no_file, monkeypatch):
         assert current_rates(256) is DEFAULT
 
 
+def test_a_cache_folder_that_may_not_be_entered_is_said(no_file, monkeypatch):
+    """As one whose file is broken: the home of another user."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(no_file))
+
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    monkeypatch.setattr(Path, "exists", refused)
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.warns(UserWarning, match="does not use the calibration .*Permission denied"):
+        assert current_rates(256) is DEFAULT
+
+
+@pytest.mark.usefixtures("no_file")
+def test_a_user_without_a_home_has_no_calibration(monkeypatch):
+    """Rates are measured; what would write a file says what to name."""
+
+    def homeless() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    assert current_rates(256) is DEFAULT
+    with pytest.raises(ConfigurationError, match=r"MEGAOPT_CALIBRATION names no file.*XDG_CACHE_HOME"):
+        write_calibration()
+
+
+def test_what_others_write_during_a_measurement_stays(file, monkeypatch):
+    """Two processes with other numbers of threads calibrate at once: both are in the file."""
+
+    def measured() -> tuple[Rates, ...]:
+        file.parent.mkdir()
+        file.write_text(json.dumps({"format": 1, "rates": {"another": []}}))
+        return (DEFAULT,)
+
+    monkeypatch.setattr(calibration, "calibrated", measured)
+    write_calibration()
+    assert "another" in json.loads(file.read_text())["rates"]
+
+
 @pytest.mark.usefixtures("no_file")
 def test_deterministic_runs_and_ranks_measure_nothing(monkeypatch):
     """Two runs, and two ranks, choose alike."""
@@ -274,7 +355,7 @@ def test_the_command_writes_the_file(file, monkeypatch, capsys):
     assert "--threads 0: must be at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "fast", None])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "fast", None, 10**400])
 def test_rates_are_checked(value):
     """A rate is a number above 0."""
     with pytest.raises(ConfigurationError, match=r"square=.*: must be a number above 0"):

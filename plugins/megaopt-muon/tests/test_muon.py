@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from emerging_optimizers.orthogonalized_optimizers import Muon as OrthogonalizedMuon
 from megaopt_muon import workspace
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.coefficients import resolve_coefficients
@@ -416,6 +417,9 @@ def test_several_groups_have_their_own_settings():
         ({"num_ns_steps": 0}, "num_ns_steps=0"),
         ({"num_ns_steps": 10**9}, "num_ns_steps=1000000000: must be an integer from 1 to 100"),
         ({"norm_eps": 0.0}, "norm_eps=0.0: must be greater than 0"),
+        ({"extra_scale_factor": -1.0}, "extra_scale_factor=-1.0"),
+        ({"extra_scale_factor": float("nan")}, "extra_scale_factor=nan"),
+        ({"extra_scale_factor": float("inf")}, "extra_scale_factor=inf"),
     ],
 )
 def test_arguments_are_checked(kwargs, message):
@@ -450,3 +454,31 @@ def test_a_misspelled_argument_is_refused(cls):
     """What is no argument does not become a setting of the groups that nobody reads."""
     with pytest.raises(TypeError, match="weight_dcay"):
         cls([torch.nn.Parameter(torch.zeros(2, 2))], weight_dcay=0.5)
+
+
+@pytest.mark.parametrize("saved_of", ["torch.optim", "emerging_optimizers", "muon"])
+@pytest.mark.parametrize("cls", [TensorParallelMuon, TensorParallelAdaptiveMuon])
+def test_state_of_another_muon_is_taken(cls, saved_of):
+    """Keys of groups, and states, that it lacks are those of a new optimizer; its momentum and its settings hold."""
+    others = {
+        "torch.optim": lambda params: torch.optim.Muon(params, lr=0.5, momentum=0.25),
+        "emerging_optimizers": lambda params: OrthogonalizedMuon(
+            params, lr=0.5, momentum=0.25, weight_decay=0.0, nesterov=False
+        ),
+        "muon": lambda params: TensorParallelMuon(params, lr=0.5, momentum=0.25),
+    }
+    params = parameters([(4, 8), (4, 8)])
+    set_gradients(params, 0)
+    other, optimizer = others[saved_of](params[:1]), cls(params[1:])
+    other.step()
+    optimizer.load_state_dict(other.state_dict())
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["momentum"], group["cautious_weight_decay"]) == (0.5, 0.25, False)
+    momentum = optimizer.state[params[1]]["momentum_buffer"].clone()
+    assert torch.equal(momentum, other.state[params[0]]["momentum_buffer"])
+    before = params[1].detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(
+        optimizer.state[params[1]]["momentum_buffer"], momentum.lerp(params[1].grad, 0.75)
+    )
+    assert (params[1] != before).any()

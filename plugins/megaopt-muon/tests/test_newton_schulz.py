@@ -110,6 +110,16 @@ def test_finite_momentum_gives_a_finite_update(coefficient_type, shape, precisio
         assert cosine.min() > 0.0
 
 
+@pytest.mark.parametrize("method", ["auto", "standard", "gram"])
+@pytest.mark.parametrize("triple", [(8.4703, -25.1081, 18.6293), (1e10, -1e10, 1e10)])
+@pytest.mark.usefixtures("in_float32")
+def test_coefficients_that_diverge_give_a_finite_update(method, triple):
+    """Also where several steps are made on a Gram matrix, whose multiple of the identity leaves float32."""
+    for precision in ("medium", "highest"):
+        for update in (torch.eye(256), torch.eye(300, 400, dtype=torch.bfloat16)):
+            assert NewtonSchulz((triple,) * 10, precision, method)(update).isfinite().all()
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 8, 10])
 @pytest.mark.parametrize("coefficient_type", ["simple", "quintic", "polar_express", "aol", "deepseekv4"])
 @pytest.mark.parametrize(("fixture", "limit"), [("in_bfloat16", 2.0), ("in_float32", 0.5)])
@@ -174,6 +184,16 @@ def test_norm_may_leave_the_range_of_squares(formulas, scale):
         NewtonSchulz(coefficients, "highest")(update.expand(2, 12, 20))[1],
     ):
         assert formulas.error(result, exact) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16), (300, 260), (3, 16, 40)])
+def test_a_narrow_update_is_divided_in_float32(formulas, dtype, shape):
+    """What float32 is asked for iterates on the numbers that came, not on quotients of 16 bits."""
+    coefficients = resolve_coefficients("quintic", 5)
+    update = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    exact = formulas.newton_schulz64(update, coefficients)
+    assert formulas.error(NewtonSchulz(coefficients, "highest")(update), exact) < 1e-5
 
 
 def test_input_is_not_changed():

@@ -34,7 +34,8 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
     depend on the number of tensor-parallel ranks but for rounding. Of that, `"adamuon"` makes more than the others:
     what is nearly zero is divided by its own size, so that its last bits become a step as large as any.
 
-    The second moment is kept in float32 also for narrower parameters: squares of their numbers do not fit theirs.
+    The second moment is kept in float32 also for narrower parameters, that of `"namo"` in float64: squares of their
+    numbers, and of norms, do not fit.
 
     Args:
         params: parameters, or dicts that define groups.
@@ -158,7 +159,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
 
     @override
     def _own_group_defaults(self) -> dict[str, float]:
-        return self._second_moment
+        return getattr(self, "_second_moment", {})  # not there while one is unpickled
 
     @torch.no_grad()
     @override
@@ -167,11 +168,13 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             if (skip_non_grad_params and param.grad is None) or not param.numel():
                 continue
             state = self.state[param]
-            if "momentum_buffer" in state:
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(param)
+            if "moment2_buffer" in state:
                 continue
-            state["momentum_buffer"] = torch.zeros_like(param)
             shape = self.moment.state_shape(self.planner.plan(param))
-            state["moment2_buffer"] = torch.zeros(shape, dtype=_wide(param.dtype), device=param.device)
+            dtype = self.moment.state_dtype(param.dtype)
+            state["moment2_buffer"] = torch.zeros(shape, dtype=dtype, device=param.device)
 
     @torch.no_grad()
     @override
@@ -188,7 +191,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             saved = state_dict["state"].get(key, {})
             if "moment2_buffer" in saved:  # torch has cut it to the parameter's dtype
                 self.state[param]["moment2_buffer"] = saved["moment2_buffer"].to(
-                    param.device, _wide(param.dtype), copy=True
+                    param.device, self.moment.state_dtype(param.dtype), copy=True
                 )
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from megaopt_core.plugin_api import require_argument
@@ -22,6 +23,7 @@ def validate_arguments(
     ns_method: str,
     norm_eps: float,
     scale_mode: str,
+    extra_scale_factor: float,
 ) -> None:
     """Raise unless every argument is in its range.
 
@@ -35,6 +37,7 @@ def validate_arguments(
         ns_method: how the iteration is computed.
         norm_eps: least norm that an update is divided by.
         scale_mode: how the update grows with its matrix.
+        extra_scale_factor: factor on every update.
 
     Raises:
         ConfigurationError: one is not (a `ValueError`).
@@ -50,4 +53,7 @@ def validate_arguments(
     ):
         require_argument(value in allowed, name, value, f"one of {allowed}")
     require_argument(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
+    require_argument(
+        0 < extra_scale_factor < math.inf, "extra_scale_factor", extra_scale_factor, "a number above 0"
+    )
     validate_scale_mode(scale_mode)

@@ -38,11 +38,22 @@ _FORMAT = 1
 
 
 def calibration_path() -> Path:
-    """Return where rates are stored: the file that `MEGAOPT_CALIBRATION` names, else one in the user's cache folder."""
+    """Return where rates are stored: the file that `MEGAOPT_CALIBRATION` names, else one in the user's cache folder.
+
+    Raises:
+        ConfigurationError: none is named, and the user has no home.
+    """
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:  # a container whose user nobody knows
+        raise ConfigurationError(
+            f"{VARIABLE} names no file, and there is no cache folder ({error}): name one, or set XDG_CACHE_HOME",
+            setting=VARIABLE,
+            value=None,
+        ) from error
     return Path(cache_folder) / "megaopt" / "calibration.json"
 
 
@@ -55,10 +66,11 @@ def write_calibration(path: Path | None = None) -> Path:
         path: of the file; None: :func:`calibration_path`.
     """
     path = path or calibration_path()
-    known: dict[str, Any] = {}
-    if path.exists():
-        known = _read(path)
-    known[_key()] = [asdict(rates) for rates in calibrated()]
+    if _may_be_there(path):
+        _read(path)  # an error in it comes before a measurement
+    measured = [asdict(rates) for rates in calibrated()]
+    known = _read(path) if _may_be_there(path) else {}  # again: another process may have written meanwhile
+    known[_key()] = measured
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(json.dumps({"format": _FORMAT, "rates": known}, indent=2) + "\n")
@@ -73,7 +85,12 @@ def stored_rates() -> tuple[Rates, ...]:
     Raises:
         ConfigurationError: `MEGAOPT_CALIBRATION` names a file that cannot be read.
     """
-    return stored_rates_of(calibration_path(), _key(), bool(os.environ.get(VARIABLE)))
+    named = bool(os.environ.get(VARIABLE))
+    try:
+        path = calibration_path()
+    except ConfigurationError:  # there is no place that one could be in
+        return ()
+    return stored_rates_of(path, _key(), named)
 
 
 @cache
@@ -88,7 +105,7 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
     Raises:
         ConfigurationError: the user named the file, and it cannot be read.
     """
-    if not path.exists():
+    if not _may_be_there(path):
         if named:
             raise ConfigurationError(
                 f"{VARIABLE}={str(path)!r}: there is no such file; `megaopt calibrate --output {path}` writes it",
@@ -170,10 +187,18 @@ def _key() -> str:
     return f"{processor_kind()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
+def _may_be_there(path: Path) -> bool:
+    """Return whether there is a file, or something keeps this process from knowing: reading it says what."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: {error}", setting=VARIABLE, value=str(path)) from error
     rates = document.get("rates") if isinstance(document, dict) else None
     if not isinstance(rates, dict) or document.get("format") != _FORMAT:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from functools import cache
-from typing import get_args
+from typing import Final, get_args
 
 from megaopt_core.errors import ConfigurationError, PluginError
 
@@ -21,6 +20,9 @@ type Coefficients = tuple[tuple[float, float, float], ...]
 
 MOST_STEPS = 100
 """Steps that are allowed; five to ten orthogonalize, and more than some dozens change nothing."""
+
+_MOST: Final = 3.4028234663852886e38
+"""The largest number of float32."""
 
 # What to do when there are more steps than coefficients is not data that emerging-optimizers exports.
 _REPEAT_LAST = frozenset({"polar_express", "cans", "deepseekv4"})
@@ -117,10 +119,15 @@ def _installed(coefficient_type: str, custom: Sequence[Sequence[float]] | None) 
 
 def _checked(custom: Sequence[Sequence[float]] | None) -> Coefficients:
     sets = tuple(tuple(float(value) for value in triple) for triple in custom or ())
-    if not sets or any(len(triple) != 3 or not all(map(math.isfinite, triple)) for triple in sets):
+    if not sets or any(len(triple) != 3 or not all(map(_fits, triple)) for triple in sets):
         raise ConfigurationError(
-            f"coefficients={custom!r}: coefficient_type='custom' needs one or more (a, b, c) of finite numbers",
+            f"coefficients={custom!r}: coefficient_type='custom' needs one or more (a, b, c) of finite numbers, as "
+            "float32 holds them",
             setting="muon_coefficients",
             value=custom,
         )
     return tuple((triple[0], triple[1], triple[2]) for triple in sets)
+
+
+def _fits(number: float) -> bool:
+    return abs(number) <= _MOST

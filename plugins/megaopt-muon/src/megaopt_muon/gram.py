@@ -18,6 +18,7 @@ zero trace. The polynomials are expanded accordingly:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -44,25 +45,33 @@ def accumulate(
     """
     like = (gram.values.shape, gram.values.dtype, gram.values.device)
     z, m, spare = (workspace.take_symmetric(name, *like) for name in ("z", "m", "spare"))
+    most = torch.finfo(gram.values.dtype).max
     sigma: Scalar = center(gram.values)
     q: Scalar = 1.0
     for step, (a, b, c) in enumerate(coefficients):
         factor = z if step else m
-        symmetric_product(gram, gram, factor, factor=c, plus_left=b + 2.0 * c * sigma)
-        w = a + b * sigma + c * sigma * sigma + center(factor.values)
+        symmetric_product(gram, gram, factor, factor=c, plus_left=_held(b + 2.0 * c * sigma, most))
+        w = _held(a + b * sigma + c * sigma * sigma + center(factor.values), most)
         if step:
             # (q I + m)(w I + factor), but for the multiple of the identity; so below.
             symmetric_product(m, factor, spare, plus_left=w, plus_right=q)
-            q = q * w + center(spare.values)
+            q = _held(q * w + center(spare.values), most)
             m, spare = spare, m
         else:
             q = w
         if step < len(coefficients) - 1:
             symmetric_product(gram, factor, spare, plus_left=w, plus_right=sigma)
-            half = sigma * w + center(spare.values)
+            half = _held(sigma * w + center(spare.values), most)
             symmetric_product(spare, factor, gram, plus_left=w, plus_right=half)
-            sigma = half * w + center(gram.values)
+            sigma = _held(half * w + center(gram.values), most)
     return q, m.values
+
+
+def _held(number: Scalar, most: float) -> Scalar:
+    """Return a number as a dtype holds it: infinite beyond its range, where torch refuses a number of Python's."""
+    if isinstance(number, torch.Tensor) or not abs(number) > most:
+        return number
+    return math.copysign(math.inf, number)
 
 
 def center(matrix: torch.Tensor) -> Scalar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,10 @@ __all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "joined_plans"
 
 METHODS: Final = ("plain", "gram")
 """`plain`: step by step. `gram`: runs of steps on the Gram matrix, where the spectrum allows."""
+
+_ITEM: Final = re.compile(
+    rf"(?P<small>[0-9]{{1,18}})x(?P<large>[0-9]{{1,18}}):(?P<method>{'|'.join(METHODS)})"
+)
 
 _MARGIN: Final = 0.9
 """Part of the plain iteration's time that another must stay below to be taken."""
@@ -162,18 +167,23 @@ def parsed_plan(text: str) -> dict[tuple[int, int], str]:
         >>> parsed_plan("512x4096:gram")
         {(512, 4096): 'gram'}
     """
+    if not isinstance(text, str):
+        raise _refused(text, text)
     chosen: dict[tuple[int, int], str] = {}
     for item in text.split():
-        shape, _, name = item.partition(":")
-        small, _, large = shape.partition("x")
-        if name not in METHODS or not (small.isdigit() and large.isdigit()):
-            raise ConfigurationError(
-                f"ns_plan={text!r}: {item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}",
-                setting="ns_plan",
-                value=text,
-            )
-        chosen[int(small), int(large)] = name
+        found = _ITEM.fullmatch(item)
+        if found is None:
+            raise _refused(text, item)
+        chosen[int(found["small"]), int(found["large"])] = found["method"]
     return chosen
+
+
+def _refused(text: object, item: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"ns_plan={text!r}: {item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}",
+        setting="ns_plan",
+        value=text,
+    )
 
 
 def joined_plans(texts: Sequence[str]) -> str:

@@ -64,6 +64,14 @@ class Moment(ABC):
             plan: what the parameter consists of.
         """
 
+    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the state of a parameter.
+
+        Args:
+            dtype: of the parameter.
+        """
+        return torch.promote_types(dtype, torch.float32)
+
     @abstractmethod
     def normalize(
         self,
@@ -80,7 +88,7 @@ class Moment(ABC):
 
         Args:
             o: orthogonalized and unscaled, of the parameter's stored shape, float32 or wider.
-            state: the second moment, of the same dtype, updated in place.
+            state: the second moment, of the dtype of :meth:`state_dtype`, updated in place.
             plan: what the parameter consists of.
             grad: the gradient.
             update: what was orthogonalized.
@@ -177,6 +185,10 @@ class MatrixMoment(Moment):
         return (*batch, 1, 1) if batch else (1,)
 
     @override
+    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float64  # squares of norms leave the range of float32 where norms do not
+
+    @override
     def normalize(
         self,
         o: torch.Tensor,
@@ -189,10 +201,11 @@ class MatrixMoment(Moment):
         eps: float,
     ) -> torch.Tensor:
         flat = plan.view.batch_dims + 1
-        norm = _frobenius(grad.flatten(flat), plan)
+        norm = _frobenius(grad.flatten(flat), plan, torch.float64)
         state.lerp_(norm.square().view(state.shape), 1.0 - beta2)
-        alpha = _frobenius(update.flatten(flat), plan).view(state.shape) / (state.sqrt() + eps)
-        return o * (alpha.view(*alpha.shape[: plan.view.batch_dims], *[1] * (o.dim() - plan.view.batch_dims)))
+        alpha = _frobenius(update.flatten(flat), plan, torch.float64).view(state.shape) / (state.sqrt() + eps)
+        lengths = (*alpha.shape[: plan.view.batch_dims], *[1] * (o.dim() - plan.view.batch_dims))
+        return o * alpha.view(lengths).to(o.dtype)
 
 
 MOMENTS: Mapping[str, Moment] = MappingProxyType(
@@ -211,9 +224,9 @@ def _logical_lengths(plan: MatrixPlan) -> tuple[int, int]:
     return rows, columns
 
 
-def _frobenius(matrix: torch.Tensor, plan: MatrixPlan) -> torch.Tensor:
-    """Return the Frobenius norm of every whole matrix, `[*batch, 1, 1]`, in float32 or wider."""
-    wide = torch.promote_types(matrix.dtype, torch.float32)
+def _frobenius(matrix: torch.Tensor, plan: MatrixPlan, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the Frobenius norm of every whole matrix, `[*batch, 1, 1]`, in a dtype or wider."""
+    wide = torch.promote_types(matrix.dtype, dtype)
     norm: torch.Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True, dtype=wide)
     if plan.cut is None:
         return norm

@@ -19,7 +19,7 @@ from megaopt_muon.elementwise import subtract
 from megaopt_muon.execution import merged, orthogonalize_pieces
 from megaopt_muon.groups import tensor_parallel_groups
 from megaopt_muon.local_step import LocalStep, gradient_of, runs_of
-from megaopt_muon.methods import joined_plans
+from megaopt_muon.methods import joined_plans, parsed_plan
 from megaopt_muon.newton_schulz import NewtonSchulz
 from megaopt_muon.planner import Planner
 
@@ -162,6 +162,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             ns_method=ns_method,
             norm_eps=norm_eps,
             scale_mode=scale_mode,
+            extra_scale_factor=extra_scale_factor,
         )
         self.newton_schulz = NewtonSchulz(
             resolve_coefficients(coefficient_type, num_ns_steps, coefficients),
@@ -214,14 +215,21 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled or loaded, also what had no cautious groups yet.
+        """Take what was pickled or loaded, also of a class, or a version, whose groups have fewer keys.
 
         Args:
             state: of an optimizer.
+
+        Raises:
+            ConfigurationError: a group's `ns_plan` cannot be read.
         """
+        for group in state["param_groups"]:
+            parsed_plan(group.get("ns_plan", ""))  # before anything is taken
         super().__setstate__(state)
+        fewest = {"cautious_weight_decay": False, "ns_plan": "", **self._own_group_defaults()}
         for group in self.param_groups:
-            group.setdefault("cautious_weight_decay", False)
+            for key, value in fewest.items():
+                group.setdefault(key, value)
 
     @torch.no_grad()
     @override

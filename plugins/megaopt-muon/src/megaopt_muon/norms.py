@@ -42,7 +42,10 @@ def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> t
         norm = torch.linalg.vector_norm(update).item() if out.dtype.itemsize == 2 else 0.0
         if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
             norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
-        return torch.div(update, norm if math.isnan(norm) else max(norm, eps), out=out)
+        divisor = norm if math.isnan(norm) else max(norm, eps)
+        if out.dtype.itemsize > update.dtype.itemsize:  # torch would divide, and round, in the narrower dtype
+            return out.copy_(update).div_(divisor)
+        return torch.div(update, divisor, out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
 

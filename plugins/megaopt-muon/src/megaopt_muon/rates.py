@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -41,7 +42,7 @@ of which one says as much as many."""
 
 
 def _positive(_: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value <= sys.float_info.max:
         raise ConfigurationError(
             f"{attribute.name}={value!r}: must be a number above 0", setting=attribute.name, value=value
         )

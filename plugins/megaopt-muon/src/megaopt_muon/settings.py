@@ -69,7 +69,7 @@ def _triples(value: Any) -> Any:
     """Return numbers as floats; what has another shape is left to the validator."""
     try:
         return None if value is None else tuple(tuple(float(number) for number in triple) for triple in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return value
 
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from attrs import evolve
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -17,7 +18,7 @@ from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import Flow, Use, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Flow, Use, deps_of, weights_of
 from megaopt_roles.forward.weight_forms import whole_weight
 
 __all__ = ["DEEPEST", "ModuleCallEvaluator"]
@@ -67,6 +68,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
         if norm and isinstance(first, Flow) and first.tensor is not None:  # its rows are those of its input
             return Flow(frozenset({call}), first.tensor, first.piece, mixed=first.mixed, terms=first.terms)
+        if isinstance(module, nn.Embedding) and ARGUMENT in deps_of(first):
+            shape = (*self.trace.leading(None), module.embedding_dim)
+            return Flow(frozenset({call}), torch.empty(shape, device="meta"), call=call)
         return Flow(frozenset({call}), call=call)
 
     def inline(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

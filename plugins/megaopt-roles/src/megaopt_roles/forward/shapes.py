@@ -66,7 +66,7 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         return _together(value, [move(trace, name, [term, *args[1:]], kwargs) for term in value.terms])
     if not isinstance(value, Flow) or value.tensor is None:
         return _many(name, trace.unknown(*args, *kwargs.values()), args, kwargs)
-    arguments = [_size(arg, value) for arg in _plain(args[1:])]
+    arguments = [_size(arg, value) for arg in _together_if_unknown(name, _plain(args[1:]))]
     if name.endswith("_as") and len(args) > 1 and isinstance(args[1], Flow) and args[1].tensor is not None:
         arguments = [args[1].tensor]
     keywords = {key: _size(item, value) for key, item in kwargs.items()}
@@ -117,6 +117,12 @@ def _glu(value: Flow, dim: int = -1) -> Flow:
 
 def _plain(args: Sequence[Any]) -> list[Any]:
     return [list(arg) if isinstance(arg, torch.Size | tuple | list) else arg for arg in args]
+
+
+def _together_if_unknown(name: str, args: list[Any]) -> list[Any]:
+    """Return the sizes of a new shape as one list where several are not known: their places tell what they are."""
+    several = name in ("view", "reshape") and sum(isinstance(arg, Flow) for arg in args) > 1
+    return [args] if several else args
 
 
 def _size(arg: Any, value: Flow) -> Any:

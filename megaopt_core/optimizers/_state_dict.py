@@ -11,6 +11,7 @@ from megaopt_core.errors import MegaoptError, StateDictError
 from megaopt_core.optimizers._joined_state import JoinedState
 from megaopt_core.optimizers._live_state import ParamState
 from megaopt_core.precision._policy import MAIN_PARAM
+from megaopt_core.state._document import ROUTED, optimizer_names, plugins_of, readers_of
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
 from megaopt_core.state._sources import MemorySource
@@ -34,10 +35,13 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
         optimizer: a built optimizer.
     """
     groups, state, index = [], {}, 0
-    for group in optimizer.param_groups:
+    routed = _routed(optimizer)
+    for position, group in enumerate(optimizer.param_groups):
         packed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         packed["params"] = list(range(index, index + len(group["params"])))
         packed["param_names"] = [optimizer.names[param] for param in group["params"]]
+        if routed:
+            packed[ROUTED] = routed[position]
         for param in group["params"]:
             state[index] = {key: _without_attributes(value) for key, value in optimizer.state[param].items()}
             index += 1
@@ -51,6 +55,19 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
     if fresh:
         exported[_FRESH] = fresh
     return exported
+
+
+def _routed(optimizer: MegatronOptimizer) -> list[dict[str, str]]:
+    """Return for each group which optimizer steps it, what brings that, and who read the roles; none if by hand."""
+    if optimizer.routing is None:
+        return []
+    steps, roles = optimizer_names(optimizer), readers_of(optimizer)
+    names = [
+        steps[optimizer.names[group["params"][0]]] if group["params"] else ""
+        for group in optimizer.param_groups
+    ]
+    plugins = plugins_of(filter(None, names))
+    return [{"optimizer": name, "distribution": plugins.get(name, ""), "roles": roles} for name in names]
 
 
 def _without_attributes(value: Any) -> Any:

@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from megaopt_core.registry._faults import traceback_of, words_of
 from megaopt_core.registry._mistakes.remedies import remedy_of
 
-__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus"]
+__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus", "told_by"]
 
 CORE_MODULE = "megaopt_core.builtins"
 """What the entry point of the core's own plugin names."""
@@ -58,10 +58,7 @@ class PluginInfo:
         Args:
             point: the entry point; it is not loaded.
         """
-        dist = point.dist
-        if dist is None:
-            return cls(point.name, point.value)
-        return cls(point.name, point.value, dist.name, dist.version)
+        return cls(point.name, point.value, *told_by(point))
 
     def broken_by(self, error: BaseException) -> PluginInfo:
         """Return this with status broken, what broke it, and what to write instead where that is known.
@@ -92,6 +89,20 @@ class PluginInfo:
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} ({self.source})"
+
+
+def told_by(point: EntryPoint) -> tuple[str | None, str | None]:
+    """Return name and version of an entry point's distribution; None where there is none, or its metadata are gone.
+
+    Args:
+        point: the entry point.
+    """
+    if point.dist is None:
+        return None, None
+    try:
+        return point.dist.name, point.dist.version
+    except (KeyError, TypeError, DeprecationWarning):  # which of them depends on the version of Python
+        return None, None
 
 
 def _normal(name: str) -> str:

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal
 
 from megaopt_core.errors import (
@@ -18,9 +18,9 @@ from megaopt_core.errors import (
     PluginError,
     PluginHookError,
 )
-from megaopt_core.registry._choice import PluginChoice
+from megaopt_core.registry._choice import CORE_PLUGIN, GROUP, PluginChoice, in_one_order
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
+from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._missing import Kind, missing
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
@@ -35,12 +35,6 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
     from megaopt_core.sharding._protocol import ShardingStrategy
 
 __all__ = ["CORE_PLUGIN", "GROUP", "PluginRegistry", "get_registry", "reset_registry"]
-
-GROUP = "megaopt"
-"""The entry-point group in which plugins are found."""
-
-CORE_PLUGIN = EntryPoint(name="core", value=CORE_MODULE, group=GROUP)
-"""The core's own plugin, which is there even where the core runs without being installed."""
 
 
 class PluginRegistry:
@@ -66,7 +60,7 @@ class PluginRegistry:
     def __init__(
         self, entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
-        self._points = _find(entry_points)
+        self._points = in_one_order(entry_points)
         self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
         self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
         self._plugins: tuple[LoadedPlugin, ...] = ()
@@ -375,15 +369,6 @@ class PluginRegistry:
         if name in table:
             return table[name]
         raise missing(kind, name, tuple(table), self._infos)
-
-
-def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
-    """Return the entry points: the core's own first, the others by name, so that every rank has one order."""
-    points = list(entry_points(group=GROUP) if given is None else given)
-    core = [point for point in points if point.value == CORE_MODULE]
-    others = [point for point in points if point.value != CORE_MODULE]
-    others.sort(key=lambda point: (point.name, point.dist.name if point.dist else "", point.value))
-    return [*(core[:1] or [CORE_PLUGIN]), *others]
 
 
 def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:

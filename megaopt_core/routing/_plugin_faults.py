@@ -10,7 +10,13 @@ import torch
 from attrs import frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError, PluginNotInstalledError
+from megaopt_core.errors import (
+    BrokenPluginWarning,
+    OverrideError,
+    PluginHookError,
+    PluginNotInstalledError,
+    RoutingError,
+)
 from megaopt_core.params._specs import Granularity
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.matching import OverrideSet
@@ -67,7 +73,7 @@ class PluginFaults:
         """Let an error that asks for a reader of models name the one that is there and failed."""
         try:
             yield
-        except PluginNotInstalledError:
+        except (PluginNotInstalledError, RoutingError):
             if self.readers:
                 raise self.readers[0] from None
             raise

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve
 
 from megaopt_core.errors import (
     CheckpointError,
     ConfigurationError,
+    DuplicateNameError,
     MegaoptError,
     PluginHookError,
     RoutingError,
 )
-from megaopt_core.params._roles import RoleDecision
+from megaopt_core.params._roles import Role, RoleDecision
+from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
 from megaopt_core.registry._catalogue import CHECKPOINT_READER
 from megaopt_core.registry._missing import absent_plugin
@@ -36,6 +38,8 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
     Raises:
         PluginNotInstalledError: no plugin reads checkpoints.
         CheckpointError: there is no checkpoint, it cannot be read, or it holds no routing.
+        DuplicateNameError: two plugins read it.
+        RoutingError: what a plugin read is no routing.
     """
     if given is None or isinstance(given, StoredRouting):
         return given
@@ -46,12 +50,21 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
             value=given,
         )
     path, registry = os.fspath(given), get_registry()
-    try:
-        answers = registry.call_each("megaopt_stored_routing", path=path)
-    except PluginHookError as error:
-        raise error.__cause__ if isinstance(error.__cause__, MegaoptError) else error from None
+    # A reader that does not know what lies there may say so with an error: it is no obstacle to one that does.
+    failed: list[PluginHookError] = []
+    answers = registry.call_each("megaopt_stored_routing", failed=failed, path=path)
+    if len(answers) > 1:
+        first, second = answers[0][0], answers[1][0]
+        raise DuplicateNameError(
+            f"routing={path!r} is read by {first} and by {second}; uninstall one of them, or block it: "
+            f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
+            name=path,
+            owners=(first.source, second.source),
+        )
     if answers:
         return _checked(*answers[0])
+    for error in failed:
+        raise error.__cause__ if isinstance(error.__cause__, MegaoptError) else error from None
     absent = absent_plugin(
         f"the reader of routing={path!r}", CHECKPOINT_READER, CHECKPOINT_READER, registry.plugins()
     )
@@ -61,10 +74,36 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
 
 
 def _checked(plugin: object, answer: object) -> StoredRouting:
-    if isinstance(answer, StoredRouting):
-        return answer
-    raise RoutingError(
-        f"{plugin}: megaopt_stored_routing returned {type(answer).__name__}; it must return a StoredRouting"
+    if not isinstance(answer, StoredRouting):
+        raise RoutingError(
+            f"{plugin}: megaopt_stored_routing returned {type(answer).__name__}; it must return a StoredRouting"
+        )
+    for what, value, is_one in (
+        ("name", answer.name, isinstance(answer.name, str)),
+        ("readers", answer.readers, isinstance(answer.readers, str)),
+        ("params", answer.params, _maps(answer.params, _is_stored_param)),
+        ("plugins", answer.plugins, _maps(answer.plugins, lambda brings: isinstance(brings, str))),
+    ):
+        if not is_one:
+            raise RoutingError(
+                f"{plugin}: megaopt_stored_routing returned a StoredRouting whose {what} cannot be used: {value!r:.200}"
+            )
+    return answer
+
+
+def _maps(value: object, is_one: Callable[[object], bool]) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and is_one(each) for key, each in value.items()
+    )
+
+
+def _is_stored_param(value: object) -> bool:
+    return (
+        isinstance(value, StoredParam)
+        and isinstance(value.optimizer, str)
+        and isinstance(value.role, Role | None)
+        and isinstance(value.view, MatrixView | None)
+        and isinstance(value.shape, tuple)
     )
 
 

@@ -22,10 +22,21 @@ from megaopt_core.state._values.encoding import encode
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["configured", "describe_optimizer", "optimizer_names", "plugins_of", "settings_of", "versions"]
+__all__ = [
+    "ROUTED",
+    "configured",
+    "describe_optimizer",
+    "optimizer_names",
+    "plugins_of",
+    "readers_of",
+    "settings_of",
+    "versions",
+]
 
 
-_NOT_SAVED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+ROUTED = "routed"
+"""Key of a group in torch's schema: which optimizer steps it, the distribution of that, and who read the roles."""
+_NOT_SAVED = ("params", "param_names", ROUTED, "foreach", "fused", "capturable", "differentiable")
 
 
 def versions(optimizer: NamedState | None = None) -> dict[str, str]:
@@ -45,9 +56,18 @@ def versions(optimizer: NamedState | None = None) -> dict[str, str]:
         "python": platform.python_version(),
         "time": now,
     }
-    if optimizer is not None and optimizer.routing is not None and optimizer.routing.readers:
-        written["roles"] = ", ".join(optimizer.routing.readers)
+    if optimizer is not None and readers_of(optimizer):
+        written["roles"] = readers_of(optimizer)
     return written
+
+
+def readers_of(optimizer: NamedState) -> str:
+    """Return who read the roles that a routing rests on; empty: nobody.
+
+    Args:
+        optimizer: a built optimizer.
+    """
+    return "" if optimizer.routing is None else ", ".join(optimizer.routing.readers)
 
 
 def optimizer_names(optimizer: NamedState) -> dict[str, str]:

@@ -13,7 +13,7 @@ from megaopt_core.errors import StateDictError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.state._collected import collect_state, joined, sliced, state_key
-from megaopt_core.state._document import settings_of
+from megaopt_core.state._document import ROUTED, settings_of
 from megaopt_core.state._dtensors import as_dtensor, dtensors_of, local_like
 from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
@@ -242,6 +242,7 @@ def torch_source(
             f"the state dict names {len(names)} parameters but lists {len(indexed)}", names=names
         )
     here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), set(state_dict.get("fresh", ()))
+    routed = [_routed(group) for group in groups]
     parameters: dict[str, Any] = {}
     for name, (position, index) in zip(names, indexed, strict=True):
         values = state_dict["state"].get(index, {})
@@ -261,7 +262,13 @@ def torch_source(
         shape = here.shape(renamed(name), kept)
         held = [key for key in kept if not here.is_nothing(renamed(name), kept[key])]
         records = {key: here.record(name, renamed(name), key, kept[key], shape, tensors) for key in held}
-        parameters[name] = {"optimizer": None, "group": position, "shape": list(shape), "state": records}
+        stepped_by = routed[position].get("optimizer") or None
+        parameters[name] = {
+            "optimizer": stepped_by,
+            "group": position,
+            "shape": list(shape),
+            "state": records,
+        }
         if is_fresh:
             parameters[name]["fresh"] = True
     described = {
@@ -269,7 +276,23 @@ def torch_source(
         "groups": [{"settings": AsIs(settings_of(group)), "configured": {}} for group in groups],
         "scaler": AsIs(state_dict.get("grad_scaler")),
     }
-    return MemorySource("the state dict", Manifest(optimizer=described), tensors)
+    plugins = {told["optimizer"]: told["distribution"] for told in routed if told}
+    roles = next((told["roles"] for told in routed if told), "")
+    manifest = Manifest(optimizer=described, plugins=plugins, written={"roles": roles} if roles else {})
+    return MemorySource("the state dict", manifest, tensors)
+
+
+def _routed(group: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what a group says of who stepped it; that of torch's own optimizers says nothing."""
+    told = group.get(ROUTED, {})
+    keys = {"optimizer", "distribution", "roles"}
+    if isinstance(told, Mapping) and (
+        not told or (set(told) == keys and all(isinstance(value, str) for value in told.values()))
+    ):
+        return told
+    raise StateDictError(
+        f"{ROUTED!r} of a param group of the state dict tells optimizer, distribution and roles, got {_kind(told)}"
+    )
 
 
 def _is_written(key: str, value: Any) -> bool:

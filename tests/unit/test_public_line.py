@@ -59,6 +59,15 @@ def test_public_names_are_there(module) -> None:
     assert [name for name in found.__all__ if getattr(found, name) is None] == []
 
 
+@pytest.mark.parametrize(
+    "source", sorted(ROOT.glob("plugins/*/src/megaopt_*/__init__.py")), ids=lambda path: path.parent.name
+)
+def test_plugins_show_their_public_names(source) -> None:
+    """`dir()` of a package names them before they are used, as `help` and the completion of a prompt ask it."""
+    package = pytest.importorskip(source.parent.name)
+    assert set(getattr(package, "__all__", ())) <= set(dir(package))
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_name_that_a_folder_does_not_have_is_an_attribute_error(folder) -> None:
     """With the usual words."""

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from attrs import define, field, frozen
 
-from megaopt_core.errors import OverrideError, PluginNotInstalledError, UnmatchedKeyError
+from megaopt_core.errors import MegaoptError, OverrideError, RoutingError, UnmatchedKeyError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._overrides import (
@@ -20,6 +20,8 @@ from megaopt_core.params._overrides import (
 )
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.registry._catalogue import ROLE_READER
+from megaopt_core.registry._missing import absent_plugin
+from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.standard import STANDARD_KEYS
 
 __all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
@@ -136,16 +138,17 @@ class OverrideSet:
 
         Raises:
             PluginNotInstalledError: it would be element-wise only because no reader of models is installed.
+            BrokenPluginError: because that reader has failed to load.
+            RoutingError: because it has not read this model.
         """
         asking = next((entry for entry in self.entries if entry.key.role), None) if decision.unread else None
         if asking is not None:
-            raise PluginNotInstalledError(
-                f"{asking} asks for roles, and that of {name!r} is in doubt: what reads it comes with "
-                f"{ROLE_READER}, which is not installed: pip install {ROLE_READER} (an attribute on the parameter "
-                "settles it too: matrix_view=...)",
-                name=name,
-                distribution=ROLE_READER,
-            )
+            what = f"{asking} asks for roles, and that of {name!r} is in doubt: what reads it"
+            error: MegaoptError | None = absent_plugin(what, name, ROLE_READER, get_registry().plugins())
+            if error is None:
+                error = RoutingError(f"{what} comes with {ROLE_READER}, which has not read it", names=[name])
+            error.args = (f"{error} (an attribute on the parameter settles it too: matrix_view=...)",)
+            raise error
 
     def _match_one(self, entry: SourcedOverride, param: NamedParam, role: Role) -> str | None:
         result = None

@@ -7,7 +7,7 @@ from torch import nn
 
 from megaopt_core.params._names import NamedParam, ParamOwner, named_modules
 from megaopt_core.params._roles import Role, RoleDecision
-from megaopt_core.registry._catalogue import ROLE_READER
+from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.routing._roles.decisions import doubted, elementwise
 from megaopt_core.routing._roles.module_types import by_module_type, by_shape, is_projection
 from megaopt_core.routing._roles.parametrized import target_of
@@ -21,13 +21,13 @@ class BaseRules:
 
     Args:
         model: one model chunk, unwrapped.
-        has_reader: a plugin has read this model; reasons need not say which one would.
+        reader: who would know more, and why it does not; None: it has read this model.
     """
 
-    def __init__(self, model: nn.Module, *, has_reader: bool) -> None:
+    def __init__(self, model: nn.Module, *, reader: PluginInfo | str | None) -> None:
         self._modules = dict(named_modules(model))
-        self._unread = not has_reader
-        self._hint = f"; pip install {ROLE_READER} reads it from the model" if self._unread else ""
+        self._unread = reader is not None
+        self._hint = _hint(reader)
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         """Return what a parameter is, element-wise where that is in doubt.
@@ -55,3 +55,11 @@ class BaseRules:
 
     def _in_doubt(self, why: str) -> RoleDecision:
         return evolve(doubted(elementwise(f"{why}{self._hint}")), unread=self._unread)
+
+
+def _hint(reader: PluginInfo | str | None) -> str:
+    if reader is None:
+        return ""
+    if isinstance(reader, str):
+        return f"; pip install {reader} reads it from the model"
+    return f"; {reader} would read it from the model: {reader.error or 'it has not'}"

@@ -11,6 +11,9 @@ from megaopt_core.errors import PluginHookError, RoutingError
 from megaopt_core.params._names import NamedParam, named_params, unwrap
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
+from megaopt_core.registry._catalogue import ROLE_READER
+from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._roles.annotations import ask_plugins
 from megaopt_core.routing._roles.base_rules import BaseRules
 from megaopt_core.routing._roles.decisions import settleable
@@ -63,11 +66,19 @@ def infer_roles(
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
     plugins = ask_plugins(unwrap(model), known, example, failed=failed)
     said = {**plugins.said, **(annotations or {})}
-    rules = BaseRules(unwrap(model), has_reader=bool(plugins.read))
+    rules = BaseRules(unwrap(model), reader=_absent_reader(plugins.read))
     return {
         entry.name: settleable(apply_explicit(entry, _read(entry, plugins.read) or rules.decide(entry), said))
         for entry in entries
     }
+
+
+def _absent_reader(read: Mapping[str, RoleDecision]) -> PluginInfo | str | None:
+    """Return who would know more: what other readers leave out, it may know; None where it has read this model."""
+    installed = next((info for info in get_registry().plugins() if info.goes_by(ROLE_READER)), None)
+    if installed is None:
+        return ROLE_READER
+    return None if installed.status is PluginStatus.LOADED and read else installed
 
 
 def _require_known(annotations: Mapping[str, object], known: set[str]) -> None:

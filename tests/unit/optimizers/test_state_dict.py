@@ -271,8 +271,78 @@ def test_another_optimizers_state_is_refused(mlp, build, give) -> None:
     source, target = mlp(), mlp()
     first, second = build(source), build(target, "t_momentum")
     _train(source, first, give, range(1))
+    saved = first.state_dict()
+    with pytest.raises(
+        StateDictError, match=r"'0\.weight': it was stepped by 't_adam', here by 't_momentum'"
+    ):
+        second.load_state_dict(saved)
+    for group in saved["param_groups"]:
+        del group["routed"]  # as torch's own, which do not say who stepped
     with pytest.raises(StateDictError, match=r"lacks state that .* keeps here: .*0\.weight: momentum_buffer"):
+        second.load_state_dict(saved)
+
+
+def test_a_state_that_another_optimizer_could_hold_is_refused(mlp, build, give, snapshot) -> None:
+    """Keys and shapes that fit are not enough: what a missing reader of roles reroutes does not load in silence."""
+    source, target = mlp(), mlp()
+    first, second = build(source), build(target, overrides=CHAIN)
+    _train(source, first, give, range(1))
+    _train(target, second, give, range(2))
+    before = snapshot(target, second)
+    with pytest.raises(StateDictError, match=r"'0\.weight': it was stepped by 't_adam', here by 't_sgd'"):
         second.load_state_dict(first.state_dict())
+    assert snapshot(target, second) == before
+    second.load_state_dict(first.state_dict(), strict=False)
+    assert torch.equal(second.state[target[0].bias]["exp_avg"], first.state[source[0].bias]["exp_avg"])
+
+
+def test_a_state_dict_names_who_stepped_and_who_read_the_roles(mlp, build, give) -> None:
+    """What is not installed here comes with the line that installs it."""
+    source, target = mlp(), mlp()
+    first = build(source)
+    _train(source, first, give, range(1))
+    saved = first.state_dict()
+    assert {group["routed"]["optimizer"] for group in saved["param_groups"]} == {"t_adam"}
+    gone = _told(saved, {"optimizer": "gone", "distribution": "its-plugin", "roles": "a reader 1.0"})
+    with pytest.raises(
+        StateDictError, match=r"'gone' of its-plugin, .* \(pip install its-plugin\); strict=False"
+    ):
+        build(target).load_state_dict(gone)
+    other = _told(saved, {"optimizer": "t_sgd", "distribution": "", "roles": "a reader 1.0"})
+    with pytest.raises(StateDictError, match=r"otherwise \(roles read by a reader 1\.0 there, by .* here\)"):
+        build(target).load_state_dict(other)
+
+
+def test_torchs_helpers_carry_who_stepped(mlp, build, give) -> None:
+    """So what they bring is compared, too."""
+    source, target = mlp(), mlp()
+    first, second = build(source), build(target, overrides=CHAIN)
+    _train(source, first, give, range(1))
+    saved = dcp.get_optimizer_state_dict(source, first)
+    with pytest.raises(StateDictError, match=r"'0\.weight': it was stepped by 't_adam', here by 't_sgd'"):
+        dcp.set_optimizer_state_dict(target, second, saved)
+
+
+def _told(state_dict: Mapping[str, Any], routed: object) -> dict[str, Any]:
+    """Return a state dict whose groups say something else of who stepped them."""
+    return {
+        **state_dict,
+        "param_groups": [{**group, "routed": routed} for group in state_dict["param_groups"]],
+    }
+
+
+@pytest.mark.parametrize(
+    "told",
+    [3, {"optimizer": "t_adam"}, {"optimizer": 1, "distribution": "", "roles": ""}],
+    ids=["number", "half", "no text"],
+)
+def test_what_cannot_say_who_stepped_is_refused(mlp, build, told) -> None:
+    """It is named, with what it should tell."""
+    optimizer = build(mlp())
+    with pytest.raises(
+        StateDictError, match=r"^'routed' of a param group .* tells optimizer, distribution and"
+    ):
+        optimizer.load_state_dict(_told(optimizer.state_dict(), told))
 
 
 def test_tensors_stay_and_learning_rate_tensors_are_filled(mlp, build, give) -> None:

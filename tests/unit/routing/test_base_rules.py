@@ -1,5 +1,6 @@
 """What the core knows about parameters without a reader: element-wise where there is doubt, and who would tell."""
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from megaopt_core import OptimizerConfig, route
-from megaopt_core.errors import PluginNotInstalledError
+from megaopt_core.errors import BrokenPluginError, BrokenPluginWarning, PluginNotInstalledError, RoutingError
 from megaopt_core.params import Role
 from megaopt_core.registry import PluginRegistry, reset_registry
 from megaopt_core.routing import infer_roles
@@ -111,3 +112,54 @@ def test_an_override_that_asks_for_a_role_in_doubt_says_what_to_install(plugins)
     model[1].weight.matrix_view = "output"
     routing = route(config.replace(decoupled_lr=0.2), model)
     assert routing.groups[routing.params["1.weight"].spec.group].values["max_lr"] == 0.2
+
+
+READS = """
+from megaopt_core.params import RoleDecision, Role
+
+@hookimpl
+def megaopt_annotate_params(model_chunk):
+    return {READ}
+"""
+ASKS = OptimizerConfig(optimizer="plain", lr=0.1, decoupled_lr=0.2)
+
+
+@pytest.mark.parametrize(
+    ("code", "environ", "kind", "words"),
+    [
+        (
+            "",
+            {"MEGAOPT_DISABLE_PLUGINS": "roles"},
+            PluginNotInstalledError,
+            "MEGAOPT_DISABLE_PLUGINS=roles blocks it",
+        ),
+        ("raise ValueError('no')", {}, BrokenPluginError, "failed to load: ValueError: no"),
+        ("", {}, RoutingError, "which has not read it"),
+    ],
+    ids=["blocked", "broken", "silent"],
+)
+def test_a_reader_that_is_there_is_not_told_to_be_installed(plugins, code, environ, kind, words) -> None:
+    """It is blocked, broken, or has nothing to say: each has another remedy."""
+    plugins.install("plain", PLAIN)
+    plugins.install("roles", code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BrokenPluginWarning)
+        plugins.registry(**environ).load()
+    with pytest.raises(kind, match=words):
+        route(ASKS, nn.Linear(4, 8))
+    reason = infer_roles(nn.Linear(4, 8))["weight"].reason
+    assert "plugin 'roles' (megaopt-roles 1.0) would read it from the model: " in reason
+    assert "pip install" not in reason
+
+
+def test_a_reader_of_one_parameter_settles_no_other(plugins) -> None:
+    """What it leaves out is as unread as without it, for whoever asks for roles."""
+    plugins.install("plain", PLAIN)
+    plugins.install("family", READS.replace("READ", "'0.weight': RoleDecision(Role.ELEMENTWISE, 'known')"))
+    plugins.registry()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with pytest.raises(
+        PluginNotInstalledError, match=r"that of '1\.weight' is in doubt: .* pip install megaopt-roles"
+    ):
+        route(ASKS, model)
+    assert infer_roles(model)["1.weight"].reason.endswith(HINT)

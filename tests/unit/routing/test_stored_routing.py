@@ -1,5 +1,6 @@
 """A routing that was stored is followed, whatever is found in the model here."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from megaopt_testing.plugins import temporary_plugin
 from megaopt_core import MatrixView, OptimizerConfig, ParamKey, Role, build_optimizer, hookimpl, route
 from megaopt_core.errors import (
     CheckpointError,
+    DuplicateNameError,
     PluginHookError,
     PluginNotInstalledError,
     RoutingError,
@@ -157,7 +159,7 @@ def test_an_override_that_asks_for_another_optimizer_is_an_error() -> None:
 
 
 def test_a_path_is_read_by_a_plugin() -> None:
-    """The first that answers; what it raises of ours is raised as it is."""
+    """What it raises of ours is raised as it is."""
 
     class Reader:
         megaopt_api = "1"
@@ -181,6 +183,63 @@ def test_a_path_is_read_by_a_plugin() -> None:
             route(config(), Model(), routing="odd")
         with pytest.raises(RoutingError, match=r"'archive'.*returned str; it must return a StoredRouting"):
             route(config(), Model(), routing="nonsense")
+
+
+def reader(answer: Callable[[str], Any]) -> object:
+    """Return a plugin that reads stored routings."""
+
+    class Reader:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_stored_routing(self, path):
+            return answer(path)
+
+    return Reader()
+
+
+@pytest.mark.parametrize("other", [CheckpointError("not mine", path="here"), ZeroDivisionError("oops")])
+def test_a_reader_that_fails_does_not_stop_one_that_reads(other) -> None:
+    """Whichever comes first: folders may be of a kind that another plugin takes for a damaged one of its own."""
+
+    def fail(path: str) -> None:
+        raise other
+
+    for first, second in ((fail, lambda path: stored()), (lambda path: stored(), fail)):
+        with temporary_plugin(reader(first), name="a"), temporary_plugin(reader(second), name="b"):
+            followed = route(config(), Model(), routing="here")
+            assert followed.params["head.weight"].spec.optimizer == "whole"
+
+
+def test_two_readers_of_one_place_are_an_error() -> None:
+    """Which of them is asked would depend on what is installed."""
+    with (
+        temporary_plugin(reader(lambda path: stored()), name="a"),
+        temporary_plugin(reader(lambda path: stored()), name="b"),
+        pytest.raises(DuplicateNameError, match=r"routing='here' is read by plugin 'a'.* and by plugin 'b'"),
+    ):
+        route(config(), Model(), routing="here")
+
+
+@pytest.mark.parametrize(
+    ("what", "odd"),
+    [
+        ("name", StoredRouting(None, {})),
+        ("params", StoredRouting("odd", None)),
+        ("params", StoredRouting("odd", {"embed.weight": "adam"})),
+        ("params", StoredRouting("odd", {"embed.weight": StoredParam(None)})),
+        ("params", StoredRouting("odd", {"embed.weight": StoredParam("plain", "matrix")})),
+        ("readers", StoredRouting("odd", {}, readers=None)),
+        ("plugins", StoredRouting("odd", {}, plugins={"plain": None})),
+    ],
+)
+def test_a_routing_that_holds_nonsense_is_its_readers_fault(what, odd) -> None:
+    """The error names the plugin and the field."""
+    with (
+        temporary_plugin(reader(lambda path: odd), name="odd"),
+        pytest.raises(RoutingError, match=rf"plugin 'odd'.* whose {what} cannot be used: "),
+    ):
+        route(config(), Model(), routing="here")
 
 
 def test_without_a_reader_the_error_says_what_to_install(monkeypatch, stand_in) -> None:

@@ -36,3 +36,6 @@ if not TYPE_CHECKING:  # listing plugins imports this package, and needs none of
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

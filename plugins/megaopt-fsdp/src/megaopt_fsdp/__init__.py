@@ -18,3 +18,6 @@ if not TYPE_CHECKING:  # listing plugins imports this package, and needs none of
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CORE_COMMANDS", "PluginCommands"]
 
-CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain")
+CORE_COMMANDS = ("plugins", "optimizers", "explain")
 """Commands that the core brings."""
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import Factory, frozen
 
-from megaopt_core.config._dtypes import parse_dtype
-from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
+from megaopt_core.config._dtypes import dtype_name, parse_dtype, shown
+from megaopt_core.config._fields import AWARE_DTYPES, CORE_FIELD_NAMES, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import MegaoptError, PluginError, UnusedSettingWarning
 from megaopt_core.precision._policy import LOW_PRECISION
@@ -28,7 +28,6 @@ __all__ = ["Use", "unused_settings", "warn_of_unused"]
 _SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 _OF_OVERRIDES = ("decoupled_lr", "decoupled_min_lr", "apply_wd_to_qk_layernorm")
 _DECAY = ("decoupled_weight_decay", "cautious_weight_decay")
-_STATE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _OF_OFFLOAD = (
     "optimizer_offload_fraction",
     "use_torch_optimizer_for_cpu_offload",
@@ -78,9 +77,7 @@ class Use:
             name: the setting.
             why: why nothing acts on it.
         """
-        value = getattr(self.config, name)
-        shown = repr(str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else repr(value)
-        return f"{name}={shown}: {why}"
+        return f"{name}={shown(getattr(self.config, name))}: {why}"
 
 
 def unused_settings(use: Use) -> tuple[str, ...]:
@@ -122,13 +119,13 @@ def warn_of_unused(sentences: Collection[str], *, stacklevel: int) -> None:
 
 def _dtypes(use: Use) -> Iterator[str]:
     config, dtypes = use.config, use.dtypes
-    shown = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+    names = ", ".join(sorted(map(dtype_name, dtypes)))
     if dtypes:
         if use.is_set("params_dtype") and config.params_dtype not in dtypes:
-            yield use.says("params_dtype", f"the model's parameters are {shown}; nothing casts them")
+            yield use.says("params_dtype", f"the model's parameters are {names}; nothing casts them")
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if getattr(config, name) and dtype not in dtypes:
-                yield use.says(name, f"the model's parameters are {shown}; cast the model before the build")
+                yield use.says(name, f"the model's parameters are {names}; cast the model before the build")
     remainders = torch.bfloat16 in dtypes or not dtypes
     if not config.store_param_remainders:
         if not config.use_precision_aware_optimizer:
@@ -138,7 +135,7 @@ def _dtypes(use: Use) -> Iterator[str]:
                 "store_param_remainders", "only bf16 parameters with fp32 main values have remainders"
             )
     mixed = config.bf16 or config.fp16 or dtypes & set(LOW_PRECISION)
-    if config.use_precision_aware_optimizer and not mixed and not any(map(use.is_set, _STATE_DTYPES)):
+    if config.use_precision_aware_optimizer and not mixed and not any(map(use.is_set, AWARE_DTYPES)):
         governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
         if not governed & set(config.plugin_settings):
             yield use.says("use_precision_aware_optimizer", "every dtype is float32 and so is the step")

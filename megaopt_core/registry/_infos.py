@@ -8,7 +8,6 @@ from importlib.metadata import EntryPoint
 from attrs import evolve, field, frozen
 
 from megaopt_core.registry._faults import traceback_of, words_of
-from megaopt_core.registry._mistakes.remedies import remedy_of
 
 __all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus"]
 
@@ -64,12 +63,12 @@ class PluginInfo:
         return cls(point.name, point.value, dist.name, dist.version)
 
     def broken_by(self, error: BaseException) -> PluginInfo:
-        """Return this with status broken, what broke it, and what to write instead where that is known.
+        """Return this with status broken, and what broke it in one line.
 
         Args:
             error: what the plugin raised.
         """
-        words = " ".join(map(str.strip, f"{words_of(error)}{remedy_of(error)}".splitlines()))
+        words = " ".join(map(str.strip, words_of(error).splitlines()))
         return evolve(self, status=PluginStatus.BROKEN, error=words, traceback=traceback_of(error))
 
     def goes_by(self, name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 from megaopt_core.errors import BrokenPluginError, PluginError, PluginNotInstalledError, UnknownNameError
 from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
-from megaopt_core.registry._mistakes.near_names import did_you_mean, plain_name
+from megaopt_core.registry._near_names import did_you_mean, plain_name
 
 __all__ = ["Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
 

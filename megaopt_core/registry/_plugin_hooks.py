@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
-from difflib import get_close_matches
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
@@ -20,6 +18,7 @@ from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
 from megaopt_core.registry._faults import naming_slow_imports, only_in_this_process
 from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._near_names import did_you_mean
 
 __all__ = ["API_VERSION", "import_plugin", "may_implement"]
 
@@ -136,71 +135,25 @@ def _written_for_another(declared: Any) -> str:
 
 
 def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
-    """Register a plugin in a manager of its own, where all mistakes in its hooks show."""
+    """Register a plugin in a manager of its own, where hooks show that would silently do nothing."""
     for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
         if attribute.startswith("megaopt_") and not hasattr(value, "megaopt_impl"):
-            raise PluginError(
-                f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute, _HOOKS)}"
-            )
+            raise PluginError(f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute)}")
     for known in _HOOKS:
         hook = getattr(plugin, known, None)
         if hook is not None and not inspect.isroutine(hook):
             raise PluginError(f"its {known!r} is no function but of type {type(hook).__name__}")
-    manager = _manager_of(name, plugin)
-    for caller in manager.hook.__dict__.values():
-        if not isinstance(caller, pluggy.HookCaller):
-            continue
-        for impl in caller.get_hookimpls():
-            if not caller.has_spec() and not impl.optionalhook:
-                raise PluginError(
-                    f"it implements {caller.name!r}, which is no hook{_meant(caller.name, _HOOKS)}"
-                )
-            if impl.wrapper or impl.hookwrapper:
-                raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
-            _require_no_default(caller, impl)
-    return manager
-
-
-def _require_no_default(caller: pluggy.HookCaller, impl: pluggy.HookImpl) -> None:
-    """Raise where a hook gives a default to what it would be given: pluggy hands over what has none, and only that."""
-    given = caller.spec.argnames if caller.spec is not None else ()
-    wrong = [name for name in impl.kwargnames if name in given]
-    if wrong:
-        raise PluginError(
-            f"its {caller.name!r} would never be given {', '.join(map(repr, wrong))}, which has a default: pluggy "
-            "hands over arguments without one; remove the default"
-        )
-
-
-def _manager_of(name: str, plugin: Any) -> pluggy.PluginManager:
     manager = pluggy.PluginManager("megaopt")
     manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(plugin, name=name)
-    except pluggy.PluginValidationError as error:
-        raise PluginError(_wrong_arguments(plugin) or str(error)) from error
+    manager.register(plugin, name=name)
+    for caller in manager.get_hookcallers(plugin) or ():
+        for impl in caller.get_hookimpls():
+            if not caller.has_spec() and not impl.optionalhook:
+                raise PluginError(f"it implements {caller.name!r}, which is no hook{_meant(caller.name)}")
+            if impl.wrapper or impl.hookwrapper:
+                raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
     return manager
 
 
-def _wrong_arguments(plugin: Any) -> str:
-    """Return which hook of a plugin takes what megaopt does not give, and what it may take; empty where none does."""
-    for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
-        marks = getattr(value, "megaopt_impl", None)
-        if marks is None:
-            continue
-        hook = marks.get("specname") or attribute
-        if hook not in _HOOKS:
-            continue
-        allowed = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
-        wrong = [name for name in pluggy.HookImpl(plugin, "", value, marks).argnames if name not in allowed]
-        if wrong:
-            return (
-                f"its {attribute!r} takes {', '.join(map(repr, wrong))}, which the hook is not given; "
-                f"it may take {', '.join(allowed) or 'no arguments'}{_meant(wrong[0], allowed)}"
-            )
-    return ""
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close and close[0] != name else ""
+def _meant(name: str) -> str:
+    return "" if name in _HOOKS else did_you_mean(name, _HOOKS)

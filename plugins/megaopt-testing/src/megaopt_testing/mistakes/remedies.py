@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 import attrs
 
 from megaopt_core import plugin_api
-from megaopt_core.registry._mistakes.near_names import did_you_mean
 
-__all__ = ["remedy_of"]
+__all__ = ["meant", "remedy_of"]
 
 _UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
@@ -22,7 +23,7 @@ def remedy_of(error: BaseException) -> str:
 
     Example:
         >>> remedy_of(TypeError("OptimizerEntry.__init__() got an unexpected keyword argument 'granularty'"))
-        "; did you mean 'granularity' or 'granularity_for'?"
+        "; did you mean 'granularity'?"
         >>> remedy_of(ValueError("no such device"))
         ''
     """
@@ -35,4 +36,19 @@ def remedy_of(error: BaseException) -> str:
     if not attrs.has(record):
         return ""
     names = [field.alias or field.name for field in attrs.fields(record)]
-    return did_you_mean(found[2], names) or f"; it takes {', '.join(names)}"
+    return meant(found[2], names) or f"; it takes {', '.join(names)}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'a'?"`, empty when nothing is close.
+
+    Args:
+        name: what was written.
+        known: what there is.
+
+    Example:
+        >>> meant("model", ["config", "model_chunks"])
+        "; did you mean 'model_chunks'?"
+    """
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

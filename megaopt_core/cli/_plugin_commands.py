@@ -13,7 +13,7 @@ from megaopt_core.cli._parser import CommandParser
 from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginError, PluginHookError
 from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._infos import PluginInfo, contested
 from megaopt_core.registry._registry import PluginRegistry
 
 if TYPE_CHECKING:
@@ -77,14 +77,7 @@ class PluginCommands:
             name: the command.
             second: the plugin.
         """
-        first = self.owners.get(name)
-        source = "megaopt-core" if first is None else first.source
-        self.conflicts[name] = DuplicateNameError(
-            f"command {name!r} is given by {first or 'megaopt-core'} and by {second}; uninstall one of them, or block "
-            f"it: MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
-            name=name,
-            owners=(source, second.source),
-        )
+        self.conflicts[name] = contested("command", name, self.owners.get(name), second)
 
     def add_all(self, registry: PluginRegistry, commands: Commands) -> None:
         """Ask every plugin for its commands; one that fails is noted and harms no other.
@@ -109,13 +102,7 @@ class PluginCommands:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
-            self.failed.append(
-                PluginHookError(
-                    f"{info} failed in hook megaopt_commands: {words_of(error)}",
-                    plugin=info.name,
-                    hook="megaopt_commands",
-                )
-            )
+            self.failed.append(info.failed_in("megaopt_commands", words_of(error)))
 
     def require_one_owner(self, name: str) -> None:
         """Raise if two plugins bring a command; one of the core's own stays the core's.

@@ -11,7 +11,13 @@ from types import MappingProxyType
 import torch
 
 from megaopt_core.errors import MegaoptError
-from megaopt_core.registry._catalogue import FOREIGN_SETTINGS, OPTIMIZERS, RESOLVER, SETTING_PREFIXES
+from megaopt_core.registry._catalogue import (
+    FOREIGN_SETTINGS,
+    OPTIMIZERS,
+    RESOLVER,
+    SETTING_PREFIXES,
+    prefix_of_setting,
+)
 from megaopt_core.registry._missing import did_you_mean
 from megaopt_core.registry._registry import get_registry
 
@@ -28,27 +34,10 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("model_parameters", "named_parameters", "param_groups", "parameters", "params"), _MODEL
         ),
-        **dict.fromkeys(
-            (
-                *(
-                    "lr_scheduler",
-                    "lr_scheduler_type",
-                    "schedule",
-                    "scheduler",
-                    "total_steps",
-                    "training_steps",
-                ),
-                *(
-                    "num_training_steps",
-                    "num_warmup_steps",
-                    "warmup",
-                    "warmup_iters",
-                    "warmup_ratio",
-                    "warmup_steps",
-                ),
-            ),
-            _SCHEDULE,
-        ),
+        **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "schedule", "scheduler"), _SCHEDULE),
+        **dict.fromkeys(("num_training_steps", "total_steps", "training_steps"), _SCHEDULE),
+        **dict.fromkeys(("warmup", "warmup_iters", "warmup_ratio", "warmup_steps"), _SCHEDULE),
+        "num_warmup_steps": _SCHEDULE,
         **dict.fromkeys(("process_group", "rank", "world_size"), _RANKS),
         **dict.fromkeys(("amp", "autocast", "dtype", "mixed_precision", "precision"), _PRECISION),
         **dict.fromkeys(
@@ -134,12 +123,12 @@ def _called_here(plain: str, known: Iterable[str], optimizer: str | None) -> str
         if own:
             return f"; it is called {own} here"
     for text in told:
-        choices = [choice for choice in _CHOICE.split(text) if _prefix_of(choice) in {None, *prefixes}]
+        choices = [choice for choice in _CHOICE.split(text) if prefix_of_setting(choice) in {None, *prefixes}]
         if choices:
             return f"; it is called {text if len(choices) > 1 else choices[0]} here"
     if not told:
         return ""
-    owners = dict.fromkeys(f"{_prefix_of(choice)}'s" for choice in _CHOICE.split(told[0]))
+    owners = dict.fromkeys(f"{prefix_of_setting(choice)}'s" for choice in _CHOICE.split(told[0]))
     return (
         f"; it is called {told[0]} here, and is {' or '.join(owners)}"
         f"{_torch_keyword(short, optimizer, alike_only=True)}"
@@ -152,15 +141,9 @@ _CHOICE = re.compile(r", or |, | or ")
 
 def _renamed(choice: str, prefixes: Iterable[str], known: Iterable[str]) -> str:
     """Return settings joined by "and" under another optimizer's prefix, the first that has them all; else empty."""
-    names = [name.removeprefix(f"{_prefix_of(name)}_") for name in choice.split(" and ")]
+    names = [name.removeprefix(f"{prefix_of_setting(name)}_") for name in choice.split(" and ")]
     renamed = [[f"{prefix}_{name}" for name in names] for prefix in prefixes]
     return next((" and ".join(full) for full in renamed if set(full) <= set(known)), "")
-
-
-def _prefix_of(text: str) -> str | None:
-    """Return the prefix of the first setting in a text; None for one of the core."""
-    found = [prefix for prefix in SETTING_PREFIXES if text.startswith(f"{prefix}_")]
-    return max(found, key=len) if found else None
 
 
 def _prefixes_of(optimizer: str) -> tuple[str, ...]:
@@ -172,13 +155,8 @@ def _prefixes_of(optimizer: str) -> tuple[str, ...]:
 
 
 def _without_prefix(name: str) -> str:
-    """Return the name of a setting without the prefix of the optimizer that it is for, where it has one we know.
-
-    Args:
-        name: full or short name.
-    """
-    prefixes = [prefix for prefix in (*SETTING_PREFIXES, *OPTIMIZERS) if name.startswith(f"{prefix}_")]
-    return name.removeprefix(f"{max(prefixes, key=len)}_") if prefixes else name
+    """Return the name of a setting without the prefix of the optimizer that it is for, where it has one we know."""
+    return name.removeprefix(f"{prefix_of_setting(name, {*SETTING_PREFIXES, *OPTIMIZERS})}_")
 
 
 def _torch_keyword(name: str, optimizer: str | None, *, alike_only: bool = False) -> str:

@@ -10,11 +10,11 @@ from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 from megaopt_core.registry._near_names import did_you_mean, plain_name
 
-__all__ = ["Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
+__all__ = ["WORDS", "Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
 
 type Kind = Literal["optimizer", "strategy", "schedule"]
 
-_WORDS: Mapping[Kind, str] = {
+WORDS: Mapping[Kind, str] = {
     "optimizer": "optimizer",
     "strategy": "sharding strategy",
     "schedule": "schedule",
@@ -36,7 +36,7 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
         plugins: every installed plugin.
     """
     plugins = tuple(plugins)
-    what = f"{_WORDS[kind]} {name!r}"
+    what = f"{WORDS[kind]} {name!r}"
     distribution = _CATALOGUES[kind].get(name)
     if distribution is None and kind == "optimizer" and ":" in name:
         distribution = catalogue.RESOLVER

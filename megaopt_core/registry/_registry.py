@@ -69,7 +69,6 @@ class PluginRegistry:
         self._points = _find(entry_points)
         self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
         self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
-        self._plugins: tuple[LoadedPlugin, ...] = ()
         self._contents: Contents | None = None
         self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
         self._resolved_settings: dict[str, SettingInfo] = {}
@@ -83,7 +82,7 @@ class PluginRegistry:
 
     def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that have been loaded and work, with what each offers; loads none."""
-        return self._plugins
+        return () if self._contents is None else self._contents.plugins
 
     def load(self) -> None:
         """Load every plugin that is not blocked, once.
@@ -104,7 +103,7 @@ class PluginRegistry:
         """
         with self._lock:
             if self._contents is not None:
-                return tuple((plugin.info, plugin.hooks) for plugin in self._plugins)
+                return tuple((plugin.info, plugin.hooks) for plugin in self._contents.plugins)
             found = []
             with self._importing():
                 for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
@@ -147,7 +146,8 @@ class PluginRegistry:
             UnknownNameError: nobody offers it.
             DuplicateNameError: two plugins give one name.
         """
-        return self._optimizer(name)[0]
+        entry: OptimizerEntry = self._find("optimizer", name)[0]
+        return entry
 
     def has_optimizer(self, name: str) -> bool:
         """Return whether an optimizer can be had here, listed or resolved.
@@ -156,14 +156,14 @@ class PluginRegistry:
             name: what users write in `optimizer="..."`.
         """
         try:
-            self._optimizer(name)
+            self._find("optimizer", name)
         except PluginError:
             return False
         return True
 
     def optimizers(self) -> dict[str, OptimizerEntry]:
         """Return every optimizer that one plugin lists by name, in the order of the plugins."""
-        return {name: entry for name, (entry, _) in self._loaded().optimizers.items()}
+        return self._all("optimizer")
 
     def strategy(self, name: str) -> ShardingStrategy:
         """Return a sharding strategy; raises as :meth:`optimizer` does.
@@ -171,11 +171,12 @@ class PluginRegistry:
         Args:
             name: what users write in `sharding="..."`.
         """
-        return self._look_up("strategy", self._loaded().strategies, name)[0]
+        strategy: ShardingStrategy = self._find("strategy", name)[0]
+        return strategy
 
     def strategies(self) -> dict[str, ShardingStrategy]:
         """Return every sharding strategy that one plugin gives, by name."""
-        return {name: strategy for name, (strategy, _) in self._loaded().strategies.items()}
+        return self._all("strategy")
 
     def schedule(self, name: str, kind: Literal["lr", "wd"] | None = None) -> ScheduleStyle:
         """Return a schedule style; raises as :meth:`optimizer` does.
@@ -184,12 +185,11 @@ class PluginRegistry:
             name: what users write in `lr_decay_style="..."` or `wd_incr_style="..."`.
             kind: what it has to serve: `"lr"`, `"wd"`, or None for either.
         """
-        offered = {
-            style: found
-            for style, found in self._loaded().schedules.items()
-            if kind is None or _serves(found[0], kind)
-        }
-        return self._look_up("schedule", offered, name)[0]
+        known = self.schedules(kind)
+        self.require_one_owner("schedule", name)
+        if name not in known:
+            raise missing("schedule", name, tuple(known), self._infos)
+        return known[name]
 
     def schedules(self, kind: Literal["lr", "wd"] | None = None) -> dict[str, ScheduleStyle]:
         """Return every schedule style that one plugin gives, by name.
@@ -197,8 +197,8 @@ class PluginRegistry:
         Args:
             kind: only those that serve `"lr"` or `"wd"`; None for all.
         """
-        found = self._loaded().schedules.items()
-        return {name: style for name, (style, _) in found if kind is None or _serves(style, kind)}
+        found: dict[str, ScheduleStyle] = self._all("schedule")
+        return {name: style for name, style in found.items() if kind is None or style.serves(kind)}
 
     def owner(self, kind: Kind, name: str) -> PluginInfo:
         """Return the plugin that offers something; raises as :meth:`optimizer` does.
@@ -207,13 +207,7 @@ class PluginRegistry:
             kind: `"optimizer"`, `"strategy"` or `"schedule"`.
             name: its name.
         """
-        if kind == "optimizer":
-            return self._optimizer(name)[1]
-        contents = self._loaded()
-        offered: Mapping[str, tuple[Any, PluginInfo]] = (
-            contents.strategies if kind == "strategy" else contents.schedules
-        )
-        return self._look_up(kind, offered, name)[1]
+        return self._find(kind, name)[1]
 
     def require_fallback(self, optimizer: str, fallback: str) -> None:
         """Raise as :meth:`optimizer` does for a fallback that is not there, and say whose fallback it is.
@@ -226,7 +220,7 @@ class PluginRegistry:
             MegaoptError: there is no such optimizer here, for the reason that the class of the error says.
         """
         try:
-            self._optimizer(fallback)
+            self._find("optimizer", fallback)
         except MegaoptError as error:
             owner = self.owner("optimizer", optimizer)
             error.args = (f"{fallback!r} is the fallback of optimizer {optimizer!r} of {owner}: {error}",)
@@ -337,15 +331,22 @@ class PluginRegistry:
                     self._infos[index] = result.info
                 else:
                     self._infos[index] = result
-            self._plugins = tuple(plugins)
-            self._contents = collect(self._plugins)
+            self._contents = collect(tuple(plugins))
         self._warn_of_broken()
 
-    def _optimizer(self, name: str) -> tuple[OptimizerEntry, PluginInfo]:
+    def _all(self, kind: Kind) -> dict[str, Any]:
+        return {name: offered for name, (offered, _) in self._loaded().tables[kind].items()}
+
+    def _find(self, kind: Kind, name: str) -> tuple[Any, PluginInfo]:
+        """Return what has a name, and whose it is."""
         contents = self._loaded()
-        contents.require_one_owner("optimizer", name)
-        found = contents.optimizers.get(name) or self._resolve(contents, name)
-        return found or self._look_up("optimizer", contents.optimizers, name)
+        contents.require_one_owner(kind, name)
+        found = contents.tables[kind].get(name)
+        if found is None and kind == "optimizer":
+            found = self._resolve(contents, name)
+        if found is None:
+            raise missing(kind, name, tuple(contents.tables[kind]), self._infos)
+        return found
 
     def _resolve(self, contents: Contents, name: str) -> tuple[OptimizerEntry, PluginInfo] | None:
         from megaopt_core.registry._loading import check_entry
@@ -358,7 +359,7 @@ class PluginRegistry:
             found = resolve_optimizer(name, contents.plugins)
             if found is not None:
                 resolved = {**self._resolved, name: found}
-                owned = {**contents.optimizers, **resolved}
+                owned = {**contents.tables["optimizer"], **resolved}
                 settings, contested = find_owners([(each, *whose) for each, whose in owned.items()])
                 for error in contested.values():
                     raise error
@@ -369,12 +370,6 @@ class PluginRegistry:
                 }
                 self._resolved = resolved
             return found
-
-    def _look_up[T](self, kind: Kind, table: Mapping[str, T], name: str) -> T:
-        self.require_one_owner(kind, name)
-        if name in table:
-            return table[name]
-        raise missing(kind, name, tuple(table), self._infos)
 
 
 def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
@@ -387,19 +382,14 @@ def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
 
 
 def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:
-    if info.status is not PluginStatus.AVAILABLE or info.is_core:
-        return False
-    return may_implement(point, "megaopt_commands")
+    is_there = info.status is PluginStatus.AVAILABLE and not info.is_core
+    return is_there and may_implement(point, "megaopt_commands")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
-
-
-def _serves(style: ScheduleStyle, kind: Literal["lr", "wd"]) -> bool:
-    return (style.learning_rate if kind == "lr" else style.weight_decay) is not None
 
 
 def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> list[Any]:
@@ -409,11 +399,7 @@ def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> li
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise PluginHookError(
-            f"{plugin.info} failed in hook {hook_name}: {words_of(error)}",
-            plugin=plugin.info.name,
-            hook=hook_name,
-        ) from error
+        raise plugin.info.failed_in(hook_name, words_of(error)) from error
 
 
 def _own(name: str, value: Any) -> Any:

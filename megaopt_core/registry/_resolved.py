@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginHookError
+from megaopt_core.errors import MegaoptError, PluginHookError
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._infos import PluginInfo, contested
 from megaopt_core.registry._loading import LoadedPlugin
 
 __all__ = ["resolve_optimizer"]
@@ -42,13 +42,7 @@ def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[Optim
         if entry is None:
             continue
         if found is not None:
-            first, second = found[1], plugin.info
-            raise DuplicateNameError(
-                f"optimizer {name!r} is resolved by {first} and by {second}; uninstall one of them, or block it: "
-                f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
-                name=name,
-                owners=(first.source, second.source),
-            )
+            raise contested("optimizer", name, found[1], plugin.info, by="resolved by")
         found = entry, plugin.info
     if found is None and fault is not None:
         raise fault

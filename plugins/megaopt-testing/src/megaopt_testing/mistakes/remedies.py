@@ -47,7 +47,7 @@ def meant(name: str, known: Iterable[str]) -> str:
         known: what there is.
 
     Example:
-        >>> meant("model", ["config", "model_chunks"])
+        >>> meant("modl_chunks", ["config", "model_chunks"])
         "; did you mean 'model_chunks'?"
     """
     close = get_close_matches(name, list(known), n=1)

@@ -72,17 +72,18 @@ class OptimizerConfig(CoreFields):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
+            raise self._lacks(name)
         return read_setting(name, self._plugin_settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
+            raise self._lacks(name)
         self.__dict__.update(vars(self.replace(**{name: value})))
+
+    def _lacks(self, name: str) -> AttributeError:
+        return AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{name!r} cannot be deleted; assign its default instead", name=name, obj=self)

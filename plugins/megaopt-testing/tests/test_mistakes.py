@@ -7,6 +7,7 @@ from megaopt_testing.mistakes.diagnosis import require_sound
 
 from megaopt_core.cli import main
 from megaopt_core.errors import BrokenPluginWarning, PluginError
+from megaopt_core.registry import PluginInfo, PluginStatus
 
 ENTRY = "@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': OptimizerEntry(torch.optim.SGD, {})}}"
 STYLE = "@hookimpl\ndef megaopt_schedules(): return {{'bad': ScheduleStyle({})}}"
@@ -152,6 +153,23 @@ def test_a_setting_that_cannot_have_its_default_is_named(plugins, refused) -> No
     code, words = REFUSED[refused]
     said = diagnosed(plugins, SETTINGS.format(code) + ENTRY.format(OWN))
     assert f"optimizer 'bad': S: the setting 'beta' cannot have its default: {words}" in said
+
+
+POINTS = {
+    "mb badep": "is malformed; it must read `name = module` or `name = module:object`",
+    "math:": "is malformed; it must read `name = module` or `name = module:object`",
+    "megaopt_absent.plugin": "asks for module 'megaopt_absent', which there is not",
+    "json.absent:plugin": "asks for module 'json.absent', which there is not",
+    "json:plugin": "asks for 'plugin' of module 'json', which has none",
+}
+
+
+@pytest.mark.parametrize("value", POINTS)
+def test_an_entry_point_that_names_nothing_is_told_by_its_line(value) -> None:
+    """Malformed, or without a module or an object of its name."""
+    with pytest.raises(PluginError) as caught:
+        require_sound(PluginInfo("bad", value, status=PluginStatus.BROKEN))
+    assert str(caught.value) == f"plugin 'bad' ({value}): its entry point `bad = {value}` {POINTS[value]}"
 
 
 USABLE = {

@@ -326,25 +326,16 @@ def test_a_mistake_is_told_in_one_line_with_its_remedy(plugins, mistake) -> None
     assert "\n" not in said
 
 
-POINTS = {
-    "mb badep": "is malformed; it must read `name = module` or `name = module:object`",
-    "math:": "is malformed; it must read `name = module` or `name = module:object`",
-    "megaopt_absent.plugin": "asks for module 'megaopt_absent', which there is not",
-    "json.absent:plugin": "asks for module 'json.absent', which there is not",
-    "json:plugin": "asks for 'plugin' of module 'json', which has none",
-}
-
-
-@pytest.mark.parametrize("value", POINTS)
-def test_an_entry_point_that_names_nothing_is_told_by_its_line(value) -> None:
+@pytest.mark.parametrize(
+    "value", ["mb badep", "math:", "megaopt_absent.plugin", "json.absent:plugin", "json:plugin"]
+)
+def test_an_entry_point_that_names_nothing_is_left_out(value) -> None:
     """Listing commands, which reads sources first, is harmed as little as loading."""
     point = EntryPoint(name="bad", value=value, group="megaopt")
-    words = f"PluginError: its entry point `bad = {value}` {POINTS[value]}"
     for look in (PluginRegistry.load, PluginRegistry.command_hooks):
         registry = PluginRegistry([point], {})
         said = said_by(lambda look=look, registry=registry: look(registry))
-        assert said in {f"plugin 'bad' ({value}) failed to load and is left out: {words}", ""}
-        assert said or look is PluginRegistry.command_hooks
+        assert said.startswith(f"plugin 'bad' ({value}) failed to load and is left out: ")
 
 
 def test_a_fallback_that_nobody_offers_is_told_with_whose_it_is(plugins) -> None:

@@ -11,6 +11,7 @@ import pluggy
 from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle
 from megaopt_core.registry import GROUP, PluginInfo, PluginStatus, get_registry
+from megaopt_testing.mistakes.entry_points import load_named
 from megaopt_testing.mistakes.hooks import check_hooks
 from megaopt_testing.mistakes.remedies import remedy_of
 from megaopt_testing.mistakes.settings_classes import check_defaults, check_settings_class
@@ -62,7 +63,7 @@ def _examine(info: PluginInfo) -> None:
 def _plugin_of(info: PluginInfo, hooks: pluggy.HookRelay | None) -> Any:
     """Return what the entry point of a plugin names."""
     if hooks is None:
-        return EntryPoint(info.name, info.module, GROUP).load()
+        return load_named(EntryPoint(info.name, info.module, GROUP))
     found = (impl.plugin for caller in _callers(hooks).values() for impl in caller.get_hookimpls())
     return next(found, None)
 

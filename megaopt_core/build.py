@@ -39,12 +39,11 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import Routing
+from megaopt_core.routing._sharding import reduced_elsewhere, strategy_layouts
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
-    reduced_elsewhere,
     require_as_planned,
     require_same_overlap,
-    strategy_layouts,
     wrapped_buffers,
 )
 from megaopt_core.sharding._agreement import buffers_alike

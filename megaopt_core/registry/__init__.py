@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from megaopt_core.registry._choice import ALLOW, DISABLE
     from megaopt_core.registry._constructor import constructor_kwargs
     from megaopt_core.registry._infos import PluginInfo, PluginStatus
+    from megaopt_core.registry._installation import GROUP
     from megaopt_core.registry._loading import LoadedPlugin
-    from megaopt_core.registry._registry import GROUP, PluginRegistry, get_registry, reset_registry
+    from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
     from megaopt_core.registry._setting_owners import SettingInfo
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 _HOME = {
     "ALLOW": "_choice",
     "DISABLE": "_choice",
-    "GROUP": "_registry",
+    "GROUP": "_installation",
     "LoadedPlugin": "_loading",
     "PluginInfo": "_infos",
     "PluginRegistry": "_registry",

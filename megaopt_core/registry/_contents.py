@@ -1,21 +1,25 @@
-"""What all plugins together offer; a name that two of them give belongs to neither."""
+"""What all plugins together offer, listed or when asked; a name that two of them give belongs to neither."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import frozen
 
-from megaopt_core.errors import DuplicateNameError
+from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginHookError
+from megaopt_core.plugin_api._entries import OptimizerEntry
+from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import PluginInfo, contested
 from megaopt_core.registry._loading import LoadedPlugin
 from megaopt_core.registry._missing import WORDS, Kind
 from megaopt_core.registry._setting_owners import SettingInfo, find_owners
 
-__all__ = ["Contents", "collect"]
+__all__ = ["Contents", "collect", "resolve_optimizer"]
 
 type _Conflicts = dict[tuple[str, str], DuplicateNameError]
+
+_HOOK = "megaopt_resolve_optimizer"
 
 _OFFERED = {"optimizer": "optimizers", "strategy": "strategies", "schedule": "schedules"}
 """Kind to the attribute of a loaded plugin that holds what it offers of it."""
@@ -81,3 +85,57 @@ def _owned(
                 conflicts.setdefault((kind, name), contested(what, name, table[name][1], info))
             table.setdefault(name, (value, info))
     return {name: owned for name, owned in table.items() if (kind, name) not in conflicts}
+
+
+def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[OptimizerEntry, PluginInfo] | None:
+    """Ask every plugin for an optimizer that none of them lists.
+
+    Args:
+        name: what a user wrote in `optimizer="..."`.
+        plugins: the plugins that work, in their one order.
+
+    Returns:
+        The entry and the plugin that gives it; None: no plugin knows the name.
+
+    Raises:
+        DuplicateNameError: two plugins know it.
+        MegaoptError: a plugin knows the name and refuses it, in its own words.
+        PluginHookError: no plugin knows it, and one raised something else or returned what is no entry.
+    """
+    found: tuple[OptimizerEntry, PluginInfo] | None = None
+    fault: PluginHookError | None = None
+    for plugin in plugins:
+        try:
+            entry = _ask(plugin, name)
+        except PluginHookError as error:
+            fault = fault or error
+            continue
+        if entry is None:
+            continue
+        if found is not None:
+            raise contested("optimizer", name, found[1], plugin.info, by="resolved by")
+        found = entry, plugin.info
+    if found is None and fault is not None:
+        raise fault
+    return found
+
+
+def _ask(plugin: LoadedPlugin, name: str) -> OptimizerEntry | None:
+    try:
+        answers: list[Any] = plugin.hooks.megaopt_resolve_optimizer(name=name)
+    except (MegaoptError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _fault(plugin, f"failed for {name!r}: {words_of(error)}") from error
+    for answer in answers:
+        if not isinstance(answer, OptimizerEntry):
+            raise _fault(
+                plugin,
+                f"returned {type(answer).__name__} for {name!r}; it must return an OptimizerEntry or None",
+            )
+        return answer
+    return None
+
+
+def _fault(plugin: LoadedPlugin, what: str) -> PluginHookError:
+    return PluginHookError(f"{plugin.info}: hook {_HOOK} {what}", plugin=plugin.info.name, hook=_HOOK)

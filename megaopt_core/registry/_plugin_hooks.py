@@ -18,7 +18,7 @@ from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
 from megaopt_core.registry._faults import naming_slow_imports, only_in_this_process
 from megaopt_core.registry._infos import PluginInfo
-from megaopt_core.registry._near_names import did_you_mean
+from megaopt_core.registry._missing import did_you_mean
 
 __all__ = ["API_VERSION", "import_plugin", "may_implement"]
 

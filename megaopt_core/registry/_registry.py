@@ -5,24 +5,21 @@ from __future__ import annotations
 import copy
 import os
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal
 
 from megaopt_core.errors import (
-    BrokenPluginWarning,
     DuplicateNameError,
     MegaoptError,
     PluginError,
     PluginHookError,
 )
-from megaopt_core.registry._choice import PluginChoice
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
+from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._installation import Installation
 from megaopt_core.registry._missing import Kind, missing
-from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
 if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
     import pluggy
@@ -34,13 +31,7 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
     from megaopt_core.registry._setting_owners import SettingInfo
     from megaopt_core.sharding._protocol import ShardingStrategy
 
-__all__ = ["CORE_PLUGIN", "GROUP", "PluginRegistry", "get_registry", "reset_registry"]
-
-GROUP = "megaopt"
-"""The entry-point group in which plugins are found."""
-
-CORE_PLUGIN = EntryPoint(name="core", value=CORE_MODULE, group=GROUP)
-"""The core's own plugin, which is there even where the core runs without being installed."""
+__all__ = ["PluginRegistry", "get_registry", "reset_registry"]
 
 
 class PluginRegistry:
@@ -66,23 +57,17 @@ class PluginRegistry:
     def __init__(
         self, entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
-        self._points = _find(entry_points)
-        self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
-        self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
-        self._contents: Contents | None = None
+        self._installed = Installation(entry_points, os.environ if environ is None else environ)
         self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
         self._resolved_settings: dict[str, SettingInfo] = {}
-        self._loading = False
-        self._warned: list[PluginInfo] = []
-        self._lock = threading.RLock()
 
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Return every installed plugin, the core's own first, then by name; imports none."""
-        return tuple(self._infos)
+        return tuple(self._installed.infos)
 
     def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that have been loaded and work, with what each offers; loads none."""
-        return () if self._contents is None else self._contents.plugins
+        return self._installed.loaded_plugins()
 
     def load(self) -> None:
         """Load every plugin that is not blocked, once.
@@ -90,7 +75,7 @@ class PluginRegistry:
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
-        self._loaded()
+        self._installed.contents()
 
     def command_hooks(self) -> tuple[tuple[PluginInfo, pluggy.HookRelay], ...]:
         """Return the plugins that may bring commands, with their hooks.
@@ -101,26 +86,11 @@ class PluginRegistry:
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
-        with self._lock:
-            if self._contents is not None:
-                return tuple((plugin.info, plugin.hooks) for plugin in self._contents.plugins)
-            found = []
-            with self._importing():
-                for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
-                    if not _may_bring_commands(point, info):
-                        continue
-                    try:
-                        found.append((info, import_plugin(point, info)[1]))
-                    except KeyboardInterrupt:
-                        raise
-                    except BaseException as error:  # noqa: BLE001 - a plugin must not take others down
-                        self._infos[index] = info.broken_by(error)
-            self._warn_of_broken()
-            return tuple(found)
+        return self._installed.command_hooks()
 
     def conflicts(self) -> tuple[DuplicateNameError, ...]:
         """Return an error for every name that two plugins give."""
-        return tuple(self._loaded().conflicts.values())
+        return tuple(self._installed.contents().conflicts.values())
 
     def require_one_owner(self, kind: str, name: str) -> None:
         """Raise if two plugins give a name.
@@ -132,7 +102,7 @@ class PluginRegistry:
         Raises:
             DuplicateNameError: they do; it names both.
         """
-        self._loaded().require_one_owner(kind, name)
+        self._installed.contents().require_one_owner(kind, name)
 
     def optimizer(self, name: str) -> OptimizerEntry:
         """Return the entry of an optimizer; a name that no plugin lists is given to those that resolve names.
@@ -188,7 +158,7 @@ class PluginRegistry:
         known = self.schedules(kind)
         self.require_one_owner("schedule", name)
         if name not in known:
-            raise missing("schedule", name, tuple(known), self._infos)
+            raise missing("schedule", name, tuple(known), self._installed.infos)
         return known[name]
 
     def schedules(self, kind: Literal["lr", "wd"] | None = None) -> dict[str, ScheduleStyle]:
@@ -255,7 +225,7 @@ class PluginRegistry:
 
         Those of a resolved optimizer are among them once it has been asked for.
         """
-        return {**self._loaded().settings, **self._resolved_settings}
+        return {**self._installed.contents().settings, **self._resolved_settings}
 
     def call_each(
         self, hook_name: str, /, *, failed: list[PluginHookError] | None = None, **kwargs: Any
@@ -277,7 +247,7 @@ class PluginRegistry:
             PluginHookError: a plugin raised; the message names it, and the error is the cause.
         """
         found = []
-        for plugin in self._loaded().plugins:
+        for plugin in self._installed.contents().plugins:
             try:
                 found += [(plugin.info, result) for result in _call(plugin, hook_name, kwargs)]
             except PluginHookError as error:
@@ -286,74 +256,26 @@ class PluginRegistry:
                 failed.append(error)
         return found
 
-    def _loaded(self) -> Contents:
-        with self._lock:
-            if self._contents is None:
-                self._load_all()
-            assert self._contents is not None  # noqa: S101 - for the type checker
-            return self._contents
-
-    @contextmanager
-    def _importing(self) -> Iterator[None]:
-        if self._loading:
-            raise PluginError(
-                "plugins are being loaded: a plugin must not look others up while it is imported"
-            )
-        self._loading = True
-        try:
-            yield
-        finally:
-            self._loading = False
-
-    def _warn_of_broken(self) -> None:
-        """Warn of every broken plugin once."""
-        for info in self._infos:
-            if info.status is PluginStatus.BROKEN and info not in self._warned:
-                self._warned.append(info)
-                warnings.warn(
-                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=5
-                )
-
-    def _load_all(self) -> None:
-        from megaopt_core.registry._contents import collect
-        from megaopt_core.registry._loading import LoadedPlugin, load_plugin
-
-        with self._importing():
-            plugins: list[LoadedPlugin] = []
-            core_fields: frozenset[str] = frozenset()
-            for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
-                if info.status is not PluginStatus.AVAILABLE:
-                    continue
-                result = load_plugin(point, info, core_fields)
-                if isinstance(result, LoadedPlugin):
-                    plugins.append(result)
-                    core_fields |= result.core_fields
-                    self._infos[index] = result.info
-                else:
-                    self._infos[index] = result
-            self._contents = collect(tuple(plugins))
-        self._warn_of_broken()
-
     def _all(self, kind: Kind) -> dict[str, Any]:
-        return {name: offered for name, (offered, _) in self._loaded().tables[kind].items()}
+        return {name: offered for name, (offered, _) in self._installed.contents().tables[kind].items()}
 
     def _find(self, kind: Kind, name: str) -> tuple[Any, PluginInfo]:
         """Return what has a name, and whose it is."""
-        contents = self._loaded()
+        contents = self._installed.contents()
         contents.require_one_owner(kind, name)
         found = contents.tables[kind].get(name)
         if found is None and kind == "optimizer":
             found = self._resolve(contents, name)
         if found is None:
-            raise missing(kind, name, tuple(contents.tables[kind]), self._infos)
+            raise missing(kind, name, tuple(contents.tables[kind]), self._installed.infos)
         return found
 
     def _resolve(self, contents: Contents, name: str) -> tuple[OptimizerEntry, PluginInfo] | None:
+        from megaopt_core.registry._contents import resolve_optimizer
         from megaopt_core.registry._loading import check_entry
-        from megaopt_core.registry._resolved import resolve_optimizer
         from megaopt_core.registry._setting_owners import find_owners
 
-        with self._lock:
+        with self._installed.lock:
             if name in self._resolved:
                 return self._resolved[name]
             found = resolve_optimizer(name, contents.plugins)
@@ -370,20 +292,6 @@ class PluginRegistry:
                 }
                 self._resolved = resolved
             return found
-
-
-def _find(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
-    """Return the entry points: the core's own first, the others by name, so that every rank has one order."""
-    points = list(entry_points(group=GROUP) if given is None else given)
-    core = [point for point in points if point.value == CORE_MODULE]
-    others = [point for point in points if point.value != CORE_MODULE]
-    others.sort(key=lambda point: (point.name, point.dist.name if point.dist else "", point.value))
-    return [*(core[:1] or [CORE_PLUGIN]), *others]
-
-
-def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:
-    is_there = info.status is PluginStatus.AVAILABLE and not info.is_core
-    return is_there and may_implement(point, "megaopt_commands")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

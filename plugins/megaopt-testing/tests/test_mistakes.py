@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from megaopt_testing.fake_plugins import FakePlugins
 from megaopt_testing.mistakes.diagnosis import require_sound
 
 from megaopt_core.cli import main
@@ -100,7 +101,7 @@ MISTAKES = {
 """The code, and what is said of it."""
 
 
-def diagnosed(plugins, code: str) -> str:
+def diagnosed(plugins: FakePlugins, code: str) -> str:
     """Return what is said of a plugin with this code."""
     plugins.install("faulty", code, version="6.6")
     registry = plugins.registry()

@@ -397,6 +397,7 @@ def test_keyboard_interrupt_at_import_interrupts(plugins) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEGAOPT_TEST_AWAKE", "1")
         assert "plain" in registry.optimizers()
+    assert "replicated" in registry.strategies()
 
 
 def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:

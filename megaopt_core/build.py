@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.config._advice import require_current
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
 from megaopt_core.config._plugin_settings import with_prefixes
-from megaopt_core.config._removed import require_current
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.alike import held_alike

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from megaopt_core.errors import MegaoptError
+from megaopt_core.errors import ConfigurationError, MegaoptError
 from megaopt_core.registry._catalogue import (
     FOREIGN_SETTINGS,
     OPTIMIZERS,
@@ -21,7 +22,7 @@ from megaopt_core.registry._catalogue import (
 from megaopt_core.registry._missing import did_you_mean
 from megaopt_core.registry._registry import get_registry
 
-__all__ = ["advice_on_override", "advice_on_setting"]
+__all__ = ["advice_on_override", "advice_on_setting", "require_current"]
 
 _MODEL = "the model is given, and each parameter is routed; overrides={ParamKey(name=...): {...}} changes what one gets"
 _SCHEDULE = "a schedule is made of the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
@@ -49,6 +50,16 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names of what others set on an optimizer and that is said elsewhere here, to where."""
+
+
+_BY_NAME = 'ParamKey(name="*.gate.*")'
+_BY_FUNCTION = 'ParamKey(with_name_predicate=ParamWithNamePredicate("mine", lambda param, name: ...))'
+_REMOVED = {
+    "no_weight_decay_cond": "wd_mult",
+    "scale_lr_cond": "max_lr",
+    "lr_mult": "max_lr",
+}
+_VALUES = {"wd_mult": "0.0", "max_lr": "1e-4"}
 
 
 def advice_on_setting(name: str, known: Iterable[str], optimizer: str | None = None) -> str:
@@ -103,6 +114,32 @@ def advice_on_override(name: str, allowed: Iterable[str]) -> str:
         if own in allowed:
             return f"; it is called {own} here."
     return did_you_mean(name, allowed)
+
+
+def require_current(given: Mapping[str, Any]) -> None:
+    """Raise for an argument that is no longer there, and say what replaces it.
+
+    Args:
+        given: arguments by name; those that never were removed are somebody else's to judge.
+
+    Raises:
+        ConfigurationError: one of them has been removed.
+
+    Example:
+        >>> require_current({"no_weight_decay_cond": lambda name, param: param.dim() == 1})
+        Traceback (most recent call last):
+        megaopt_core.errors.ConfigurationError: no_weight_decay_cond has been removed: ...
+    """
+    for name in given:
+        if name in _REMOVED:
+            key = _REMOVED[name]
+            raise ConfigurationError(
+                f"{name} has been removed: an override says it. "
+                f"Add {{{_BY_NAME}: {{{key!r}: {_VALUES[key]}}}}} to those of "
+                f"get_standard_config_overrides(config), or with a function {{{_BY_FUNCTION}: ...}}",
+                setting=name,
+                value=given[name],
+            )
 
 
 def _called_here(plain: str, known: Iterable[str], optimizer: str | None) -> str:

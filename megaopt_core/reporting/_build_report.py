@@ -22,10 +22,7 @@ __all__ = ["build_report"]
 
 
 def _plugin_of(optimizer: str | None) -> str:
-    if optimizer is None:
-        return "-"
-    owner = get_registry().owner("optimizer", optimizer)
-    return f"{owner.distribution} {owner.version}"
+    return "-" if optimizer is None else get_registry().owner("optimizer", optimizer).source
 
 
 def _number(value: Any) -> float:

@@ -8,9 +8,11 @@ from difflib import get_close_matches
 
 import attrs
 
-from megaopt_core import plugin_api
+from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle, StoredParam, StoredRouting
 
 __all__ = ["meant", "remedy_of"]
+
+_RECORDS = {record.__name__: record for record in (OptimizerEntry, ScheduleStyle, StoredParam, StoredRouting)}
 
 _UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
@@ -30,10 +32,8 @@ def remedy_of(error: BaseException) -> str:
     # The words of anything else may be anybody's code.
     words = error.args[0] if type(error) is TypeError and len(error.args) == 1 else None
     found = _UNEXPECTED.fullmatch(words) if type(words) is str else None
-    if found is None or found[1] not in plugin_api.__all__:
-        return ""
-    record = getattr(plugin_api, found[1])
-    if not attrs.has(record):
+    record = None if found is None else _RECORDS.get(found[1])
+    if found is None or record is None:
         return ""
     names = [field.alias or field.name for field in attrs.fields(record)]
     return meant(found[2], names) or f"; it takes {', '.join(names)}"

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from megaopt_core.errors import BrokenPluginWarning, PluginError
-from megaopt_core.registry._choice import PluginChoice
+from megaopt_core.registry._choice import chosen
 from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
@@ -38,9 +38,8 @@ class Installation:
     """
 
     def __init__(self, given: Iterable[EntryPoint] | None, environ: Mapping[str, str]) -> None:
-        choice = PluginChoice.from_environ(environ)
         self._points = _find(given)
-        self.infos = [choice.apply(PluginInfo.of(point)) for point in self._points]
+        self.infos = [chosen(PluginInfo.of(point), environ) for point in self._points]
         self.lock = threading.RLock()
         self._contents: Contents | None = None
         self._loading = False

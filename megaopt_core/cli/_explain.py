@@ -25,7 +25,8 @@ from megaopt_core.registry._catalogue import EXPLAIN_PAGE
 from megaopt_core.registry._constructor import constructor_parameters
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.reporting._unused_settings import Use, unused_settings
+from megaopt_core.reporting._unused_settings import unused_settings
+from megaopt_core.reporting._use import Use
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import ParamRoute, Routing
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megaopt_core.config._advice import require_current
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
 from megaopt_core.config._plugin_settings import with_prefixes
-from megaopt_core.config._removed import require_current
 from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.alike import held_alike
@@ -39,12 +39,11 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import Routing
+from megaopt_core.routing._sharding import reduced_elsewhere, strategy_layouts
 from megaopt_core.routing._wrapped_model import (
     groups_of_wrapped,
-    reduced_elsewhere,
     require_as_planned,
     require_same_overlap,
-    strategy_layouts,
     wrapped_buffers,
 )
 from megaopt_core.sharding._agreement import buffers_alike

@@ -54,6 +54,14 @@ class MegaoptError(Exception):
     """Base class of everything that megaopt raises on purpose."""
 
 
+class _NamingError(MegaoptError):
+    """Base class of errors that name what they are about."""
+
+    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
 class ConfigurationError(MegaoptError, ValueError):
     """A setting has a value that it cannot have.
 
@@ -249,16 +257,12 @@ class UnmatchedKeyError(OverrideError):
         self.close = tuple(close)
 
 
-class RoutingError(MegaoptError):
+class RoutingError(_NamingError):
     """A parameter cannot be routed.
 
     Attributes:
         names: the qualified names of the parameters.
     """
-
-    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.names = tuple(names)
 
 
 class OwnershipError(RoutingError):
@@ -315,32 +319,24 @@ class ScheduleError(ConfigurationError):
     """A schedule's values contradict each other, or its checkpoint contradicts its configuration."""
 
 
-class GradientError(MegaoptError, RuntimeError):
+class GradientError(_NamingError, RuntimeError):
     """A gradient cannot be used (non-finite under `check_for_nan_in_grad`, of the wrong shape...).
 
     Attributes:
         names: the parameters.
     """
 
-    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.names = tuple(names)
-
 
 class UnsupportedOperationError(MegaoptError, RuntimeError):
     """The operation exists on `torch.optim.Optimizer` but cannot work here; the message says what to do instead."""
 
 
-class StateDictError(MegaoptError, ValueError):
+class StateDictError(_NamingError, ValueError):
     """A state dict does not fit what it is loaded into; nothing has been changed.
 
     Attributes:
         names: the parameters or keys that do not fit.
     """
-
-    def __init__(self, message: str, *, names: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.names = tuple(names)
 
 
 class CheckpointError(MegaoptError, RuntimeError):

@@ -25,7 +25,8 @@ from megaopt_core.registry._catalogue import EXPLAIN_PAGE
 from megaopt_core.registry._constructor import constructor_parameters
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.reporting._unused_settings import Use, unused_settings
+from megaopt_core.reporting._unused_settings import unused_settings
+from megaopt_core.reporting._use import Use
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import ParamRoute, Routing
 
@@ -135,7 +136,7 @@ def _row(entry: ParamRoute, routing: Routing) -> dict[str, Any]:
         "uncertain": entry.decision.uncertain,
         "view": None if entry.decision.view is None else str(entry.decision.view),
         "optimizer": entry.spec.optimizer,
-        "plugin": _plugin_of(entry.spec.optimizer),
+        "plugin": get_registry().owner("optimizer", entry.spec.optimizer).source,
         "strategy": entry.strategy,
         "group": entry.spec.group,
         "lr": _default_lr(entry.spec.optimizer) if group.get("lr") is None else group["lr"],
@@ -151,7 +152,3 @@ def _default_lr(optimizer: str) -> float | None:
     parameter = constructor_parameters(get_registry().optimizer(optimizer).load_class()).get("lr")
     default = inspect.Parameter.empty if parameter is None else parameter.default
     return float(default) if isinstance(default, int | float) else None
-
-
-def _plugin_of(optimizer: str) -> str:
-    return get_registry().owner("optimizer", optimizer).source

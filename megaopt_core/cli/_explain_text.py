@@ -67,13 +67,13 @@ def rows_text(rows: Sequence[Row], width: int | None, *, everything: bool) -> st
         text = _table(groups, width, wide=width is None or width >= _WIDE, all_below=True)
     if len(groups) < len(rows):
         folded = "a * stands for a number; --all shows each parameter by itself"
-        text += "\n\n" + "\n".join(_wrapped(folded, width))
+        text += "\n\n" + "\n".join(wrapped(folded, width))
     if any(row["uncertain"] for row in rows):
         doubt = (
             "A ? marks a doubtful role: a matrix optimizer leaves the parameter to its fallback. The attribute that "
             "the reason names settles it; so does an example batch."
         )
-        text += "\n\n" + "\n".join(_wrapped(doubt, width))
+        text += "\n\n" + "\n".join(wrapped(doubt, width))
     return text
 
 
@@ -169,8 +169,4 @@ def _frozen(names: Sequence[str], width: int | None) -> list[str]:
     more = f" and {len(patterns) - _MOST_NAMES} more" if len(patterns) > _MOST_NAMES else ""
     listed = ", ".join(patterns[:_MOST_NAMES] if len(names) > _MOST_NAMES else names)
     what = "1 parameter does" if len(names) == 1 else f"{len(names):,} parameters do"
-    return _wrapped(f"{what} not train: {listed}{more}", width)
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    return [text] if width is None else wrapped(text, width)
+    return wrapped(f"{what} not train: {listed}{more}", width)

@@ -15,38 +15,16 @@ from torch.overrides import TorchFunctionMode
 
 from megaopt_core.errors import ConfigurationError
 
-__all__ = ["build_model", "find_factory"]
+__all__ = ["build_model"]
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-_RANDOM = frozenset(
-    f"{name}_"
-    for name in (
-        *(
-            "bernoulli",
-            "cauchy",
-            *(
-                "clamp",
-                "erfinv",
-            ),  # parts of trunc_normal_, which older versions of torch do not hand over as a whole
-            "exponential",
-            "geometric",
-            "kaiming_normal",
-            "kaiming_uniform",
-            "log_normal",
-        ),
-        *(
-            "normal",
-            "orthogonal",
-            "random",
-            "sparse",
-            "trunc_normal",
-            "uniform",
-            "xavier_normal",
-            "xavier_uniform",
-        ),
-    )
-)
+_OF_TENSORS = ("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "random", "uniform")
+_OF_INIT = ("kaiming_normal", "kaiming_uniform", "orthogonal", "sparse", "xavier_normal", "xavier_uniform")
+# Older versions of torch do not hand over trunc_normal_ as a whole.
+_TRUNCATED = ("trunc_normal", "clamp", "erfinv")
+
+_RANDOM = frozenset(f"{name}_" for name in (*_OF_TENSORS, *_OF_INIT, *_TRUNCATED))
 """Functions that fill a tensor with random numbers, of `torch.nn.init` and of tensors."""
 
 
@@ -67,24 +45,19 @@ class _NoRandomNumbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def find_factory(target: str) -> Any:
-    """Return what `module:name` or `file.py:name` names; modules are found from the working directory too.
+def _refused(target: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{target!r}{why}", setting="factory", value=target)
 
-    Args:
-        target: the module or file, a colon, and a name inside, which may be dotted.
 
-    Raises:
-        ConfigurationError: there is no such module or name.
-    """
+def _find_factory(target: str) -> Any:
+    """Return what `module:name` or `file.py:name` names; modules are found from the working directory too."""
     source, colon, path = target.rpartition(":")
     if not (colon and source and path):
-        raise ConfigurationError(
-            f"{target!r}: write it as module:factory or file.py:factory", setting="factory", value=target
-        )
+        raise _refused(target, ": write it as module:factory or file.py:factory")
     found: Any = _import(source, target)
     for name in path.split("."):
         if not hasattr(found, name):
-            raise ConfigurationError(f"{target!r}: {source} has no {path!r}", setting="factory", value=target)
+            raise _refused(target, f": {source} has no {path!r}")
         found = getattr(found, name)
     return found
 
@@ -95,11 +68,7 @@ def _import(source: str, target: str) -> ModuleType:
     try:
         return _import_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(
-            f"{target!r}: {source} cannot be imported ({type(error).__name__}: {error})",
-            setting="factory",
-            value=target,
-        ) from error
+        raise _refused(target, f": {source} cannot be imported ({type(error).__name__}: {error})") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -122,11 +91,10 @@ def _require_no_arguments(factory: Any, target: str) -> None:
     needed = [p.name for p in parameters if p.kind in by_call and p.default is inspect.Parameter.empty]
     if needed:
         name = target.rpartition(":")[2]
-        raise ConfigurationError(
-            f"{target!r} needs arguments ({', '.join(needed)}), and is called without any; name a function that takes "
-            f"none, such as `def build(): return {name}({', '.join(f'{one}=...' for one in needed)})`",
-            setting="factory",
-            value=target,
+        raise _refused(
+            target,
+            f" needs arguments ({', '.join(needed)}), and is called without any; name a function that takes none, "
+            f"such as `def build(): return {name}({', '.join(f'{one}=...' for one in needed)})`",
         )
 
 
@@ -140,29 +108,22 @@ def build_model(target: str, device: str = "meta") -> list[torch.nn.Module]:
     Raises:
         ConfigurationError: it cannot be found, fails, or makes something else than modules.
     """
-    factory = find_factory(target)
+    factory = _find_factory(target)
     made = factory
     if not isinstance(factory, torch.nn.Module):
         if not callable(factory):
-            raise ConfigurationError(
-                f"{target!r} is not callable: {factory!r}", setting="factory", value=target
-            )
+            raise _refused(target, f" is not callable: {factory!r}")
         _require_no_arguments(factory, target)
         try:
             with torch.device(device), _NoRandomNumbers():
                 made = factory()
         except (Exception, SystemExit) as error:
             hint = "; with --device cpu it may work" if device == "meta" else ""
-            raise ConfigurationError(
-                f"{target!r} failed on device {device} ({type(error).__name__}: {error}){hint}",
-                setting="factory",
-                value=target,
-            ) from error
+            why = f" failed on device {device} ({type(error).__name__}: {error}){hint}"
+            raise _refused(target, why) from error
     chunks = list(made) if isinstance(made, (list, tuple)) else [made]
     if not (chunks and all(isinstance(chunk, torch.nn.Module) for chunk in chunks)):
-        raise ConfigurationError(
-            f"{target!r} returned {type(made).__name__}; it must return a torch.nn.Module or a list of them",
-            setting="factory",
-            value=target,
+        raise _refused(
+            target, f" returned {type(made).__name__}; it must return a torch.nn.Module or a list of them"
         )
     return chunks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import define, field
 
@@ -13,15 +13,12 @@ from megaopt_core.cli._parser import CommandParser
 from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginError, PluginHookError
 from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._infos import PluginInfo, contested
 from megaopt_core.registry._registry import PluginRegistry
-
-if TYPE_CHECKING:
-    import pluggy
 
 __all__ = ["CORE_COMMANDS", "PluginCommands"]
 
-CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain")
+CORE_COMMANDS = ("plugins", "optimizers", "explain")
 """Commands that the core brings."""
 
 
@@ -43,7 +40,8 @@ class _OwnCommands:
         names = [name, *options.get("aliases", ())]
         taken = [known for known in names if known in self._commands.choices]
         for known in taken:
-            self._all.contest(known, self._owner)
+            owner = self._all.owners.get(known)
+            self._all.conflicts[known] = contested("command", known, owner, self._owner)
         if taken:
             return CommandParser(prog=f"megaopt {name}")
         parser: ArgumentParser = self._commands.add_parser(name, **options)
@@ -70,22 +68,6 @@ class PluginCommands:
     conflicts: dict[str, DuplicateNameError] = field(factory=dict)
     failed: list[PluginHookError] = field(factory=list)
 
-    def contest(self, name: str, second: PluginInfo) -> None:
-        """Note that a plugin brings a command that there is already.
-
-        Args:
-            name: the command.
-            second: the plugin.
-        """
-        first = self.owners.get(name)
-        source = "megaopt-core" if first is None else first.source
-        self.conflicts[name] = DuplicateNameError(
-            f"command {name!r} is given by {first or 'megaopt-core'} and by {second}; uninstall one of them, or block "
-            f"it: MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
-            name=name,
-            owners=(source, second.source),
-        )
-
     def add_all(self, registry: PluginRegistry, commands: Commands) -> None:
         """Ask every plugin for its commands; one that fails is noted and harms no other.
 
@@ -94,28 +76,12 @@ class PluginCommands:
             commands: what `ArgumentParser.add_subparsers` returned.
         """
         for info, hooks in registry.command_hooks():
-            self.add(info, hooks, commands)
-
-    def add(self, info: PluginInfo, hooks: pluggy.HookRelay, commands: Commands) -> None:
-        """Ask one plugin for its commands.
-
-        Args:
-            info: the plugin.
-            hooks: its hooks.
-            commands: what `ArgumentParser.add_subparsers` returned.
-        """
-        try:
-            hooks.megaopt_commands(commands=_OwnCommands(commands, info, self))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
-            self.failed.append(
-                PluginHookError(
-                    f"{info} failed in hook megaopt_commands: {words_of(error)}",
-                    plugin=info.name,
-                    hook="megaopt_commands",
-                )
-            )
+            try:
+                hooks.megaopt_commands(commands=_OwnCommands(commands, info, self))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a plugin may fail in any way and must not take others down
+                self.failed.append(info.failed_in("megaopt_commands", words_of(error)))
 
     def require_one_owner(self, name: str) -> None:
         """Raise if two plugins bring a command; one of the core's own stays the core's.

@@ -16,7 +16,6 @@ from megaopt_core.cli._output import any_output, silence_output
 from megaopt_core.cli._parser import CommandParser
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
-from megaopt_core.plugin_api._commands import Commands
 from megaopt_core.registry._catalogue import COMMANDS
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
@@ -111,7 +110,10 @@ def build_parser(
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     add_core_commands(commands)
     if with_plugins:
-        _add_plugin_commands(commands, PluginCommands() if plugin_commands is None else plugin_commands)
+        theirs = PluginCommands() if plugin_commands is None else plugin_commands
+        theirs.add_all(get_registry(), commands)
+        for failure in (*theirs.failed, *theirs.conflicts.values()):
+            print(f"megaopt: warning: {failure}", file=sys.stderr)
     return parser
 
 
@@ -123,12 +125,6 @@ def _require_installed(parser: CommandParser, command: str) -> None:
     absent = absent_plugin(f"command {command!r}", command, distribution, get_registry().plugins())
     if absent is not None:
         raise absent
-
-
-def _add_plugin_commands(commands: Commands, theirs: PluginCommands) -> None:
-    theirs.add_all(get_registry(), commands)
-    for failure in (*theirs.failed, *theirs.conflicts.values()):
-        print(f"megaopt: warning: {failure}", file=sys.stderr)
 
 
 def _version() -> str:

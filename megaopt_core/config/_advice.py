@@ -7,15 +7,22 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from megaopt_core.errors import MegaoptError
-from megaopt_core.registry._catalogue import FOREIGN_SETTINGS, OPTIMIZERS, RESOLVER, SETTING_PREFIXES
+from megaopt_core.errors import ConfigurationError, MegaoptError
+from megaopt_core.registry._catalogue import (
+    FOREIGN_SETTINGS,
+    OPTIMIZERS,
+    RESOLVER,
+    SETTING_PREFIXES,
+    prefix_of_setting,
+)
 from megaopt_core.registry._missing import did_you_mean
 from megaopt_core.registry._registry import get_registry
 
-__all__ = ["advice_on_override", "advice_on_setting"]
+__all__ = ["advice_on_override", "advice_on_setting", "require_current"]
 
 _MODEL = "the model is given, and each parameter is routed; overrides={ParamKey(name=...): {...}} changes what one gets"
 _SCHEDULE = "a schedule is made of the built optimizer: OptimizerParamScheduler, or torch's own schedulers"
@@ -28,27 +35,10 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("model_parameters", "named_parameters", "param_groups", "parameters", "params"), _MODEL
         ),
-        **dict.fromkeys(
-            (
-                *(
-                    "lr_scheduler",
-                    "lr_scheduler_type",
-                    "schedule",
-                    "scheduler",
-                    "total_steps",
-                    "training_steps",
-                ),
-                *(
-                    "num_training_steps",
-                    "num_warmup_steps",
-                    "warmup",
-                    "warmup_iters",
-                    "warmup_ratio",
-                    "warmup_steps",
-                ),
-            ),
-            _SCHEDULE,
-        ),
+        **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "schedule", "scheduler"), _SCHEDULE),
+        **dict.fromkeys(("num_training_steps", "total_steps", "training_steps"), _SCHEDULE),
+        **dict.fromkeys(("warmup", "warmup_iters", "warmup_ratio", "warmup_steps"), _SCHEDULE),
+        "num_warmup_steps": _SCHEDULE,
         **dict.fromkeys(("process_group", "rank", "world_size"), _RANKS),
         **dict.fromkeys(("amp", "autocast", "dtype", "mixed_precision", "precision"), _PRECISION),
         **dict.fromkeys(
@@ -60,6 +50,16 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names of what others set on an optimizer and that is said elsewhere here, to where."""
+
+
+_BY_NAME = 'ParamKey(name="*.gate.*")'
+_BY_FUNCTION = 'ParamKey(with_name_predicate=ParamWithNamePredicate("mine", lambda param, name: ...))'
+_REMOVED = {
+    "no_weight_decay_cond": "wd_mult",
+    "scale_lr_cond": "max_lr",
+    "lr_mult": "max_lr",
+}
+_VALUES = {"wd_mult": "0.0", "max_lr": "1e-4"}
 
 
 def advice_on_setting(name: str, known: Iterable[str], optimizer: str | None = None) -> str:
@@ -116,6 +116,32 @@ def advice_on_override(name: str, allowed: Iterable[str]) -> str:
     return did_you_mean(name, allowed)
 
 
+def require_current(given: Mapping[str, Any]) -> None:
+    """Raise for an argument that is no longer there, and say what replaces it.
+
+    Args:
+        given: arguments by name; those that never were removed are somebody else's to judge.
+
+    Raises:
+        ConfigurationError: one of them has been removed.
+
+    Example:
+        >>> require_current({"no_weight_decay_cond": lambda name, param: param.dim() == 1})
+        Traceback (most recent call last):
+        megaopt_core.errors.ConfigurationError: no_weight_decay_cond has been removed: ...
+    """
+    for name in given:
+        if name in _REMOVED:
+            key = _REMOVED[name]
+            raise ConfigurationError(
+                f"{name} has been removed: an override says it. "
+                f"Add {{{_BY_NAME}: {{{key!r}: {_VALUES[key]}}}}} to those of "
+                f"get_standard_config_overrides(config), or with a function {{{_BY_FUNCTION}: ...}}",
+                setting=name,
+                value=given[name],
+            )
+
+
 def _called_here(plain: str, known: Iterable[str], optimizer: str | None) -> str:
     """Return what a setting is called here: in the run's optimizer or the core, else in another; empty if nowhere.
 
@@ -134,12 +160,12 @@ def _called_here(plain: str, known: Iterable[str], optimizer: str | None) -> str
         if own:
             return f"; it is called {own} here"
     for text in told:
-        choices = [choice for choice in _CHOICE.split(text) if _prefix_of(choice) in {None, *prefixes}]
+        choices = [choice for choice in _CHOICE.split(text) if prefix_of_setting(choice) in {None, *prefixes}]
         if choices:
             return f"; it is called {text if len(choices) > 1 else choices[0]} here"
     if not told:
         return ""
-    owners = dict.fromkeys(f"{_prefix_of(choice)}'s" for choice in _CHOICE.split(told[0]))
+    owners = dict.fromkeys(f"{prefix_of_setting(choice)}'s" for choice in _CHOICE.split(told[0]))
     return (
         f"; it is called {told[0]} here, and is {' or '.join(owners)}"
         f"{_torch_keyword(short, optimizer, alike_only=True)}"
@@ -152,15 +178,9 @@ _CHOICE = re.compile(r", or |, | or ")
 
 def _renamed(choice: str, prefixes: Iterable[str], known: Iterable[str]) -> str:
     """Return settings joined by "and" under another optimizer's prefix, the first that has them all; else empty."""
-    names = [name.removeprefix(f"{_prefix_of(name)}_") for name in choice.split(" and ")]
+    names = [name.removeprefix(f"{prefix_of_setting(name)}_") for name in choice.split(" and ")]
     renamed = [[f"{prefix}_{name}" for name in names] for prefix in prefixes]
     return next((" and ".join(full) for full in renamed if set(full) <= set(known)), "")
-
-
-def _prefix_of(text: str) -> str | None:
-    """Return the prefix of the first setting in a text; None for one of the core."""
-    found = [prefix for prefix in SETTING_PREFIXES if text.startswith(f"{prefix}_")]
-    return max(found, key=len) if found else None
 
 
 def _prefixes_of(optimizer: str) -> tuple[str, ...]:
@@ -172,13 +192,8 @@ def _prefixes_of(optimizer: str) -> tuple[str, ...]:
 
 
 def _without_prefix(name: str) -> str:
-    """Return the name of a setting without the prefix of the optimizer that it is for, where it has one we know.
-
-    Args:
-        name: full or short name.
-    """
-    prefixes = [prefix for prefix in (*SETTING_PREFIXES, *OPTIMIZERS) if name.startswith(f"{prefix}_")]
-    return name.removeprefix(f"{max(prefixes, key=len)}_") if prefixes else name
+    """Return the name of a setting without the prefix of the optimizer that it is for, where it has one we know."""
+    return name.removeprefix(f"{prefix_of_setting(name, {*SETTING_PREFIXES, *OPTIMIZERS})}_")
 
 
 def _torch_keyword(name: str, optimizer: str | None, *, alike_only: bool = False) -> str:

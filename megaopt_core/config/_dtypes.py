@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FLOAT_DTYPES", "STATE_DTYPES", "dtype_name", "parse_dtype"]
+__all__ = ["FLOAT_DTYPES", "STATE_DTYPES", "dtype_name", "parse_dtype", "shown"]
 
 _FLOAT_STATES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -54,3 +54,16 @@ def dtype_name(dtype: torch.dtype) -> str:
         'bfloat16'
     """
     return str(dtype).removeprefix("torch.")
+
+
+def shown(value: Any) -> str:
+    """Return a value of a setting as a person would write it: dtypes by their names.
+
+    Args:
+        value: the value.
+
+    Example:
+        >>> shown(torch.bfloat16), shown(0.1)
+        ("'bfloat16'", '0.1')
+    """
+    return repr(dtype_name(value) if isinstance(value, torch.dtype) else value)

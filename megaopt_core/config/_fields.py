@@ -11,18 +11,17 @@ import torch
 from attrs import define, fields, frozen
 from attrs.validators import and_, optional
 
-from megaopt_core.config._dtypes import FLOAT_DTYPES, STATE_DTYPES, dtype_name
+from megaopt_core.config._dtypes import FLOAT_DTYPES, STATE_DTYPES, shown
 from megaopt_core.config._validators import (
-    at_least_one,
+    FP32_SCALE,
+    FRACTION,
+    FUNCTION_OR_NONE,
+    NAME,
+    TEXT,
+    WHOLE_COUNT,
     default_only,
     dtype_setting,
-    fp32_scale,
-    fraction,
-    is_function,
-    is_name,
-    is_text,
     limit_setting,
-    no_fraction,
     not_negative,
     positive,
     setting,
@@ -32,7 +31,9 @@ from megaopt_core.config._validators import (
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 
-__all__ = ["CORE_FIELD_NAMES", "CoreFieldInfo", "CoreFields", "core_field_info"]
+__all__ = ["AWARE_DTYPES", "CORE_FIELD_NAMES", "CoreFieldInfo", "CoreFields", "core_field_info"]
+
+_SCALE = and_(positive(), FP32_SCALE)
 
 _NO_FP8 = "megaopt does not train with fp8 parameters"
 
@@ -43,7 +44,7 @@ class CoreFields:
 
     optimizer: str = setting(
         DEFAULT_OPTIMIZER,
-        is_name,
+        NAME,
         "Name of the optimizer; `megaopt optimizers` lists those that are installed.",
     )
     lr: float | None = setting(
@@ -90,7 +91,7 @@ class CoreFields:
 
     sharding: str | None = setting(
         None,
-        optional(is_name),
+        optional(NAME),
         "Sharding strategy over the data-parallel ranks. None: the one that claims the model, else none.",
     )
     use_distributed_optimizer: bool = switch(
@@ -143,13 +144,13 @@ class CoreFields:
     )
 
     loss_scale: float | None = setting(
-        None, optional(fp32_scale), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."
+        None, optional(_SCALE), "Constant loss scale. None: dynamic scaling with fp16, none with bf16."
     )
-    initial_loss_scale: float = setting(float(2**32), fp32_scale, "Where dynamic loss scaling begins.")
-    min_loss_scale: float = setting(1.0, fp32_scale, "Smallest dynamic loss scale.")
+    initial_loss_scale: float = setting(float(2**32), _SCALE, "Where dynamic loss scaling begins.")
+    min_loss_scale: float = setting(1.0, _SCALE, "Smallest dynamic loss scale.")
     loss_scale_window: float = setting(
         1000,
-        and_(positive(), at_least_one, no_fraction),
+        WHOLE_COUNT,
         "Steps without overflow after which the dynamic loss scale grows.",
     )
     hysteresis: int = setting(2, whole_number(1), "Overflows after which the dynamic loss scale falls.")
@@ -159,11 +160,11 @@ class CoreFields:
     )
     timers: Callable[..., Any] | None = setting(
         None,
-        optional(is_function),
+        FUNCTION_OR_NONE,
         "Function from name and log level to a timer; left out of files and pickles.",
     )
     config_logger_dir: str = setting(
-        "", is_text, "Folder into which configurations are written; empty: nowhere."
+        "", TEXT, "Folder into which configurations are written; empty: nowhere."
     )
 
     fp8_recipe: str | None = default_only(default=None, why=_NO_FP8, help="Recipe of fp8 training.")
@@ -175,7 +176,7 @@ class CoreFields:
     )
     optimizer_offload_fraction: float = setting(
         0.0,
-        fraction,
+        FRACTION,
         "Share of each optimizer's bytes that `optimizer_cpu_offload` keeps on the CPU: whole pieces, largest first.",
     )
     use_torch_optimizer_for_cpu_offload: bool = switch(
@@ -193,58 +194,53 @@ class CoreFields:
 CORE_FIELD_NAMES = tuple(attribute.name for attribute in fields(CoreFields))
 """Names of the core's fields, in their order."""
 
+AWARE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+"""The dtypes that only a precision-aware optimizer has."""
+
+_ORDERED = (("min_lr", "lr"), ("decoupled_min_lr", "decoupled_lr"), ("min_loss_scale", "initial_loss_scale"))
+"""Settings of which the first must not be above the second."""
+
 
 def _check_together(config: CoreFields) -> None:
+    """Raise for values that contradict each other."""
     if config.fp16 and config.bf16:
         raise ConfigurationError(
             "fp16=True and bf16=True: at most one of them can be True", setting="fp16", value=True
         )
-    _check_placement(config)
+    offloads = config.optimizer_cpu_offload
+    if offloads and not config.optimizer_offload_fraction:
+        raise _refused(
+            config,
+            "optimizer_cpu_offload",
+            "offloads optimizer_offload_fraction=0.0 of the states, which is none; give the fraction, 1.0 for all of "
+            "them",
+        )
+    if offloads and config.optimizer_cuda_graph:
+        raise _refused(
+            config,
+            "optimizer_cuda_graph",
+            "a graph captures what the device does, and optimizer_cpu_offload=True leaves a part of the step to the "
+            "CPU; choose one",
+        )
     if not config.skip_nonfinite_steps and (config.fp16 or config.loss_scale is not None):
-        raise ConfigurationError(
-            "skip_nonfinite_steps=False: gradients of a scaled loss overflow as a matter of course (fp16, loss_scale); "
-            "bf16 without a loss scale can do without",
-            setting="skip_nonfinite_steps",
-            value=False,
+        raise _refused(
+            config,
+            "skip_nonfinite_steps",
+            "gradients of a scaled loss overflow as a matter of course (fp16, loss_scale); bf16 without a loss scale "
+            "can do without",
         )
-    _ordered(config, "min_lr", "lr")
-    _ordered(config, "decoupled_min_lr", "decoupled_lr")
-    _ordered(config, "min_loss_scale", "initial_loss_scale")
-    if config.use_precision_aware_optimizer:
-        return
-    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
-        dtype = getattr(config, name)
-        if dtype != torch.float32:
-            raise ConfigurationError(
-                f"{name}={dtype_name(dtype)!r}: must be 'float32' unless use_precision_aware_optimizer=True",
-                setting=name,
-                value=dtype,
-            )
+    for low, high in _ORDERED:
+        least, most = getattr(config, low), getattr(config, high)
+        if least is not None and most is not None and least > most:
+            raise _refused(config, low, f"must not be above {high}={most!r}")
+    for name in () if config.use_precision_aware_optimizer else AWARE_DTYPES:
+        if getattr(config, name) != torch.float32:
+            raise _refused(config, name, "must be 'float32' unless use_precision_aware_optimizer=True")
 
 
-def _check_placement(config: CoreFields) -> None:
-    if config.optimizer_cpu_offload and not config.optimizer_offload_fraction:
-        raise ConfigurationError(
-            "optimizer_cpu_offload=True: offloads optimizer_offload_fraction=0.0 of the states, which is none; give "
-            "the fraction, 1.0 for all of them",
-            setting="optimizer_cpu_offload",
-            value=True,
-        )
-    if config.optimizer_cpu_offload and config.optimizer_cuda_graph:
-        raise ConfigurationError(
-            "optimizer_cuda_graph=True: a graph captures what the device does, and optimizer_cpu_offload=True leaves "
-            "a part of the step to the CPU; choose one",
-            setting="optimizer_cuda_graph",
-            value=True,
-        )
-
-
-def _ordered(config: CoreFields, low: str, high: str) -> None:
-    least, most = getattr(config, low), getattr(config, high)
-    if least is not None and most is not None and least > most:
-        raise ConfigurationError(
-            f"{low}={least!r}: must not be above {high}={most!r}", setting=low, value=least
-        )
+def _refused(config: CoreFields, name: str, why: str) -> ConfigurationError:
+    value = getattr(config, name)
+    return ConfigurationError(f"{name}={shown(value)}: {why}", setting=name, value=value)
 
 
 @frozen

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from megaopt_core.config._validators import FINITE, TEXT, Rule, between, boolean, not_negative
 from megaopt_core.errors import ConfigurationError, MegaoptError
 from megaopt_core.registry._registry import get_registry
 
@@ -117,49 +118,28 @@ def _by_default(key: str, default: Any) -> Check:
     if isinstance(default, (int, float)):
         if not math.isfinite(default):  # such as a bound that is none: `growth_rate=inf`
             return _anything
-        return _not_negative if key in _NOT_NEGATIVE and default >= 0 else _number
-    if isinstance(default, str):
-        return _text
-    return _anything
+        return _not_negative if key in _NOT_NEGATIVE and default >= 0 else _by_rule(FINITE)
+    return _by_rule(TEXT) if isinstance(default, str) else _anything
 
 
 def _is_pair_of_rates(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and bool(value) and all(_rate(each) is None for each in value)
 
 
-def _number_in(value: Any) -> float | None:
-    """Return the number that a value is, None when it is none; one that is on an accelerator is not read."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_complex():
-            return None
-        return 0.0 if value.device.type != "cpu" else float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value)
+def _number_in(value: Any) -> Any:
+    """Return the number that a tensor of one element is, 0 where it is on an accelerator, which is not read."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value) if value.device.type == "cpu" else 0.0
+    return value
 
 
-def _number(value: Any) -> str | None:
-    number = _number_in(value)
-    return None if number is not None and math.isfinite(number) else "must be a finite number"
+def _by_rule(rule: Rule) -> Check:
+    return lambda value: None if rule.allows(_number_in(value)) else f"must be {rule.words}"
 
 
-def _not_negative(value: Any) -> str | None:
-    number = _number_in(value)
-    fits = number is not None and math.isfinite(number) and number >= 0
-    return None if fits else "must be a number of at least 0"
-
-
-def _rate(value: Any) -> str | None:
-    number = _number_in(value)
-    return None if number is not None and 0 <= number < 1 else "must be a number in [0.0, 1.0)"
-
-
-def _switch(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "must be True or False"
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) else "must be a str"
+_not_negative = _by_rule(not_negative())
+_rate = _by_rule(between(0.0, 1.0))
+_switch = _by_rule(boolean())
 
 
 def _anything(value: Any) -> str | None:

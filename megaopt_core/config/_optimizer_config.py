@@ -6,7 +6,6 @@ import copy
 import inspect
 import math
 import os
-import warnings
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -18,17 +17,11 @@ from megaopt_core.config._as_dataclass import DataclassFields, DataclassParams
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFields, core_field_info
 from megaopt_core.config._plugin_settings import check_settings, read_setting, settings_of
+from megaopt_core.config._strategy_flags import STRATEGY_FLAGS, with_one_strategy
 from megaopt_core.config._toml_file import read_config_file
 from megaopt_core.errors import ConfigFileError, ConfigurationError
-from megaopt_core.registry._catalogue import DISTRIBUTED_STRATEGIES, LAYER_WISE_STRATEGIES
 
 __all__ = ["OptimizerConfig", "core_field_info", "require_config"]
-
-_DIST_PREFIX = "dist_"
-_STRATEGY_FLAGS = {
-    "use_distributed_optimizer": DISTRIBUTED_STRATEGIES,
-    "use_layer_wise_distributed_optimizer": LAYER_WISE_STRATEGIES,
-}
 
 
 class OptimizerConfig(CoreFields):
@@ -63,7 +56,7 @@ class OptimizerConfig(CoreFields):
     __dataclass_params__ = DataclassParams()
 
     def __init__(self, /, **settings: Any) -> None:
-        settings = _with_one_strategy(settings)
+        settings = with_one_strategy(settings)
         core = CoreFields(**{name: value for name, value in settings.items() if name in CORE_FIELD_NAMES})
         plugin = check_settings(
             {name: value for name, value in settings.items() if name not in CORE_FIELD_NAMES}, core.optimizer
@@ -72,17 +65,18 @@ class OptimizerConfig(CoreFields):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
+            raise self._lacks(name)
         return read_setting(name, self._plugin_settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
+            raise self._lacks(name)
         self.__dict__.update(vars(self.replace(**{name: value})))
+
+    def _lacks(self, name: str) -> AttributeError:
+        return AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{name!r} cannot be deleted; assign its default instead", name=name, obj=self)
@@ -118,7 +112,7 @@ class OptimizerConfig(CoreFields):
             ConfigurationError: as at construction.
         """
         settings = {name: getattr(self, name) for name in CORE_FIELD_NAMES}
-        one_setting = ("sharding", *_STRATEGY_FLAGS)
+        one_setting = ("sharding", *STRATEGY_FLAGS)
         if any(name in changes for name in one_setting):
             for name in one_setting:
                 del settings[name]
@@ -208,44 +202,6 @@ def _restore[C: OptimizerConfig](cls: type[C], state: dict[str, Any]) -> C:
     config = cls.__new__(cls)
     config.__dict__.update(vars(CoreFields()), **state)
     return config
-
-
-def _with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with `sharding`, its two flags and `optimizer="dist_..."` brought to one meaning."""
-    settings = dict(settings)
-    asked: dict[str, tuple[str, ...]] = {}
-    optimizer = settings.get("optimizer")
-    if isinstance(optimizer, str) and optimizer.startswith(_DIST_PREFIX):
-        settings["optimizer"] = optimizer.removeprefix(_DIST_PREFIX)
-        warnings.warn(
-            f"optimizer={optimizer!r} is deprecated: write optimizer={settings['optimizer']!r}, "
-            f"sharding={LAYER_WISE_STRATEGIES[0]!r}",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        asked[f"optimizer={optimizer!r}"] = LAYER_WISE_STRATEGIES
-    for flag, strategies in _STRATEGY_FLAGS.items():
-        if settings.get(flag) is True:
-            asked[f"{flag}=True"] = strategies
-    sharding = settings.get("sharding")
-    if isinstance(sharding, str):
-        asked[f"sharding={sharding!r}"] = (sharding,)
-    if not asked:
-        return settings
-    first, allowed = next(iter(asked.items()))
-    for other, strategies in asked.items():
-        if not set(strategies) & set(allowed):
-            raise ConfigurationError(
-                f"{first} and {other} ask for different sharding strategies; keep one of them",
-                setting="sharding",
-                value=sharding,
-            )
-    settings.setdefault("sharding", None)
-    settings["sharding"] = sharding if sharding is not None else allowed[0]
-    for flag, strategies in _STRATEGY_FLAGS.items():
-        if isinstance(settings.get(flag, False), bool):
-            settings[flag] = settings["sharding"] in strategies
-    return settings
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._toml_file import RawOverride, read_config_file
-from megaopt_core.errors import ConfigFileError, MegaoptError, OverrideError
+from megaopt_core.errors import MegaoptError, OverrideError
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import OVERRIDE_FIELDS, ParamGroupOverride, validate_override
 from megaopt_core.params._roles import Role
@@ -89,12 +89,10 @@ class RunFile:
         config = OptimizerConfig.from_toml(path)
         overrides = OverridesFromFile()
         for table in file.overrides:
-            key, override = _read_table(table, file.path)
+            key, override = _read_table(table)
             if key in overrides:
-                raise ConfigFileError(
-                    f"{key} stands in two tables; put all its settings into one ({overrides.sources[key]})",
-                    path=file.path,
-                    line=table.line,
+                raise table.fault(
+                    f"{key} stands in two tables; put all its settings into one ({overrides.sources[key]})"
                 )
             overrides[key] = override
             overrides.sources[key] = f"{file.path}:{table.line}"
@@ -124,11 +122,10 @@ def _strings(value: Any) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def _read_table(table: RawOverride, path: str) -> tuple[ParamKey, ParamGroupOverride]:
+def _read_table(table: RawOverride) -> tuple[ParamKey, ParamGroupOverride]:
     matchers: dict[str, Any] = {}
     values: dict[str, Any] = {}
     for key, value in table.values.items():
-        line = table.lines.get(key, table.line)
         try:
             if key in _MATCHERS:
                 matchers[key] = _strings(value)
@@ -138,26 +135,20 @@ def _read_table(table: RawOverride, path: str) -> tuple[ParamKey, ParamGroupOver
                 validate_override({key: value})
                 values[key] = value
         except MegaoptError as error:
-            raise ConfigFileError(
-                f"[[overrides]] {key}: {error}", path=path, line=line, setting=key
-            ) from error
+            raise table.fault(f"[[overrides]] {key}: {error}", key) from error
     if not matchers:
-        raise ConfigFileError(
-            f"an [[overrides]] table says which parameters it means: add one of {', '.join(_MATCHERS)}",
-            path=path,
-            line=table.line,
+        raise table.fault(
+            f"an [[overrides]] table says which parameters it means: add one of {', '.join(_MATCHERS)}"
         )
     if not values:
-        raise ConfigFileError(
-            f"an [[overrides]] table sets something: add one of {', '.join(OVERRIDE_FIELDS)} or a "
-            "setting of the optimizer",
-            path=path,
-            line=table.line,
+        raise table.fault(
+            f"an [[overrides]] table sets something: add one of {', '.join(OVERRIDE_FIELDS)} or a setting of the "
+            "optimizer"
         )
     try:
         return ParamKey(**matchers), validate_override(values)
     except MegaoptError as error:
-        raise ConfigFileError(f"[[overrides]]: {error}", path=path, line=table.line) from error
+        raise table.fault(f"[[overrides]]: {error}") from error
 
 
 def _role(name: str) -> Role:

@@ -27,14 +27,26 @@ class RawOverride:
     """One `[[overrides]]` table, as it stands in the file.
 
     Args:
+        path: the file.
         values: its keys and values.
         line: the line of its header, counted from 1.
         lines: the line of each key.
     """
 
+    path: str
     values: Mapping[str, Any]
     line: int
     lines: Mapping[str, int]
+
+    def fault(self, words: str, key: str | None = None) -> ConfigFileError:
+        """Return the error for what the table says.
+
+        Args:
+            words: what is wrong.
+            key: the key that says it; None: the table does as a whole.
+        """
+        line = self.lines.get(key or "", self.line)
+        return ConfigFileError(words, path=self.path, line=line, setting=key)
 
 
 @frozen
@@ -86,7 +98,7 @@ def read_config_file(path: str | os.PathLike[str]) -> ConfigFile:
         line = lines.get("overrides", 1)
         tables = [(line, dict.fromkeys(table, line)) for table in overrides]
     raw = tuple(
-        RawOverride(values, line, keys) for values, (line, keys) in zip(overrides, tables, strict=True)
+        RawOverride(shown, values, line, keys) for values, (line, keys) in zip(overrides, tables, strict=True)
     )
     standard = settings.pop("standard_overrides", not overrides)
     if not isinstance(standard, bool):

@@ -7,25 +7,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import Attribute, Converter, field
+from attrs import Attribute, Converter, field, frozen
+from attrs.validators import and_
 
-from megaopt_core.config._dtypes import dtype_name, parse_dtype
+from megaopt_core.config._dtypes import dtype_name, parse_dtype, shown
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 
 __all__ = [
-    "SCALE_RANGE",
-    "at_least_one",
+    "FINITE",
+    "FP32_SCALE",
+    "FRACTION",
+    "FUNCTION_OR_NONE",
+    "NAME",
+    "TEXT",
+    "WHOLE_COUNT",
+    "Rule",
     "between",
     "boolean",
     "default_only",
     "dtype_setting",
-    "fp32_scale",
-    "fraction",
-    "is_function",
-    "is_name",
-    "is_scale",
-    "is_text",
-    "no_fraction",
+    "limit_setting",
     "not_negative",
     "one_of",
     "positive",
@@ -34,23 +35,77 @@ __all__ = [
     "whole_number",
 ]
 
-SCALE_RANGE = "above 0 and finite in fp32, as 1 over it"
-
 type Validator = Callable[[Any, Attribute[Any], Any], None]
 
 
-def _refuse(attribute: Attribute[Any], value: Any, allowed: str) -> ConfigurationError:
-    shown = repr(dtype_name(value)) if isinstance(value, torch.dtype) else repr(value)
-    return ConfigurationError(
-        f"{attribute.name}={shown}: must be {allowed}", setting=attribute.name, value=value
-    )
+@frozen
+class Rule:
+    """Which values are allowed; as the validator of a field it refuses all others.
+
+    Args:
+        allows: whether a value is allowed.
+        words: what is allowed.
+
+    Example:
+        >>> between(0.0, 1.0).allows(1.0), between(0.0, 1.0).words
+        (False, 'a number in [0.0, 1.0)')
+    """
+
+    allows: Callable[[Any], bool]
+    words: str
+
+    def __call__(self, _: Any, attribute: Attribute[Any], value: Any) -> None:
+        """Raise for a value that is not allowed.
+
+        Args:
+            attribute: the field.
+            value: what was given.
+
+        Raises:
+            ConfigurationError: it is not allowed; the message names field, value and what is.
+        """
+        if not self.allows(value):
+            raise ConfigurationError(
+                f"{attribute.name}={shown(value)}: must be {self.words}", setting=attribute.name, value=value
+            )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def between(low: float, high: float) -> Validator:
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
+
+
+def _is_scale(value: Any) -> bool:
+    """Return whether a loss can be multiplied by a number in fp32, and gradients by 1 over it."""
+    if not 0 < value <= torch.finfo(torch.float32).max:
+        return False
+    rounded = torch.tensor(value, dtype=torch.float64).float()
+    return all(0.0 < float(each) < math.inf for each in (rounded, rounded.double().reciprocal().float()))
+
+
+TEXT = Rule(lambda value: isinstance(value, str), "a str")
+NAME = Rule(lambda value: isinstance(value, str) and bool(value), "a name")
+FUNCTION_OR_NONE = Rule(lambda value: value is None or callable(value), "callable or None")
+FINITE = Rule(_is_finite, "a finite number")
+FRACTION = Rule(lambda value: _is_finite(value) and 0.0 <= value <= 1.0, "a number from 0 to 1")
+FP32_SCALE = Rule(_is_scale, "above 0 and finite in fp32, as 1 over it")
+_ABOVE_ZERO = Rule(lambda value: _is_finite(value) and value > 0, "a number above 0")
+_AT_LEAST_ZERO = Rule(lambda value: _is_finite(value) and value >= 0, "a number of at least 0")
+_LIMIT = Rule(lambda value: _is_number(value) and value > 0, "a number above 0, or inf")
+_BOOL = Rule(lambda value: isinstance(value, bool), "True or False")
+
+WHOLE_COUNT = and_(
+    _ABOVE_ZERO,
+    Rule(lambda value: value >= 1, "a number of at least 1"),
+    Rule(lambda value: isinstance(value, int) or value.is_integer(), "a whole number"),
+)
+"""Refuses what counts nothing; a count may be written as a float."""
+
+
+def between(low: float, high: float) -> Rule:
     """Return a validator for numbers in `[low, high)`.
 
     Args:
@@ -66,60 +121,32 @@ def between(low: float, high: float) -> Validator:
         Traceback (most recent call last):
         megaopt_core.errors.ConfigurationError: beta=1.0: must be a number in [0.0, 1.0)
     """
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not (_number(value) and low <= value < high):
-            raise _refuse(attribute, value, f"a number in [{low}, {high})")
-
-    return check
+    return Rule(lambda value: _is_finite(value) and low <= value < high, f"a number in [{low}, {high})")
 
 
-def fraction(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse what is no number from 0 to 1.
-
-    Args:
-        attribute: the field.
-        value: what was given.
-    """
-    if not (_number(value) and 0.0 <= value <= 1.0):
-        raise _refuse(attribute, value, "a number from 0 to 1")
-
-
-def positive() -> Validator:
+def positive() -> Rule:
     """Return a validator for numbers above 0."""
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not (_number(value) and value > 0):
-            raise _refuse(attribute, value, "a number above 0")
-
-    return check
+    return _ABOVE_ZERO
 
 
-def not_negative() -> Validator:
+def not_negative() -> Rule:
     """Return a validator for numbers of at least 0."""
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not (_number(value) and value >= 0):
-            raise _refuse(attribute, value, "a number of at least 0")
-
-    return check
+    return _AT_LEAST_ZERO
 
 
-def whole_number(low: int = 0) -> Validator:
+def whole_number(low: int = 0) -> Rule:
     """Return a validator for integers of at least `low`.
 
     Args:
         low: the smallest allowed value.
     """
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise _refuse(attribute, value, f"an integer of at least {low}")
-
-    return check
+    return Rule(
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low,
+        f"an integer of at least {low}",
+    )
 
 
-def boolean() -> Validator:
+def boolean() -> Rule:
     """Return a validator for True and False, and nothing that only counts as one of them.
 
     Example:
@@ -130,142 +157,34 @@ def boolean() -> Validator:
         >>> Settings(nesterov=True)
         Settings(nesterov=True)
     """
-    return _is_bool
+    return _BOOL
 
 
-def one_of(choices: Sequence[Any]) -> Validator:
+def one_of(choices: Sequence[Any]) -> Rule:
     """Return a validator for a fixed set of values.
 
     Args:
         choices: what is allowed.
     """
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        # 1 == True, but who writes 1 for a switch may mean a number.
-        if not any(
+    # 1 == True, but who writes 1 for a switch may mean a number.
+    return Rule(
+        lambda value: any(
             isinstance(value, bool) is isinstance(choice, bool) and value == choice for choice in choices
-        ):
-            raise _refuse(attribute, value, f"one of {', '.join(map(repr, choices))}")
-
-    return check
-
-
-def is_text(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse what is no str.
-
-    Args:
-        attribute: the field.
-        value: what was given.
-    """
-    if not isinstance(value, str):
-        raise _refuse(attribute, value, "a str")
-
-
-def is_name(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse what is no str, and the empty one.
-
-    Args:
-        attribute: the field.
-        value: what was given.
-    """
-    if not isinstance(value, str) or not value:
-        raise _refuse(attribute, value, "a name")
-
-
-def is_function(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse what cannot be called.
-
-    Args:
-        attribute: the field.
-        value: what was given.
-    """
-    if not callable(value):
-        raise _refuse(attribute, value, "callable or None")
-
-
-def limit_setting(help: str) -> Any:  # noqa: A002 - as above
-    """Return a field for a number above 0, infinity by default, which JSON writes as the text `inf`.
-
-    Args:
-        help: what it does.
-    """
-    return field(
-        default=float("inf"),
-        converter=Converter(_parse_infinity),
-        validator=_is_above_zero,
-        metadata={"help": help},
+        ),
+        f"one of {', '.join(map(repr, choices))}",
     )
 
 
-def _parse_infinity(value: Any) -> Any:
-    return float("inf") if value == "inf" else value
-
-
-def _is_above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise _refuse(attribute, value, "a number above 0, or inf")
-
-
-def at_least_one(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse numbers below 1.
-
-    Args:
-        attribute: the field.
-        value: a number.
-    """
-    if value < 1:
-        raise _refuse(attribute, value, "a number of at least 1")
-
-
-def no_fraction(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse numbers between two whole ones.
-
-    Args:
-        attribute: the field.
-        value: a number.
-    """
-    if not (isinstance(value, int) or value.is_integer()):
-        raise _refuse(attribute, value, "a whole number")
-
-
-def is_scale(value: float) -> bool:
-    """Return whether a loss can be multiplied by a number in fp32, and gradients by 1 over it.
-
-    Args:
-        value: the number.
-    """
-    if not 0 < value <= torch.finfo(torch.float32).max:
-        return False
-    rounded = torch.tensor(value, dtype=torch.float64).float()
-    return all(0.0 < float(each) < math.inf for each in (rounded, rounded.double().reciprocal().float()))
-
-
-def fp32_scale(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Refuse what is no number above 0, or one that fp32 does not hold.
-
-    Args:
-        attribute: the field.
-        value: what was given.
-    """
-    positive()(_, attribute, value)
-    if not is_scale(value):
-        raise _refuse(attribute, value, SCALE_RANGE)
-
-
-def _is_bool(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, bool):
-        raise _refuse(attribute, value, "True or False")
-
-
-def setting(default: Any, check: Validator, help: str) -> Any:  # noqa: A002 - as in argparse
+def setting(default: Any, check: Validator, help: str, converter: Any = None) -> Any:  # noqa: A002 - as in argparse
     """Return an attrs field with help text.
 
     Args:
         default: its default.
         check: its validator.
         help: what it does.
+        converter: makes its value of what is given; None: nothing does.
     """
-    return field(default=default, validator=check, metadata={"help": help})
+    return field(default=default, validator=check, converter=converter, metadata={"help": help})
 
 
 def switch(help: str, *, default: bool = False) -> Any:  # noqa: A002 - as above
@@ -275,7 +194,20 @@ def switch(help: str, *, default: bool = False) -> Any:  # noqa: A002 - as above
         help: what it does.
         default: its default.
     """
-    return setting(default, _is_bool, help)
+    return setting(default, _BOOL, help)
+
+
+def limit_setting(help: str) -> Any:  # noqa: A002 - as above
+    """Return a field for a number above 0, infinity by default, which JSON writes as the text `inf`.
+
+    Args:
+        help: what it does.
+    """
+    return setting(math.inf, _LIMIT, help, Converter(_parse_infinity))
+
+
+def _parse_infinity(value: Any) -> Any:
+    return math.inf if value == "inf" else value
 
 
 def dtype_setting(allowed: Sequence[torch.dtype], help: str) -> Any:  # noqa: A002 - as above
@@ -285,14 +217,8 @@ def dtype_setting(allowed: Sequence[torch.dtype], help: str) -> Any:  # noqa: A0
         allowed: the dtypes that it takes.
         help: what it does.
     """
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value not in allowed:
-            raise _refuse(attribute, value, f"one of {', '.join(map(dtype_name, allowed))}")
-
-    return field(
-        default=torch.float32, converter=Converter(parse_dtype), validator=check, metadata={"help": help}
-    )
+    rule = Rule(lambda value: value in allowed, f"one of {', '.join(map(dtype_name, allowed))}")
+    return setting(torch.float32, rule, help, Converter(parse_dtype))
 
 
 def default_only(*, default: Any, why: str, help: str) -> Any:  # noqa: A002 - as above

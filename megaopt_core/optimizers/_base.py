@@ -25,7 +25,8 @@ from megaopt_core.optimizers._step_gradients import StepGradients
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._parts import local_tensor
-from megaopt_core.reporting._optimizer_report import OptimizerReport, build_report
+from megaopt_core.reporting._build_report import build_report
+from megaopt_core.reporting._report import OptimizerReport
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._stateful import OptimizerCheckpointState

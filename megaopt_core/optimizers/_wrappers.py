@@ -24,7 +24,8 @@ from megaopt_core.params._shards import Shard, whole
 from megaopt_core.params._specs import Granularity
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.precision._choice import STORABLE, precision_policy, require_possible, require_state
-from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
+from megaopt_core.reporting._unused_settings import unused_settings, warn_of_unused
+from megaopt_core.reporting._use import Use
 from megaopt_core.sharding._layout import PieceSpec
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._replicated import ReplicatedParams

@@ -30,32 +30,46 @@ def chunks_of(model: Any) -> list[torch.nn.Module]:
     """
     if isinstance(model, torch.nn.Module):
         return [model]
+    given: list[Any] = []
     what = _words(model)
-    if what is None and isinstance(model, (set, frozenset)):
-        what = f"a {type(model).__name__}, which has no order"
     if what is None and isinstance(model, Iterable):
         given = list(model)
         if given and all(isinstance(chunk, torch.nn.Module) for chunk in given):
             return given
-        what = "an empty sequence" if not given else _words_of_items(given)
-    what = what or type(model).__name__
-    raise ConfigurationError(f"model: got {what}; {_advice(what)}", setting="model", value=model)
+        what = _words_of_items(given)
+    advice = "give a torch.nn.Module, or a sequence of them"
+    if what in _PARAMETERS:
+        advice = (
+            "give the model itself: which optimizer and group each parameter gets depends on the modules that own "
+            'them, and overrides={ParamKey(name="..."): {...}} changes it'
+        )
+    raise ConfigurationError(
+        f"model: got {what or type(model).__name__}; {advice}", setting="model", value=model
+    )
+
+
+_PARAMETERS = ("parameters", "parameter groups", "named parameters", "a tensor")
 
 
 def _words(model: Any) -> str | None:
+    """Return what was given in place of a model; None for what may hold chunks."""
     if isinstance(model, type):
         return f"the class {model.__name__}, not an instance of it"
     if isinstance(model, torch.Tensor):
         return "a tensor"
     if isinstance(model, torch.optim.Optimizer):
         return f"the optimizer {type(model).__name__}"
-    if isinstance(model, (str, Mapping)) or model is None:
-        return "None" if model is None else f"{type(model).__name__} {str(model)[:60]!r}"
-    return None
+    if isinstance(model, (set, frozenset)):
+        return f"a {type(model).__name__}, which has no order"
+    if isinstance(model, (str, Mapping)):
+        return f"{type(model).__name__} {str(model)[:60]!r}"
+    return "None" if model is None else None
 
 
 def _words_of_items(given: list[Any]) -> str:
-    wrong = next(item for item in given if not isinstance(item, torch.nn.Module))
+    wrong = next((item for item in given if not isinstance(item, torch.nn.Module)), None)
+    if not given:
+        return "an empty sequence"
     if isinstance(wrong, torch.Tensor):
         return "parameters"
     if isinstance(wrong, Mapping) and "params" in wrong:
@@ -63,12 +77,3 @@ def _words_of_items(given: list[Any]) -> str:
     if isinstance(wrong, tuple) and len(wrong) == 2 and isinstance(wrong[1], torch.Tensor):
         return "named parameters"
     return f"a sequence with {type(wrong).__name__} among its items"
-
-
-def _advice(what: str) -> str:
-    if what in ("parameters", "parameter groups", "named parameters", "a tensor"):
-        return (
-            "give the model itself: which optimizer and group each parameter gets depends on the modules that own "
-            'them, and overrides={ParamKey(name="..."): {...}} changes it'
-        )
-    return "give a torch.nn.Module, or a sequence of them"

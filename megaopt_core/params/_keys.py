@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -83,11 +84,7 @@ def _entries(kind: type, **more: Any) -> Any:
 def _roles(value: Any) -> Any:
     """Return roles for their names."""
     if isinstance(value, list | tuple):
-        return tuple(_role(entry) for entry in value)
-    return _role(value)
-
-
-def _role(value: Any) -> Any:
+        return tuple(map(_roles, value))
     if not isinstance(value, str):
         return value
     try:
@@ -150,14 +147,7 @@ class ParamKey:
     )
 
     def __attrs_post_init__(self) -> None:
-        given: tuple[object, ...] = (
-            self.name,
-            self.attr,
-            self.predicate,
-            self.with_name_predicate,
-            self.role,
-        )
-        if all(value == () for value in given):
+        if not any(_as_tuple(getattr(self, name)) for name in _SHOWN):
             raise OverrideError(
                 "ParamKey() matches nothing: give a name, an attr, a predicate, a with_name_predicate or a role"
             )
@@ -197,16 +187,18 @@ class ParamKey:
 
     def __str__(self) -> str:
         parts = [
-            f"{name}={_as_tuple(value)!r}"
-            for name, value in (("name", self.name), ("attr", self.attr))
-            if value != ()
+            f"{name}={tuple(map(shown, _as_tuple(getattr(self, name))))!r}"
+            for name, shown in _SHOWN.items()
+            if _as_tuple(getattr(self, name))
         ]
-        for name, entries in (
-            ("predicate", self.predicate),
-            ("with_name_predicate", self.with_name_predicate),
-        ):
-            if entries:
-                parts.append(f"{name}={tuple(entry.name for entry in _as_tuple(entries))!r}")
-        if self.role:
-            parts.append(f"role={tuple(role.value for role in _as_tuple(self.role))!r}")
         return f"ParamKey({', '.join(parts)})"
+
+
+_SHOWN: Mapping[str, Callable[[Any], str]] = {
+    "name": str,
+    "attr": str,
+    "predicate": attrgetter("name"),
+    "with_name_predicate": attrgetter("name"),
+    "role": attrgetter("value"),
+}
+"""The fields of a key to what is shown of an entry."""

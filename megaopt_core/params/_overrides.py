@@ -56,29 +56,20 @@ OVERRIDE_FIELDS = tuple(ParamGroupOverride.__annotations__)
 _SCALARS = (str, bool, int, float, type(None))
 
 
-def _check_value(key: str, value: Any) -> None:
-    entries = value if isinstance(value, tuple) else (value,)
-    for entry in entries:
+def _wrong_value(key: str, value: Any) -> str | None:
+    """Return what is wrong with a value of an override, None for one that it may have."""
+    for entry in value if isinstance(value, tuple) else (value,):
         if not isinstance(entry, _SCALARS):
-            raise OverrideError(
-                f"override {key}={value!r}: a value is a str, bool, int, float, None or a tuple of them, "
-                f"got {type(entry).__name__}",
-                key=key,
-                value=value,
-            )
-    if key == "clip_grad" and not isinstance(value, bool):
-        raise OverrideError(f"override {key}={value!r}: must be True or False", key=key, value=value)
-    if key == "optimizer" and not (isinstance(value, str) and value):
-        raise OverrideError(
-            f"override {key}={value!r}: must be the name of an optimizer", key=key, value=value
-        )
-    if key in OVERRIDE_FIELDS and key not in ("optimizer", "clip_grad"):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise OverrideError(f"override {key}={value!r}: must be a number", key=key, value=value)
-        if not math.isfinite(value) or value < 0:
-            raise OverrideError(
-                f"override {key}={value!r}: must be finite and not negative", key=key, value=value
-            )
+            return f"a value is a str, bool, int, float, None or a tuple of them, got {type(entry).__name__}"
+    if key not in OVERRIDE_FIELDS:
+        return None
+    if key == "clip_grad":
+        return None if isinstance(value, bool) else "must be True or False"
+    if key == "optimizer":
+        return None if isinstance(value, str) and value else "must be the name of an optimizer"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "must be a number"
+    return None if math.isfinite(value) and value >= 0 else "must be finite and not negative"
 
 
 def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
@@ -115,7 +106,9 @@ def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:
                 key="max_lr",
                 values=(checked[key], value),
             )
-        _check_value(key, value)
+        wrong = _wrong_value(key, value)
+        if wrong is not None:
+            raise OverrideError(f"override {key}={value!r}: {wrong}", key=key, value=value)
         checked[key] = value
     return cast("ParamGroupOverride", checked)
 

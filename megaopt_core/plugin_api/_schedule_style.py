@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
+from typing import Literal
 
 from attrs import frozen
 
@@ -77,6 +78,14 @@ class ScheduleStyle:
     def __attrs_post_init__(self) -> None:
         if self.learning_rate is None and self.weight_decay is None:
             raise ScheduleError("a ScheduleStyle needs learning_rate, weight_decay or both; neither is given")
+
+    def serves(self, kind: Literal["lr", "wd"]) -> bool:
+        """Return whether this is a style for learning rates, or for weight decay.
+
+        Args:
+            kind: `"lr"` or `"wd"`.
+        """
+        return (self.learning_rate if kind == "lr" else self.weight_decay) is not None
 
     def learning_rate_at(self, point: LearningRatePoint) -> float:
         """Return the learning rate: linear warm-up, then the style's curve, then what `after_decay` says.

@@ -7,7 +7,7 @@ through it. Names that are not listed here work just as well.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from megaopt_core.errors import MovedNameError
@@ -32,6 +32,7 @@ __all__ = [
     "STRATEGIES",
     "deprecated_alias",
     "distribution_of_setting",
+    "prefix_of_setting",
     "require_here",
 ]
 
@@ -53,6 +54,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "compare": "megaopt-tools",
         "completion": "megaopt-tools",
         "convert": "megaopt-checkpoint",
+        "describe": "megaopt-tools",
         "new-plugin": "megaopt-testing",
         "schedule": "megaopt-tools",
         "train": "megaopt-tools",
@@ -66,12 +68,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "plugins": ("megaopt plugins", "megaopt plugins --load"),
         "optimizers": ("megaopt optimizers", "megaopt optimizers muon"),
-        "describe": (
-            "megaopt describe",
-            "megaopt describe clip_grad",
-            "megaopt describe muon",
-            "megaopt describe muon momentum",
-        ),
         "explain": (
             "megaopt explain my_model.py:build --optimizer muon",
             "megaopt explain my_model:Model --config run.toml --set lr=3e-4",
@@ -130,87 +126,62 @@ SETTING_PREFIXES: Mapping[str, str] = MappingProxyType(
 )
 """Prefix of a setting to the distribution that owns it."""
 
-REFERENCE_SETTINGS = (
-    "adam_beta1",
-    "adam_beta2",
-    "adam_eps",
-    "sgd_momentum",
-    "muon_momentum",
-    "muon_split_qkv",
-    "muon_nesterov",
-    "muon_scale_mode",
-    "muon_fp32_matmul_prec",
-    "muon_coefficient_type",
-    "muon_num_ns_steps",
-    "muon_tp_mode",
-    "muon_extra_scale_factor",
-    "muon_scalar_optimizer",
-    "lion_beta1",
-    "lion_beta2",
-    "soap_shampoo_beta",
-    "soap_precondition_frequency",
-    "soap_use_kl_shampoo",
-    "adaptive_muon_moment2_method",
-    "adaptive_muon_beta2",
-    "adaptive_muon_eps",
+_REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "adam": ("beta1", "beta2", "eps"),
+    "sgd": ("momentum",),
+    "muon": (
+        *("momentum", "split_qkv", "nesterov", "scale_mode", "fp32_matmul_prec", "coefficient_type"),
+        *("num_ns_steps", "tp_mode", "extra_scale_factor", "scalar_optimizer"),
+    ),
+    "lion": ("beta1", "beta2"),
+    "soap": ("shampoo_beta", "precondition_frequency", "use_kl_shampoo"),
+    "adaptive_muon": ("moment2_method", "beta2", "eps"),
+}
+
+REFERENCE_SETTINGS = tuple(
+    f"{prefix}_{name}" for prefix, names in _REFERENCE_SETTINGS.items() for name in names
 )
 """Fields that are part of the configuration in Megatron-style trainers and belong to plugins here."""
 
-FOREIGN_SETTINGS: Mapping[str, str] = MappingProxyType(
+_CALLED_ELSEWHERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "adam_epsilon": "adam_eps",
-        "adam_lr": "muon_scalar_lr",
-        "adam_w_mode": "decoupled_weight_decay",
-        "adam_weight_decay": "muon_scalar_weight_decay",
-        "adamw_betas": "adam_beta1 and adam_beta2",
-        "adamw_eps": "adam_eps",
-        "adamw_lr": "muon_scalar_lr",
-        "adamw_wd": "muon_scalar_weight_decay",
-        "adjust_lr_fn": "muon_scale_mode (with muon_extra_scale_factor)",
-        "adamw_mode": "decoupled_weight_decay",
-        "backend": "muon_ns_method",
-        "backend_steps": "muon_num_ns_steps",
-        "backup_lr": "muon_scalar_lr",
-        "beta": "muon_momentum, sgd_momentum, or adam_beta1 and adam_beta2",
-        "beta1": "adam_beta1",
-        "beta2": "adam_beta2",
-        "betas": "adam_beta1 and adam_beta2",
-        "cautious": "cautious_weight_decay",
-        "cautious_wd": "cautious_weight_decay",
-        "clip": "clip_grad",
-        "clip_grad_norm": "clip_grad",
-        "clip_threshold": "clip_grad",
-        "embed_lr": "decoupled_lr",
-        "embedding_lr": "decoupled_lr",
-        "eps": "adam_eps",
-        "epsilon": "adam_eps",
-        "final_lr": "min_lr",
-        "grad_clip": "clip_grad",
-        "gradient_clip_val": "clip_grad",
-        "head_lr": "decoupled_lr",
-        "learning_rate": "lr",
-        "lr": "lr",
-        "matrix_lr": "lr",
-        "max_grad_norm": "clip_grad",
-        "max_norm": "clip_grad",
-        "momentum": "muon_momentum or sgd_momentum",
-        "mu": "muon_momentum",
-        "nesterov": "muon_nesterov",
-        "newton_schulz_steps": "muon_num_ns_steps",
-        "ns_coefficients": "muon_coefficient_type, or muon_coefficients with the type 'custom'",
-        "ns_iters": "muon_num_ns_steps",
-        "ns_steps": "muon_num_ns_steps",
-        "optim": "optimizer",
-        "rate": "lr",
-        "unembedding_lr": "decoupled_lr",
-        "use_zero": "sharding",
-        "wd": "weight_decay",
-        "weight_decay": "weight_decay",
-        "weight_decouple": "decoupled_weight_decay",
-        "zero": "sharding",
-        "zero_optimization": "sharding",
-        "zero_stage": "sharding",
+        "adam_beta1": ("beta1",),
+        "adam_beta1 and adam_beta2": ("adamw_betas", "betas"),
+        "adam_beta2": ("beta2",),
+        "adam_eps": ("adam_epsilon", "adamw_eps", "eps", "epsilon"),
+        "cautious_weight_decay": ("cautious", "cautious_wd"),
+        "clip_grad": (
+            "clip",
+            "clip_grad_norm",
+            "clip_threshold",
+            "grad_clip",
+            "gradient_clip_val",
+            "max_grad_norm",
+            "max_norm",
+        ),
+        "decoupled_lr": ("embed_lr", "embedding_lr", "head_lr", "unembedding_lr"),
+        "decoupled_weight_decay": ("adam_w_mode", "adamw_mode", "weight_decouple"),
+        "lr": ("learning_rate", "lr", "matrix_lr", "rate"),
+        "min_lr": ("final_lr",),
+        "muon_coefficient_type, or muon_coefficients with the type 'custom'": ("ns_coefficients",),
+        "muon_momentum": ("mu",),
+        "muon_momentum or sgd_momentum": ("momentum",),
+        "muon_momentum, sgd_momentum, or adam_beta1 and adam_beta2": ("beta",),
+        "muon_nesterov": ("nesterov",),
+        "muon_ns_method": ("backend",),
+        "muon_num_ns_steps": ("backend_steps", "newton_schulz_steps", "ns_iters", "ns_steps"),
+        "muon_scalar_lr": ("adam_lr", "adamw_lr", "backup_lr"),
+        "muon_scalar_weight_decay": ("adam_weight_decay", "adamw_wd"),
+        "muon_scale_mode (with muon_extra_scale_factor)": ("adjust_lr_fn",),
+        "optimizer": ("optim",),
+        "sharding": ("use_zero", "zero", "zero_optimization", "zero_stage"),
+        "weight_decay": ("wd", "weight_decay"),
     }
+)
+"""What a setting is called here to its names in torch's optimizers and in others' scripts."""
+
+FOREIGN_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {foreign: ours for ours, names in _CALLED_ELSEWHERE.items() for foreign in names}
 )
 """Name of a setting in torch's optimizers and in others' scripts to what it is called here."""
 
@@ -220,8 +191,22 @@ REFERENCE_ALIASES: Mapping[str, str] = MappingProxyType(
 """Old public names that `megaopt_core` still answers to, with a `DeprecationWarning`, and what they stand for."""
 
 
+def prefix_of_setting(name: str, known: Iterable[str] = SETTING_PREFIXES) -> str | None:
+    """Return the longest known prefix that a setting has; None where it has none.
+
+    Args:
+        name: full name of the setting.
+        known: prefixes.
+
+    Example:
+        >>> prefix_of_setting("adaptive_muon_eps")
+        'adaptive_muon'
+    """
+    return max((prefix for prefix in known if name.startswith(f"{prefix}_")), key=len, default=None)
+
+
 def distribution_of_setting(name: str) -> str | None:
-    """Return the distribution that owns a setting, by its longest known prefix; None when no prefix is known.
+    """Return the distribution that owns a setting, by its prefix; None when no prefix is known.
 
     Args:
         name: full name of the setting.
@@ -232,8 +217,8 @@ def distribution_of_setting(name: str) -> str | None:
         >>> distribution_of_setting("clip_grad") is None
         True
     """
-    owners = [prefix for prefix in SETTING_PREFIXES if name.startswith(f"{prefix}_")]
-    return SETTING_PREFIXES[max(owners, key=len)] if owners else None
+    prefix = prefix_of_setting(name)
+    return None if prefix is None else SETTING_PREFIXES[prefix]
 
 
 LEFT_NAMES: Mapping[str, str] = MappingProxyType(

@@ -1,22 +1,28 @@
-"""What all plugins together offer; a name that two of them give belongs to neither."""
+"""What all plugins together offer, listed or when asked; a name that two of them give belongs to neither."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from megaopt_core.errors import DuplicateNameError
+from megaopt_core.errors import DuplicateNameError, MegaoptError, PluginHookError
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._infos import PluginInfo, contested
 from megaopt_core.registry._loading import LoadedPlugin
+from megaopt_core.registry._missing import WORDS, Kind
 from megaopt_core.registry._setting_owners import SettingInfo, find_owners
-from megaopt_core.sharding._protocol import ShardingStrategy
 
-__all__ = ["Contents", "collect"]
+__all__ = ["Contents", "collect", "resolve_optimizer"]
 
 type _Conflicts = dict[tuple[str, str], DuplicateNameError]
+
+_HOOK = "megaopt_resolve_optimizer"
+
+_OFFERED = {"optimizer": "optimizers", "strategy": "strategies", "schedule": "schedules"}
+"""Kind to the attribute of a loaded plugin that holds what it offers of it."""
 
 
 @frozen
@@ -25,19 +31,15 @@ class Contents:
 
     Args:
         plugins: those that work, in their one order.
-        optimizers: name to entry and owner.
-        strategies: name to strategy and owner.
-        schedules: name to style and owner.
+        tables: of optimizers, strategies and schedules, by name what is offered and by whom.
         settings: full name to setting.
         conflicts: `(kind, name)` to the error for whoever asks for a name that two plugins give.
     """
 
     plugins: tuple[LoadedPlugin, ...]
-    optimizers: Mapping[str, tuple[OptimizerEntry, PluginInfo]]
-    strategies: Mapping[str, tuple[ShardingStrategy, PluginInfo]]
-    schedules: Mapping[str, tuple[ScheduleStyle, PluginInfo]]
+    tables: Mapping[Kind, Mapping[str, tuple[Any, PluginInfo]]]
     settings: Mapping[str, SettingInfo]
-    conflicts: Mapping[tuple[str, str], DuplicateNameError] = field(factory=dict)
+    conflicts: Mapping[tuple[str, str], DuplicateNameError]
 
     def require_one_owner(self, kind: str, name: str) -> None:
         """Raise if two plugins give a name.
@@ -62,36 +64,78 @@ def collect(plugins: tuple[LoadedPlugin, ...]) -> Contents:
     """
     conflicts: _Conflicts = {}
     _owned("plugin", "plugin name", [(each.info, {each.info.name: None}) for each in plugins], conflicts)
-    optimizers = _owned(
-        "optimizer", "optimizer", [(each.info, each.optimizers) for each in plugins], conflicts
-    )
-    strategies = _owned(
-        "strategy", "sharding strategy", [(each.info, each.strategies) for each in plugins], conflicts
-    )
-    schedules = _owned("schedule", "schedule", [(each.info, each.schedules) for each in plugins], conflicts)
+    tables = {
+        kind: _owned(kind, what, [(each.info, getattr(each, _OFFERED[kind])) for each in plugins], conflicts)
+        for kind, what in WORDS.items()
+    }
     offered = [(name, entry, each.info) for each in plugins for name, entry in each.optimizers.items()]
-    settings, contested = find_owners(offered)
-    conflicts.update((("setting", name), error) for name, error in contested.items())
-    return Contents(plugins, optimizers, strategies, schedules, settings, conflicts)
+    settings, contested_settings = find_owners(offered)
+    conflicts.update((("setting", name), error) for name, error in contested_settings.items())
+    return Contents(plugins, tables, settings, conflicts)
 
 
-def _owned[T](
-    kind: str, what: str, offers: list[tuple[PluginInfo, Mapping[str, T]]], conflicts: _Conflicts
-) -> dict[str, tuple[T, PluginInfo]]:
+def _owned(
+    kind: str, what: str, offers: list[tuple[PluginInfo, Mapping[str, Any]]], conflicts: _Conflicts
+) -> dict[str, tuple[Any, PluginInfo]]:
     """Return what has one owner; what has two becomes a conflict."""
-    table: dict[str, tuple[T, PluginInfo]] = {}
+    table: dict[str, tuple[Any, PluginInfo]] = {}
     for info, offered in offers:
         for name, value in offered.items():
             if name in table:
-                conflicts.setdefault((kind, name), _conflict(f"{what} {name!r}", name, table[name][1], info))
+                conflicts.setdefault((kind, name), contested(what, name, table[name][1], info))
             table.setdefault(name, (value, info))
     return {name: owned for name, owned in table.items() if (kind, name) not in conflicts}
 
 
-def _conflict(what: str, name: str, first: PluginInfo, second: PluginInfo) -> DuplicateNameError:
-    return DuplicateNameError(
-        f"{what} is given by {first} and by {second}; uninstall one of them, or block it: "
-        f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
-        name=name,
-        owners=(first.source, second.source),
-    )
+def resolve_optimizer(name: str, plugins: Iterable[LoadedPlugin]) -> tuple[OptimizerEntry, PluginInfo] | None:
+    """Ask every plugin for an optimizer that none of them lists.
+
+    Args:
+        name: what a user wrote in `optimizer="..."`.
+        plugins: the plugins that work, in their one order.
+
+    Returns:
+        The entry and the plugin that gives it; None: no plugin knows the name.
+
+    Raises:
+        DuplicateNameError: two plugins know it.
+        MegaoptError: a plugin knows the name and refuses it, in its own words.
+        PluginHookError: no plugin knows it, and one raised something else or returned what is no entry.
+    """
+    found: tuple[OptimizerEntry, PluginInfo] | None = None
+    fault: PluginHookError | None = None
+    for plugin in plugins:
+        try:
+            entry = _ask(plugin, name)
+        except PluginHookError as error:
+            fault = fault or error
+            continue
+        if entry is None:
+            continue
+        if found is not None:
+            raise contested("optimizer", name, found[1], plugin.info, by="resolved by")
+        found = entry, plugin.info
+    if found is None and fault is not None:
+        raise fault
+    return found
+
+
+def _ask(plugin: LoadedPlugin, name: str) -> OptimizerEntry | None:
+    try:
+        answers: list[Any] = plugin.hooks.megaopt_resolve_optimizer(name=name)
+    except (MegaoptError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _fault(plugin, f"failed for {name!r}: {words_of(error)}") from error
+    for answer in answers:
+        if not isinstance(answer, OptimizerEntry):
+            raise _fault(
+                plugin,
+                f"returned {type(answer).__name__} for {name!r}; it must return an OptimizerEntry or None",
+            )
+        return answer
+    return None
+
+
+def _fault(plugin: LoadedPlugin, what: str) -> PluginHookError:
+    return PluginHookError(f"{plugin.info}: hook {_HOOK} {what}", plugin=plugin.info.name, hook=_HOOK)

@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 
 from attrs import evolve, field, frozen
 
+from megaopt_core.errors import DuplicateNameError, PluginHookError
 from megaopt_core.registry._faults import traceback_of, words_of
-from megaopt_core.registry._mistakes.remedies import remedy_of
 
-__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus", "told_by"]
+__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus", "contested", "told_by"]
 
 CORE_MODULE = "megaopt_core.builtins"
 """What the entry point of the core's own plugin names."""
@@ -61,13 +61,22 @@ class PluginInfo:
         return cls(point.name, point.value, *told_by(point))
 
     def broken_by(self, error: BaseException) -> PluginInfo:
-        """Return this with status broken, what broke it, and what to write instead where that is known.
+        """Return this with status broken, and what broke it in one line.
 
         Args:
             error: what the plugin raised.
         """
-        words = " ".join(map(str.strip, f"{words_of(error)}{remedy_of(error)}".splitlines()))
+        words = " ".join(map(str.strip, words_of(error).splitlines()))
         return evolve(self, status=PluginStatus.BROKEN, error=words, traceback=traceback_of(error))
+
+    def failed_in(self, hook: str, words: str) -> PluginHookError:
+        """Return the error for what the plugin does wrong in a hook.
+
+        Args:
+            hook: the hook's name.
+            words: what it does.
+        """
+        return PluginHookError(f"{self} failed in hook {hook}: {words}", plugin=self.name, hook=hook)
 
     def goes_by(self, name: str) -> bool:
         """Return whether a name means this plugin: its own or its distribution's, which may be spelt with `_` for `-`.
@@ -103,6 +112,27 @@ def told_by(point: EntryPoint) -> tuple[str | None, str | None]:
         return point.dist.name, point.dist.version
     except (KeyError, TypeError, DeprecationWarning):  # which of them depends on the version of Python
         return None, None
+
+
+def contested(
+    what: str, name: str, first: PluginInfo | None, second: PluginInfo, *, by: str = "given by"
+) -> DuplicateNameError:
+    """Return the error for a name that two plugins give.
+
+    Args:
+        what: what it is, in words.
+        name: the name.
+        first: who gives it; None: the core.
+        second: who gives it too.
+        by: how they do.
+    """
+    core = "megaopt-core"
+    return DuplicateNameError(
+        f"{what} {name!r} is {by} {first or core} and by {second}; uninstall one of them, or block it: "
+        f"MEGAOPT_DISABLE_PLUGINS={second.distribution or second.name}",
+        name=name,
+        owners=(core if first is None else first.source, second.source),
+    )
 
 
 def _normal(name: str) -> str:

@@ -10,12 +10,10 @@ import pluggy
 from attrs import frozen
 
 from megaopt_core.errors import PluginError
-from megaopt_core.params._keys import ParamKey
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
-from megaopt_core.registry._mistakes.settings_classes import check_defaults, check_settings_class
-from megaopt_core.registry._mistakes.signatures import check_signatures
 from megaopt_core.registry._plugin_hooks import import_plugin
 from megaopt_core.sharding._protocol import ShardingStrategy
 
@@ -79,10 +77,7 @@ def load_plugin(
         strategies = _offered(hooks, "megaopt_sharding_strategies", _STRATEGY)
         schedules = _offered(hooks, "megaopt_schedules", ScheduleStyle)
         for name, style in schedules.items():
-            check_signatures(f"schedule {name!r}", style)
-            if style.settings is not None:
-                check_settings_class(f"schedule {name!r}", style.settings)
-                check_defaults(f"schedule {name!r}", style.settings)
+            _require_settings(f"schedule {name!r}", style.settings)
         # The configuration lies above the registry, so the core's own plugin brings the names of its fields.
         fields = frozenset(plugin.core_fields) if info.is_core else frozenset[str]()
     except KeyboardInterrupt:
@@ -111,7 +106,7 @@ def _offered[T](hooks: pluggy.HookRelay, hook: str, kind: type[T]) -> dict[str, 
 
 
 def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) -> None:
-    """Raise unless an entry's words, functions and settings can be used.
+    """Raise unless an entry's words, switches and settings can be used.
 
     Args:
         name: the optimizer's name.
@@ -121,20 +116,16 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
     Raises:
         PluginError: they cannot.
     """
-    for attribute in ("description", "example"):
-        if not isinstance(getattr(entry, attribute), str):
-            raise PluginError(f"optimizer {name!r}: {attribute}={getattr(entry, attribute)!r} is no str")
-    for attribute in ("supports_fp16", "supports_peers"):
-        if not isinstance(getattr(entry, attribute), bool):
-            raise PluginError(
-                f"optimizer {name!r}: {attribute} is of type {type(getattr(entry, attribute)).__name__}; it must be "
-                "True or False"
-            )
-    _check_overrides(name, entry.default_param_overrides)
-    check_signatures(f"optimizer {name!r}", entry)
+    for kind, attributes in _KINDS.items():
+        for attribute in attributes:
+            given = type(getattr(entry, attribute))
+            if given is not kind:
+                raise PluginError(
+                    f"optimizer {name!r}: {attribute} is of type {given.__name__}; it must be a {kind.__name__}"
+                )
+    _require_settings(f"optimizer {name!r}", entry.settings)
     if entry.settings is None:
         return
-    check_settings_class(f"optimizer {name!r}", entry.settings)
     if not entry.setting_prefixes:
         raise PluginError(f"optimizer {name!r} has settings but no setting_prefixes")
     for setting in attrs.fields(entry.settings):
@@ -144,27 +135,20 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
                 f"setting {full!r} of optimizer {name!r} is a field of the core's configuration; "
                 "give the optimizer another setting prefix"
             )
-    check_defaults(f"optimizer {name!r}", entry.settings)
 
 
-def _check_overrides(name: str, overrides: object) -> None:
-    """Raise unless the default overrides of an entry are some, whatever they say."""
-    if not isinstance(overrides, Mapping):
+_KINDS = {str: ("description", "example"), bool: ("supports_fp16", "supports_peers")}
+
+
+def _require_settings(whose: str, settings: type | None) -> None:
+    """Raise unless a settings class can be used: it is one of attrs, and takes its own defaults."""
+    if settings is None:
+        return
+    if not (isinstance(settings, type) and attrs.has(settings)):
+        raise PluginError(f"{whose}: settings={settings!r} is no attrs class")
+    try:
+        settings()
+    except Exception as error:
         raise PluginError(
-            f"optimizer {name!r}: default_param_overrides is of type {type(overrides).__name__}; it is no mapping"
-        )
-    for key, override in overrides.items():
-        if not isinstance(key, ParamKey) or not isinstance(override, dict):
-            raise PluginError(
-                f"optimizer {name!r}: default_param_overrides maps {type(key).__name__} to {type(override).__name__}; "
-                "it must map ParamKeys to ParamGroupOverrides"
-            )
-        wrong = [value for value in override.values() if not isinstance(value, _VALUES)]
-        if wrong:
-            raise PluginError(
-                f"optimizer {name!r}: default_param_overrides holds a value of type {type(wrong[0]).__name__}; it must "
-                "be a str, bool, int, float, None or a tuple of them"
-            )
-
-
-_VALUES = (str, bool, int, float, tuple, type(None))
+            f"{whose}: {settings.__name__} cannot be made of its defaults: {words_of(error)}"
+        ) from error

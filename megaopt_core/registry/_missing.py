@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Literal
 
 from megaopt_core.errors import BrokenPluginError, PluginError, PluginNotInstalledError, UnknownNameError
 from megaopt_core.registry import _catalogue as catalogue
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
-from megaopt_core.registry._mistakes.near_names import did_you_mean, plain_name
 
-__all__ = ["Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
+__all__ = ["WORDS", "Kind", "absent_plugin", "did_you_mean", "may_provide", "missing"]
+
+_SHORT = 2
+"""Names no longer than this begin too many others."""
 
 type Kind = Literal["optimizer", "strategy", "schedule"]
 
-_WORDS: Mapping[Kind, str] = {
+WORDS: Mapping[Kind, str] = {
     "optimizer": "optimizer",
     "strategy": "sharding strategy",
     "schedule": "schedule",
@@ -36,7 +40,7 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
         plugins: every installed plugin.
     """
     plugins = tuple(plugins)
-    what = f"{_WORDS[kind]} {name!r}"
+    what = f"{WORDS[kind]} {name!r}"
     distribution = _CATALOGUES[kind].get(name)
     if distribution is None and kind == "optimizer" and ":" in name:
         distribution = catalogue.RESOLVER
@@ -131,3 +135,39 @@ def may_provide(plugins: Iterable[PluginInfo]) -> str:
         f"{info} failed to load ({info.error})" for info in plugins if info.status is PluginStatus.BROKEN
     ]
     return f". It may belong to a plugin that does not work: {'; '.join(broken)}" if broken else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'a' or 'b'?"`, empty when nothing is close.
+
+    Args:
+        name: what was given.
+        known: what there is.
+
+    Example:
+        >>> did_you_mean("cosin", ["cosine", "linear"])
+        "; did you mean 'cosine'?"
+        >>> did_you_mean("torch.optim.AdamW", ["adam", "adamw"])
+        "; did you mean 'adamw'?"
+    """
+    plain: dict[str, str] = {}
+    for one in known:
+        plain.setdefault(plain_name(one), one)
+    asked = plain_name(name)
+    close = [asked] if asked in plain else get_close_matches(asked, plain, n=3, cutoff=0.7)
+    # `adamw_torch_fused` and the like: a name that is there, and more.
+    close = close or [one for one in plain if len(one) > _SHORT and asked.startswith(one)][-1:]
+    return f"; did you mean {' or '.join(repr(plain[one]) for one in close)}?" if close else ""
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what people write differently: case, lines between words, the module before a class.
+
+    Args:
+        name: what was given, or what there is.
+
+    Example:
+        >>> plain_name("Adam_W")
+        'adamw'
+    """
+    return re.sub(r"[\W_]", "", name.lower().removeprefix("torch.optim."))

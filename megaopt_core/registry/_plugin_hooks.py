@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
-from difflib import get_close_matches
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
@@ -20,6 +18,7 @@ from megaopt_core.errors import PluginError
 from megaopt_core.plugin_api import _hookspecs as hookspecs
 from megaopt_core.registry._faults import naming_slow_imports, only_in_this_process
 from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._missing import did_you_mean
 
 __all__ = ["API_VERSION", "import_plugin", "may_implement"]
 
@@ -40,43 +39,13 @@ def import_plugin(point: EntryPoint, info: PluginInfo) -> tuple[Any, pluggy.Hook
         What the entry point names, and the hooks that it implements.
 
     Raises:
-        PluginError: its entry point names nothing, it is made for another megaopt, or a hook of it is not what it
-            looks like.
-        BaseException: whatever its module raises.
+        PluginError: it is made for another megaopt, or a hook of it is not what it looks like.
+        BaseException: whatever its entry point or its module raises.
     """
     with naming_slow_imports(str(info)), only_in_this_process(str(info)):
-        plugin = _load(point)
+        plugin = point.load()
     _check_api(plugin)
     return plugin, _register_alone(info.name, plugin).hook
-
-
-def _load(point: EntryPoint) -> Any:
-    """Return what an entry point names; what its line asks for in vain is told by the line."""
-    line = f"its entry point `{point.name} = {point.value}`"
-    if _is_malformed(point):
-        raise PluginError(f"{line} is malformed; it must read `name = module` or `name = module:object`")
-    try:
-        return point.load()
-    except ModuleNotFoundError as error:
-        if type(point) is EntryPoint and error.name and f"{point.module}.".startswith(f"{error.name}."):
-            raise PluginError(f"{line} asks for module {error.name!r}, which there is not") from error
-        raise
-    except AttributeError as error:
-        # A module whose import has failed is not kept: what is missing is the object.
-        if type(point) is EntryPoint and point.attr and point.module in sys.modules:
-            raise PluginError(
-                f"{line} asks for {point.attr!r} of module {point.module!r}, which has none"
-            ) from error
-        raise
-
-
-def _is_malformed(point: EntryPoint) -> bool:
-    if type(point) is not EntryPoint:  # loads what it likes
-        return False
-    try:
-        return not point.module
-    except (AssertionError, AttributeError, ValueError):  # which of them depends on the version of Python
-        return True
 
 
 def may_implement(point: EntryPoint, hook: str) -> bool:
@@ -89,9 +58,9 @@ def may_implement(point: EntryPoint, hook: str) -> bool:
     Returns:
         False only where the module can be read, and neither names the hook nor takes names from elsewhere unnamed.
     """
-    if type(point) is not EntryPoint or _is_malformed(point) or point.attr:
-        return True
-    source = _source_of(point.module)
+    if type(point) is not EntryPoint or not point.value.replace(".", "").isidentifier():
+        return True  # what else may be loaded, and how, is not ours to say
+    source = _source_of(point.value)
     return source is None or hook in source or "import *" in source
 
 
@@ -136,71 +105,25 @@ def _written_for_another(declared: Any) -> str:
 
 
 def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
-    """Register a plugin in a manager of its own, where all mistakes in its hooks show."""
+    """Register a plugin in a manager of its own, where hooks show that would silently do nothing."""
     for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
         if attribute.startswith("megaopt_") and not hasattr(value, "megaopt_impl"):
-            raise PluginError(
-                f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute, _HOOKS)}"
-            )
+            raise PluginError(f"its function {attribute!r} is not marked with @hookimpl{_meant(attribute)}")
     for known in _HOOKS:
         hook = getattr(plugin, known, None)
         if hook is not None and not inspect.isroutine(hook):
             raise PluginError(f"its {known!r} is no function but of type {type(hook).__name__}")
-    manager = _manager_of(name, plugin)
-    for caller in manager.hook.__dict__.values():
-        if not isinstance(caller, pluggy.HookCaller):
-            continue
-        for impl in caller.get_hookimpls():
-            if not caller.has_spec() and not impl.optionalhook:
-                raise PluginError(
-                    f"it implements {caller.name!r}, which is no hook{_meant(caller.name, _HOOKS)}"
-                )
-            if impl.wrapper or impl.hookwrapper:
-                raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
-            _require_no_default(caller, impl)
-    return manager
-
-
-def _require_no_default(caller: pluggy.HookCaller, impl: pluggy.HookImpl) -> None:
-    """Raise where a hook gives a default to what it would be given: pluggy hands over what has none, and only that."""
-    given = caller.spec.argnames if caller.spec is not None else ()
-    wrong = [name for name in impl.kwargnames if name in given]
-    if wrong:
-        raise PluginError(
-            f"its {caller.name!r} would never be given {', '.join(map(repr, wrong))}, which has a default: pluggy "
-            "hands over arguments without one; remove the default"
-        )
-
-
-def _manager_of(name: str, plugin: Any) -> pluggy.PluginManager:
     manager = pluggy.PluginManager("megaopt")
     manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(plugin, name=name)
-    except pluggy.PluginValidationError as error:
-        raise PluginError(_wrong_arguments(plugin) or str(error)) from error
+    manager.register(plugin, name=name)
+    for caller in manager.get_hookcallers(plugin) or ():
+        for impl in caller.get_hookimpls():
+            if not caller.has_spec() and not impl.optionalhook:
+                raise PluginError(f"it implements {caller.name!r}, which is no hook{_meant(caller.name)}")
+            if impl.wrapper or impl.hookwrapper:
+                raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
     return manager
 
 
-def _wrong_arguments(plugin: Any) -> str:
-    """Return which hook of a plugin takes what megaopt does not give, and what it may take; empty where none does."""
-    for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
-        marks = getattr(value, "megaopt_impl", None)
-        if marks is None:
-            continue
-        hook = marks.get("specname") or attribute
-        if hook not in _HOOKS:
-            continue
-        allowed = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
-        wrong = [name for name in pluggy.HookImpl(plugin, "", value, marks).argnames if name not in allowed]
-        if wrong:
-            return (
-                f"its {attribute!r} takes {', '.join(map(repr, wrong))}, which the hook is not given; "
-                f"it may take {', '.join(allowed) or 'no arguments'}{_meant(wrong[0], allowed)}"
-            )
-    return ""
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close and close[0] != name else ""
+def _meant(name: str) -> str:
+    return "" if name in _HOOKS else did_you_mean(name, _HOOKS)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import copy
 import os
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Literal
 
 from megaopt_core.errors import (
-    BrokenPluginWarning,
     DuplicateNameError,
     MegaoptError,
     PluginError,
     PluginHookError,
 )
-from megaopt_core.registry._choice import CORE_PLUGIN, GROUP, PluginChoice, in_one_order
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._infos import PluginInfo
+from megaopt_core.registry._installation import Installation
 from megaopt_core.registry._missing import Kind, missing
-from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
 if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
     import pluggy
@@ -34,7 +31,7 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
     from megaopt_core.registry._setting_owners import SettingInfo
     from megaopt_core.sharding._protocol import ShardingStrategy
 
-__all__ = ["CORE_PLUGIN", "GROUP", "PluginRegistry", "get_registry", "reset_registry"]
+__all__ = ["PluginRegistry", "get_registry", "reset_registry"]
 
 
 class PluginRegistry:
@@ -60,24 +57,17 @@ class PluginRegistry:
     def __init__(
         self, entry_points: Iterable[EntryPoint] | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
-        self._points = in_one_order(entry_points)
-        self._choice = PluginChoice.from_environ(os.environ if environ is None else environ)
-        self._infos = [self._choice.apply(PluginInfo.of(point)) for point in self._points]
-        self._plugins: tuple[LoadedPlugin, ...] = ()
-        self._contents: Contents | None = None
+        self._installed = Installation(entry_points, os.environ if environ is None else environ)
         self._resolved: dict[str, tuple[OptimizerEntry, PluginInfo]] = {}
         self._resolved_settings: dict[str, SettingInfo] = {}
-        self._loading = False
-        self._warned: list[PluginInfo] = []
-        self._lock = threading.RLock()
 
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Return every installed plugin, the core's own first, then by name; imports none."""
-        return tuple(self._infos)
+        return tuple(self._installed.infos)
 
     def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that have been loaded and work, with what each offers; loads none."""
-        return self._plugins
+        return self._installed.loaded_plugins()
 
     def load(self) -> None:
         """Load every plugin that is not blocked, once.
@@ -85,7 +75,7 @@ class PluginRegistry:
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
-        self._loaded()
+        self._installed.contents()
 
     def command_hooks(self) -> tuple[tuple[PluginInfo, pluggy.HookRelay], ...]:
         """Return the plugins that may bring commands, with their hooks.
@@ -96,26 +86,11 @@ class PluginRegistry:
         Raises:
             PluginError: a plugin asked for this while it was being loaded itself.
         """
-        with self._lock:
-            if self._contents is not None:
-                return tuple((plugin.info, plugin.hooks) for plugin in self._plugins)
-            found = []
-            with self._importing():
-                for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
-                    if not _may_bring_commands(point, info):
-                        continue
-                    try:
-                        found.append((info, import_plugin(point, info)[1]))
-                    except KeyboardInterrupt:
-                        raise
-                    except BaseException as error:  # noqa: BLE001 - a plugin must not take others down
-                        self._infos[index] = info.broken_by(error)
-            self._warn_of_broken()
-            return tuple(found)
+        return self._installed.command_hooks()
 
     def conflicts(self) -> tuple[DuplicateNameError, ...]:
         """Return an error for every name that two plugins give."""
-        return tuple(self._loaded().conflicts.values())
+        return tuple(self._installed.contents().conflicts.values())
 
     def require_one_owner(self, kind: str, name: str) -> None:
         """Raise if two plugins give a name.
@@ -127,7 +102,7 @@ class PluginRegistry:
         Raises:
             DuplicateNameError: they do; it names both.
         """
-        self._loaded().require_one_owner(kind, name)
+        self._installed.contents().require_one_owner(kind, name)
 
     def optimizer(self, name: str) -> OptimizerEntry:
         """Return the entry of an optimizer; a name that no plugin lists is given to those that resolve names.
@@ -141,7 +116,8 @@ class PluginRegistry:
             UnknownNameError: nobody offers it.
             DuplicateNameError: two plugins give one name.
         """
-        return self._optimizer(name)[0]
+        entry: OptimizerEntry = self._find("optimizer", name)[0]
+        return entry
 
     def has_optimizer(self, name: str) -> bool:
         """Return whether an optimizer can be had here, listed or resolved.
@@ -150,14 +126,14 @@ class PluginRegistry:
             name: what users write in `optimizer="..."`.
         """
         try:
-            self._optimizer(name)
+            self._find("optimizer", name)
         except PluginError:
             return False
         return True
 
     def optimizers(self) -> dict[str, OptimizerEntry]:
         """Return every optimizer that one plugin lists by name, in the order of the plugins."""
-        return {name: entry for name, (entry, _) in self._loaded().optimizers.items()}
+        return self._all("optimizer")
 
     def strategy(self, name: str) -> ShardingStrategy:
         """Return a sharding strategy; raises as :meth:`optimizer` does.
@@ -165,11 +141,12 @@ class PluginRegistry:
         Args:
             name: what users write in `sharding="..."`.
         """
-        return self._look_up("strategy", self._loaded().strategies, name)[0]
+        strategy: ShardingStrategy = self._find("strategy", name)[0]
+        return strategy
 
     def strategies(self) -> dict[str, ShardingStrategy]:
         """Return every sharding strategy that one plugin gives, by name."""
-        return {name: strategy for name, (strategy, _) in self._loaded().strategies.items()}
+        return self._all("strategy")
 
     def schedule(self, name: str, kind: Literal["lr", "wd"] | None = None) -> ScheduleStyle:
         """Return a schedule style; raises as :meth:`optimizer` does.
@@ -178,12 +155,11 @@ class PluginRegistry:
             name: what users write in `lr_decay_style="..."` or `wd_incr_style="..."`.
             kind: what it has to serve: `"lr"`, `"wd"`, or None for either.
         """
-        offered = {
-            style: found
-            for style, found in self._loaded().schedules.items()
-            if kind is None or _serves(found[0], kind)
-        }
-        return self._look_up("schedule", offered, name)[0]
+        known = self.schedules(kind)
+        self.require_one_owner("schedule", name)
+        if name not in known:
+            raise missing("schedule", name, tuple(known), self._installed.infos)
+        return known[name]
 
     def schedules(self, kind: Literal["lr", "wd"] | None = None) -> dict[str, ScheduleStyle]:
         """Return every schedule style that one plugin gives, by name.
@@ -191,8 +167,8 @@ class PluginRegistry:
         Args:
             kind: only those that serve `"lr"` or `"wd"`; None for all.
         """
-        found = self._loaded().schedules.items()
-        return {name: style for name, (style, _) in found if kind is None or _serves(style, kind)}
+        found: dict[str, ScheduleStyle] = self._all("schedule")
+        return {name: style for name, style in found.items() if kind is None or style.serves(kind)}
 
     def owner(self, kind: Kind, name: str) -> PluginInfo:
         """Return the plugin that offers something; raises as :meth:`optimizer` does.
@@ -201,13 +177,7 @@ class PluginRegistry:
             kind: `"optimizer"`, `"strategy"` or `"schedule"`.
             name: its name.
         """
-        if kind == "optimizer":
-            return self._optimizer(name)[1]
-        contents = self._loaded()
-        offered: Mapping[str, tuple[Any, PluginInfo]] = (
-            contents.strategies if kind == "strategy" else contents.schedules
-        )
-        return self._look_up(kind, offered, name)[1]
+        return self._find(kind, name)[1]
 
     def require_fallback(self, optimizer: str, fallback: str) -> None:
         """Raise as :meth:`optimizer` does for a fallback that is not there, and say whose fallback it is.
@@ -220,7 +190,7 @@ class PluginRegistry:
             MegaoptError: there is no such optimizer here, for the reason that the class of the error says.
         """
         try:
-            self._optimizer(fallback)
+            self._find("optimizer", fallback)
         except MegaoptError as error:
             owner = self.owner("optimizer", optimizer)
             error.args = (f"{fallback!r} is the fallback of optimizer {optimizer!r} of {owner}: {error}",)
@@ -255,7 +225,7 @@ class PluginRegistry:
 
         Those of a resolved optimizer are among them once it has been asked for.
         """
-        return {**self._loaded().settings, **self._resolved_settings}
+        return {**self._installed.contents().settings, **self._resolved_settings}
 
     def call_each(
         self, hook_name: str, /, *, failed: list[PluginHookError] | None = None, **kwargs: Any
@@ -277,7 +247,7 @@ class PluginRegistry:
             PluginHookError: a plugin raised; the message names it, and the error is the cause.
         """
         found = []
-        for plugin in self._loaded().plugins:
+        for plugin in self._installed.contents().plugins:
             try:
                 found += [(plugin.info, result) for result in _call(plugin, hook_name, kwargs)]
             except PluginHookError as error:
@@ -286,73 +256,32 @@ class PluginRegistry:
                 failed.append(error)
         return found
 
-    def _loaded(self) -> Contents:
-        with self._lock:
-            if self._contents is None:
-                self._load_all()
-            assert self._contents is not None  # noqa: S101 - for the type checker
-            return self._contents
+    def _all(self, kind: Kind) -> dict[str, Any]:
+        return {name: offered for name, (offered, _) in self._installed.contents().tables[kind].items()}
 
-    @contextmanager
-    def _importing(self) -> Iterator[None]:
-        if self._loading:
-            raise PluginError(
-                "plugins are being loaded: a plugin must not look others up while it is imported"
-            )
-        self._loading = True
-        try:
-            yield
-        finally:
-            self._loading = False
-
-    def _warn_of_broken(self) -> None:
-        """Warn of every broken plugin once."""
-        for info in self._infos:
-            if info.status is PluginStatus.BROKEN and info not in self._warned:
-                self._warned.append(info)
-                warnings.warn(
-                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=5
-                )
-
-    def _load_all(self) -> None:
-        from megaopt_core.registry._contents import collect
-        from megaopt_core.registry._loading import LoadedPlugin, load_plugin
-
-        with self._importing():
-            plugins: list[LoadedPlugin] = []
-            core_fields: frozenset[str] = frozenset()
-            for index, (point, info) in enumerate(zip(self._points, self._infos, strict=True)):
-                if info.status is not PluginStatus.AVAILABLE:
-                    continue
-                result = load_plugin(point, info, core_fields)
-                if isinstance(result, LoadedPlugin):
-                    plugins.append(result)
-                    core_fields |= result.core_fields
-                    self._infos[index] = result.info
-                else:
-                    self._infos[index] = result
-            self._plugins = tuple(plugins)
-            self._contents = collect(self._plugins)
-        self._warn_of_broken()
-
-    def _optimizer(self, name: str) -> tuple[OptimizerEntry, PluginInfo]:
-        contents = self._loaded()
-        contents.require_one_owner("optimizer", name)
-        found = contents.optimizers.get(name) or self._resolve(contents, name)
-        return found or self._look_up("optimizer", contents.optimizers, name)
+    def _find(self, kind: Kind, name: str) -> tuple[Any, PluginInfo]:
+        """Return what has a name, and whose it is."""
+        contents = self._installed.contents()
+        contents.require_one_owner(kind, name)
+        found = contents.tables[kind].get(name)
+        if found is None and kind == "optimizer":
+            found = self._resolve(contents, name)
+        if found is None:
+            raise missing(kind, name, tuple(contents.tables[kind]), self._installed.infos)
+        return found
 
     def _resolve(self, contents: Contents, name: str) -> tuple[OptimizerEntry, PluginInfo] | None:
+        from megaopt_core.registry._contents import resolve_optimizer
         from megaopt_core.registry._loading import check_entry
-        from megaopt_core.registry._resolved import resolve_optimizer
         from megaopt_core.registry._setting_owners import find_owners
 
-        with self._lock:
+        with self._installed.lock:
             if name in self._resolved:
                 return self._resolved[name]
             found = resolve_optimizer(name, contents.plugins)
             if found is not None:
                 resolved = {**self._resolved, name: found}
-                owned = {**contents.optimizers, **resolved}
+                owned = {**contents.tables["optimizer"], **resolved}
                 settings, contested = find_owners([(each, *whose) for each, whose in owned.items()])
                 for error in contested.values():
                     raise error
@@ -364,27 +293,11 @@ class PluginRegistry:
                 self._resolved = resolved
             return found
 
-    def _look_up[T](self, kind: Kind, table: Mapping[str, T], name: str) -> T:
-        self.require_one_owner(kind, name)
-        if name in table:
-            return table[name]
-        raise missing(kind, name, tuple(table), self._infos)
-
-
-def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:
-    if info.status is not PluginStatus.AVAILABLE or info.is_core:
-        return False
-    return may_implement(point, "megaopt_commands")
-
 
 def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
-
-
-def _serves(style: ScheduleStyle, kind: Literal["lr", "wd"]) -> bool:
-    return (style.learning_rate if kind == "lr" else style.weight_decay) is not None
 
 
 def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> list[Any]:
@@ -394,11 +307,7 @@ def _call(plugin: LoadedPlugin, hook_name: str, kwargs: Mapping[str, Any]) -> li
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise PluginHookError(
-            f"{plugin.info} failed in hook {hook_name}: {words_of(error)}",
-            plugin=plugin.info.name,
-            hook=hook_name,
-        ) from error
+        raise plugin.info.failed_in(hook_name, words_of(error)) from error
 
 
 def _own(name: str, value: Any) -> Any:

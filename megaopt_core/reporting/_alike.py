@@ -84,7 +84,7 @@ class Notes:
         indent = len(marks[-1]) + 1 if marks else 0
         lines = []
         for mark, note in zip(marks, self.below, strict=True):
-            parts = [note] if width is None else wrapped(note, max(width - indent, 20))
+            parts = wrapped(note, None if width is None else max(width - indent, 20))
             lines += [
                 f"{first:<{indent}}{part}"
                 for first, part in zip([mark] + [""] * len(parts), parts, strict=False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
 
 import torch
 from attrs import define, field
@@ -57,36 +56,20 @@ def _line(tensor: torch.Tensor) -> torch.Tensor | None:
     return dense.view(-1) if dense.is_contiguous() else None
 
 
-class _Reader(Protocol):
-    """Reads something of every tensor that differs when the tensor does; nothing goes to the host."""
-
-    def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
-        """Return what is compared, for all tensors of a dtype and device together."""
-
-    def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
-        """Return the same once more, after the step."""
-
-    def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
-        """Return whose memory is another than when it was read, so that values say nothing."""
-
-    def owners(self) -> Mapping[_Kind, Sequence[int]]:
-        """Return whose each of the values is."""
-
-
 @define
 class _Digests:
     """Reads a digest of all bits of each tensor: the same for two values only by a chance of one in 2**60 or so."""
 
-    _owners: dict[_Kind, list[int]] = field(factory=dict)
+    owners: dict[_Kind, list[int]] = field(factory=dict)
 
     def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         together: dict[_Kind, list[torch.Tensor]] = {}
-        self._owners = {}
+        self.owners = {}
         for owner, tensors in enumerate(watched):
             for tensor in tensors:
                 kind = (torch.int64, tensor.device, True)
                 together.setdefault(kind, []).append(tensor.detach())
-                self._owners.setdefault(kind, []).append(owner)
+                self.owners.setdefault(kind, []).append(owner)
         return {kind: digest_of_each(some) for kind, some in together.items()}
 
     def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
@@ -94,9 +77,6 @@ class _Digests:
 
     def moved(self, watched: Sequence[Sequence[torch.Tensor]]) -> set[int]:
         return set()
-
-    def owners(self) -> Mapping[_Kind, Sequence[int]]:
-        return self._owners
 
 
 def _addresses(watched: Sequence[Sequence[torch.Tensor]]) -> list[_Address]:
@@ -114,12 +94,15 @@ class Samples:
 
     Args:
         whole: of tensors with so many values or fewer all are read.
+
+    Attributes:
+        owners: whose each of the values is.
     """
 
     whole: int = 0
+    owners: dict[_Kind, list[int]] = field(factory=dict, init=False)
     _addresses: list[_Address] = field(factory=list)
     _views: dict[_Kind, list[torch.Tensor]] = field(factory=dict)
-    _owners: dict[_Kind, list[int]] = field(factory=dict)
 
     def read(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
         """Return some values of every tensor.
@@ -150,19 +133,15 @@ class Samples:
         triples = zip(owners, self._addresses, _addresses(watched), strict=True)
         return {owner for owner, before, now in triples if before != now}
 
-    def owners(self) -> Mapping[_Kind, Sequence[int]]:
-        """Return whose each of the values is."""
-        return self._owners
-
     def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[_Address]) -> None:
-        self._addresses, self._views, self._owners = addresses, {}, {}
+        self._addresses, self._views, self.owners = addresses, {}, {}
         for owner, tensors in enumerate(watched):
             for tensor in tensors:
                 view = _line(tensor) if tensor.numel() <= self.whole else None
                 view = spread(tensor) if view is None else view
                 kind = (tensor.dtype, tensor.device, view.is_contiguous())
                 self._views.setdefault(kind, []).append(view)
-                self._owners.setdefault(kind, []).extend([owner] * view.numel())
+                self.owners.setdefault(kind, []).extend([owner] * view.numel())
 
 
 def any_differ(before: Values, now: Values) -> torch.Tensor | None:
@@ -187,7 +166,7 @@ def differing_owners(samples: Samples, before: Values, now: Values) -> set[int]:
         now: what was read later, of the same memory.
     """
     found: set[int] = set()
-    for kind, owners in samples.owners().items():
+    for kind, owners in samples.owners.items():
         differ = _as_bits(before[kind]) != _as_bits(now[kind])
         if bool(differ.any()):
             last = differ.dim() - 1
@@ -213,7 +192,7 @@ class ChangeRecord:
     _first: bool = field(default=True, init=False)
     _all: _Digests = field(factory=_Digests, init=False)
     _some: Samples = field(factory=Samples, init=False)
-    _reader: _Reader = field(init=False)
+    _reader: _Digests | Samples = field(init=False)
     _watched: Sequence[Sequence[torch.Tensor]] = field(default=(), init=False)
     _values: tuple[Values, Values] = field(factory=lambda: ({}, {}), init=False)
 
@@ -264,7 +243,7 @@ class ChangeRecord:
         before, after = self._values
         for owner in self._reader.moved(self._watched) if before else ():
             changed[owner] = True
-        for kind, owners in self._reader.owners().items() if before else ():
+        for kind, owners in self._reader.owners.items() if before else ():
             for owner, differs in zip(owners, (before[kind] != after[kind]).tolist(), strict=True):
                 changed[owner] |= differs
         return changed

@@ -9,7 +9,7 @@ from megaopt_core.reporting._alike import Alike, alike, notes_of, shown_count, s
 from megaopt_core.reporting._text_table import format_table, wrapped
 
 if TYPE_CHECKING:
-    from megaopt_core.reporting._optimizer_report import OptimizerReport, ParamRow
+    from megaopt_core.reporting._report import OptimizerReport, ParamRow
 
 __all__ = ["WIDTH", "full_text", "short_text", "summary_table"]
 

@@ -71,17 +71,19 @@ def format_table(
     return "\n".join(lines)
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrapped(text: str, width: int | None) -> list[str]:
     """Return a text in lines: broken between words, long names after a dot or `_`, anything else where it must be.
 
     Args:
         text: the text.
-        width: longest line.
+        width: longest line; None: no limit.
 
     Example:
         >>> wrapped("transformer.h.0.attn.weight is a matrix", 14)
         ['transformer.h.', '0.attn.weight', 'is a matrix']
     """
+    if width is None:
+        return [text]
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}" if lines[-1] else word

@@ -11,7 +11,6 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import ParamGroupOverride
-from megaopt_core.routing._assign import Assigner
 from megaopt_core.routing._groups import (
     GroupSpec,
     children_of,
@@ -21,6 +20,7 @@ from megaopt_core.routing._groups import (
 from megaopt_core.routing._one_rank import param_route, route_this_rank
 from megaopt_core.routing._overrides.matching import OverrideSet
 from megaopt_core.routing._routing import NameMap, Routing
+from megaopt_core.routing._sharding import strategy_of
 
 __all__ = ["route_added"]
 
@@ -57,9 +57,7 @@ def route_added(
     new = order_children(needed - set(present), config.optimizer)
     index = {key: position for position, key in enumerate([*present, *new])}
     strategies = {child.optimizer: child.strategy for child in routing.children}
-    strategies |= {
-        key.optimizer: Assigner.strategy_of(config, key.optimizer, routing.sharding) for key in new
-    }
+    strategies |= {key.optimizer: strategy_of(config, key.optimizer, routing.sharding) for key in new}
     children = [
         evolve(child, groups=tuple(len(present) + at for at in child.groups))
         for child in children_of(new, strategies)

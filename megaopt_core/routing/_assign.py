@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from attrs import define, evolve, field, frozen
 
-from megaopt_core.config._advice import advice_on_override
-from megaopt_core.config._group_values import GroupChecks, group_checks, wrong_settings
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import ConfigurationError, MegaoptError, OverrideError, PluginError, RoutingError
+from megaopt_core.errors import PluginError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import (
-    OVERRIDE_FIELDS,
     ParamGroupOverride,
     param_group_override_to_tuple,
     validate_override,
 )
 from megaopt_core.params._roles import Doubt
-from megaopt_core.params._specs import Granularity, ParamSpec
+from megaopt_core.params._specs import ParamSpec
 from megaopt_core.params._views import MatrixView
-from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._stored_routing import StoredRouting
-from megaopt_core.registry._constructor import (
-    constructor_defaults,
-    constructor_kwargs,
-    constructor_parameters,
-)
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._groups import GroupKey, split_override
+from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import InventoryItem
 from megaopt_core.routing._overrides.matching import Match
+from megaopt_core.routing._overrides.settings import OverrideSettings
 from megaopt_core.routing._stored import stored_param
 
 __all__ = ["Assigner", "Assignment"]
@@ -48,21 +39,6 @@ class Assignment:
     override: ParamGroupOverride
     matched: tuple[str, ...]
     reason: str
-
-
-@frozen
-class _Known:
-    """What is known of an optimizer's constructor and groups, looked up once."""
-
-    kwargs: Mapping[str, Any]
-    parameters: frozenset[str]
-    defaults: Mapping[str, Any]
-    checks: GroupChecks
-    passed: list[dict[str, Any]] = field(factory=list)
-
-    def has_passed(self, given: Mapping[str, Any]) -> bool:
-        """Return whether values were found to be right before, for another parameter."""
-        return any(given is each or given == each for each in self.passed)
 
 
 @define
@@ -80,9 +56,13 @@ class Assigner:
     chunks: Sequence[torch.nn.Module]
     pgs: ProcessGroupCollection
     followed: StoredRouting | None = None
-    _known: dict[str, _Known] = field(factory=dict)
+    _settings: OverrideSettings = field(init=False)
     _keys: dict[tuple[Any, ...], GroupKey] = field(factory=dict)
     _of_fallback: ParamGroupOverride | None = None
+
+    @_settings.default
+    def _settings_of_overrides(self) -> OverrideSettings:
+        return OverrideSettings(self.config, self.chunks, self.pgs)
 
     def assign(self, item: InventoryItem, match: Match) -> Assignment:
         """Return where a parameter goes.
@@ -105,7 +85,7 @@ class Assigner:
             match, added = self._with_fallback_override(match)
             reason += added
         entry = get_registry().optimizer(name)
-        group, settings = self._split(name, entry, match, item.name)
+        group, settings = self._settings.split(name, entry, match, item.name)
         said = (
             name,
             item.is_expert,
@@ -210,94 +190,6 @@ class Assigner:
                     "reason in words"
                 )
             return reason
-
-    def _split(
-        self, name: str, entry: OptimizerEntry, match: Match, param: str
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked = {key: value for key, value in match.override.items() if key != "optimizer"}
-        extra = [key for key in asked if key not in OVERRIDE_FIELDS]
-        if not extra:
-            return asked, {}
-        known = self._known_of(name, entry)
-        for key in extra:
-            if key not in known.defaults and key not in known.parameters:
-                allowed = sorted({*OVERRIDE_FIELDS, "lr", *known.defaults, *known.parameters})
-                raise OverrideError(
-                    f"{match.origin[key]}: {key!r} is no setting of optimizer {name!r}, which steps {param!r}"
-                    f"{advice_on_override(key, allowed) or '.'} Allowed are {', '.join(allowed)}",
-                    key=key,
-                    value=asked[key],
-                )
-        self._require_right_values(entry, known, {key: asked[key] for key in extra}, match)
-        return split_override(asked, known.defaults)
-
-    def _known_of(self, name: str, entry: OptimizerEntry) -> _Known:
-        if name not in self._known:
-            with get_registry().blaming("optimizer", name):
-                kwargs = constructor_kwargs(entry, self.config, self.chunks, self.pgs)
-                defaults = constructor_defaults(entry, kwargs)
-                parameters = frozenset(constructor_parameters(entry.load_class()))
-            self._known[name] = _Known(kwargs, parameters, defaults, group_checks(entry, defaults))
-        return self._known[name]
-
-    def _require_right_values(
-        self, entry: OptimizerEntry, known: _Known, given: Mapping[str, Any], match: Match
-    ) -> None:
-        """Raise for values that the optimizer's settings class, its own defaults or its constructor refuse."""
-        if known.has_passed(given):
-            return
-        for key, value in given.items():
-            wrong = known.checks[key](value) if key in known.checks else None
-            if wrong is not None:
-                raise OverrideError(f"{match.origin[key]}: {key}={value!r}: {wrong}", key=key, value=value)
-        first = next(iter(given))
-        wrong = wrong_settings(entry, self.config, given)
-        if wrong is None:
-            arguments = {key: value for key, value in given.items() if key in known.parameters}
-            try:
-                constructor_defaults(entry, {**known.kwargs, **arguments})
-            except (MegaoptError, ValueError, TypeError, AssertionError) as error:
-                wrong = f"{entry.load_class().__name__} refuses {arguments}: {error}"
-        if wrong is not None:
-            raise OverrideError(f"{match.origin[first]}: {wrong}", key=first, value=given[first])
-        known.passed.append(dict(given))
-
-    @staticmethod
-    def strategy_of(config: OptimizerConfig, optimizer: str, name: str) -> str:
-        """Return the name of the strategy that shards an optimizer: the routing's, or its fallback.
-
-        Args:
-            config: the run's configuration.
-            optimizer: name of the optimizer.
-            name: the strategy that the routing asks for.
-
-        Raises:
-            ConfigurationError: neither can shard the optimizer's granularity.
-        """
-        registry = get_registry()
-        with registry.blaming("optimizer", optimizer):
-            granularity = registry.optimizer(optimizer).configured(config).granularity
-        strategy = registry.strategy(name)
-        if granularity in strategy.granularities:
-            return name
-        fallback = strategy.fallback
-        if fallback is None or granularity not in registry.strategy(fallback).granularities:
-            raise ConfigurationError(
-                f"sharding={name!r} cannot shard {optimizer!r} (granularity {granularity.value}) "
-                "and names no strategy that can",
-                setting="sharding",
-                value=name,
-            )
-        if granularity is not Granularity.ELEMENT:
-            warnings.warn(
-                f"{optimizer!r} steps {_UNITS[granularity]}: it is sharded with {fallback!r}, not with {name!r}",
-                UserWarning,
-                stacklevel=5,
-            )
-        return fallback
-
-
-_UNITS = {Granularity.TENSOR: "whole tensors", Granularity.GROUP: "all of a group together"}
 
 
 def _override_tuple(group: Mapping[str, Any], asked: str | None) -> tuple[tuple[str, Any], ...] | None:

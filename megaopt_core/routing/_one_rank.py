@@ -10,6 +10,7 @@ import torch
 from attrs import evolve, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
+from megaopt_core.errors import OverrideError, PluginError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
@@ -102,7 +103,11 @@ def route_this_rank(
         overrides.add({key: standard[key] for key in standard if key not in given}, STANDARD)
     if config_overrides is not None:
         overrides.add(config_overrides, "config_overrides", must_match=True)
-    overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
+    with registry.blaming("optimizer", config.optimizer):
+        try:
+            overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
+        except OverrideError as error:
+            raise PluginError(f"its default_param_overrides: {error}") from error
     failed = PluginFaults(inventory.failed, add_plugin_overrides(overrides, config, chunks))
     assigner = Assigner(config, chunks, pgs, stored)
     assignments = {}

@@ -46,11 +46,7 @@ def add_plugin_overrides(
         try:
             trial.add(result or {}, f"plugin {plugin.name}")
         except OverrideError as error:
-            failed.append(
-                PluginHookError(
-                    f"{plugin} failed in hook {_HOOK}: it returned {error}", plugin=plugin.name, hook=_HOOK
-                )
-            )
+            failed.append(plugin.failed_in(_HOOK, f"it returned {error}"))
         else:
             overrides.entries += trial.entries
     return failed

@@ -16,7 +16,6 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike
-from megaopt_core.routing._assign import Assigner
 from megaopt_core.routing._groups import (
     GroupKey,
     GroupSpec,
@@ -25,7 +24,7 @@ from megaopt_core.routing._groups import (
     order_children,
 )
 from megaopt_core.routing._overrides.matching import OverrideSet, raise_unmatched
-from megaopt_core.routing._sharding import chosen_strategy
+from megaopt_core.routing._sharding import chosen_strategy, strategy_of
 from megaopt_core.routing._stored import GivenRouting
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def _assemble(
     sharding: str,
 ) -> Routing:
     used = dict.fromkeys(key.optimizer for key in ordered)
-    strategies = {name: Assigner.strategy_of(config, name, sharding) for name in used}
+    strategies = {name: strategy_of(config, name, sharding) for name in used}
     groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
     index = {key: position for position, key in enumerate(ordered)}
     params = {}

@@ -1,4 +1,4 @@
-"""What strategies need to know of chunks that `DistributedDataParallel` wraps: buffers and process groups."""
+"""What is to be known of chunks that `DistributedDataParallel` wraps: process groups, buffers, and what was planned."""
 
 from __future__ import annotations
 
@@ -14,15 +14,8 @@ from megaopt_core.errors import ConfigurationError, ParallelGroupError, Sharding
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._names import named_params
-from megaopt_core.params._shards import Shard, intersect
-from megaopt_core.params._specs import ParamSpec
-from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._routing import Routing
-from megaopt_core.sharding._elements import extent_of
-from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
-from megaopt_core.sharding._ownership import require_partition
-from megaopt_core.sharding._protocol import ParamLayout
-from megaopt_core.sharding._stage_specs import specs_of_stage
+from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
 from megaopt_core.sharding._wrapped import WrappedModel, wrappers_of
 
 if TYPE_CHECKING:
@@ -32,11 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "groups_of_wrapped",
-    "reduced_elsewhere",
     "require_as_planned",
     "require_same_overlap",
     "require_same_ranks",
-    "strategy_layouts",
     "wrapped_buffers",
 ]
 
@@ -234,87 +225,3 @@ def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerCon
             setting="overlap_param_gather",
             value=asked,
         )
-
-
-def strategy_layouts(
-    routing: Routing,
-    pgs: ProcessGroupCollection,
-    buffers: Mapping[BufferKey, PerBufferParamLayout] | None = None,
-) -> dict[str, ParamLayout]:
-    """Return the layout of every strategy that a routing uses.
-
-    Args:
-        routing: what `route` returned.
-        pgs: the process groups.
-        buffers: what the model is wrapped in.
-
-    Raises:
-        OwnershipError: a layout leaves elements of a parameter to no rank, or gives them to more than one.
-    """
-    # A routing may have been made before there were process groups.
-    world = World({**routing.axes, **pgs.axes})
-    chunk_of = {name: entry.chunk for name, entry in routing.params.items() if entry.chunk}
-    options = LayoutOptions(buffers=buffers, chunk_of=chunk_of)
-    mine = [entry.spec for entry in routing.params.values()]
-    # The buffers are those of this rank, and of the ranks that have the same parameters.
-    stage: Sequence[ParamSpec] = mine
-    if buffers is None:
-        rank = {**routing.rank, **pgs.coordinates}
-        stage = specs_of_stage(mine, pgs, rank, world, routing.digest)
-    strategy_of = {child_group: child.strategy for child in routing.children for child_group in child.groups}
-    layouts = {}
-    for strategy in dict.fromkeys(child.strategy for child in routing.children):
-        specs = [spec for spec in stage if strategy_of[spec.group] == strategy]
-        with get_registry().blaming("strategy", strategy):
-            layout = get_registry().strategy(strategy).layout(specs, world, options)
-        require_partition(strategy, layout, specs, world)
-        layouts[strategy] = layout
-    return layouts
-
-
-def reduced_elsewhere(
-    layouts: Mapping[str, ParamLayout],
-    routing: Routing,
-    buffers: Mapping[BufferKey, PerBufferParamLayout] | None,
-) -> ShardingError | None:
-    """Return why this rank cannot step a piece: its gradient is reduced to another rank; None when all is here.
-
-    Args:
-        layouts: the layout of every strategy in use.
-        routing: what `route` returned.
-        buffers: the buffers that gradients are scattered into; None: every rank has whole gradients.
-    """
-    if buffers is None:
-        return None
-    world, rank = World(routing.axes), routing.rank
-    lies_in = {name: (key, buffer) for key, buffer in buffers.items() for name in buffer.param_ranges}
-    for strategy, layout in layouts.items():
-        steps = ((piece.peers, shard) for piece in layout.pieces(rank) for _, shard in piece.members)
-        for peers, shard in ((peers, _held_here(shard, routing)) for peers, shard in steps):
-            if shard.name not in lies_in or not shard.numel:
-                continue
-            key, buffer = lies_in[shard.name]
-            axis = "expert_dp" if key.is_expert else "dp"
-            first = last = rank.get(axis, 0)
-            if peers is not None and peers.axis == axis and peers.dim is not None:
-                # Together the peers have all of it, and exchange what each steps.
-                first, last = first - peers.index, first - peers.index + peers.size - 1
-            bucket, ranks = buffer.bucket_of[shard.name], world.size(axis)
-            low, high = buffer.share(bucket, first, ranks)[0], buffer.share(bucket, last, ranks)[1]
-            begin = buffer.param_ranges[shard.name][0]
-            first, last = extent_of(routing.params[shard.name].box, shard)
-            if begin + first < low or begin + last > high:
-                return ShardingError(
-                    f"sharding={strategy!r} steps elements of {shard.name!r} on a rank to which "
-                    "DistributedDataParallel does not reduce their gradients: wrap the model with "
-                    "use_distributed_optimizer=False, or with buffers that the strategy lays out "
-                    "(ShardingStrategy.buffers), of which it steps a rank's share"
-                )
-    return None
-
-
-def _held_here(shard: Shard, routing: Routing) -> Shard:
-    """Return what this rank's parameter has of a shard; what it lacks comes from the ranks that have it."""
-    entry = routing.params.get(shard.name)
-    here = shard.box if entry is None else intersect(shard.box, entry.box)
-    return shard if entry is None or here == shard.box else entry.spec.part(here)

@@ -15,10 +15,7 @@ __all__ = ["StyleSetting", "find_style"]
 
 type StyleSetting = Literal["lr_decay_style", "wd_incr_style"]
 
-_OTHER: Mapping[StyleSetting, StyleSetting] = {
-    "lr_decay_style": "wd_incr_style",
-    "wd_incr_style": "lr_decay_style",
-}
+_KINDS: Mapping[StyleSetting, Literal["lr", "wd"]] = {"lr_decay_style": "lr", "wd_incr_style": "wd"}
 
 
 def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleStyle]) -> ScheduleStyle:
@@ -42,31 +39,20 @@ def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleSt
     """
     if not isinstance(name, str):
         raise ScheduleError(f"{setting}={name!r}: must be the name of a style", setting=setting, value=name)
-    near = {**BUILTIN_STYLES, **styles}
+    kind, near = _KINDS[setting], {**BUILTIN_STYLES, **styles}
+    other = "wd_incr_style" if kind == "lr" else "lr_decay_style"
+    cause, wrong = None, f"this style serves {other} only"
     try:
         style = near[name] if name in near else get_registry().schedule(name)
     except UnknownNameError as error:
-        known = _serving(setting, near | get_registry().schedules())
+        style, cause = None, error
+    if style is not None and style.serves(kind):
+        return style
+    offered = {**near, **get_registry().schedules()}
+    known = sorted((each for each, style in offered.items() if style.serves(kind)), key=str.lower)
+    if cause is not None:
         close = get_close_matches(name, known, n=1)
-        guess = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ScheduleError(
-            f"{setting}={name!r}: nobody offers this style{guess}; known are {', '.join(known)}",
-            setting=setting,
-            value=name,
-        ) from error
-    if not _serves(style, setting):
-        known = _serving(setting, near | get_registry().schedules())
-        raise ScheduleError(
-            f"{setting}={name!r}: this style serves {_OTHER[setting]} only; known are {', '.join(known)}",
-            setting=setting,
-            value=name,
-        )
-    return style
-
-
-def _serves(style: ScheduleStyle, setting: StyleSetting) -> bool:
-    return (style.learning_rate if setting == "lr_decay_style" else style.weight_decay) is not None
-
-
-def _serving(setting: StyleSetting, styles: Mapping[str, ScheduleStyle]) -> list[str]:
-    return sorted((name for name, style in styles.items() if _serves(style, setting)), key=str.lower)
+        wrong = "nobody offers this style" + (f" (did you mean {close[0]!r}?)" if close else "")
+    raise ScheduleError(
+        f"{setting}={name!r}: {wrong}; known are {', '.join(known)}", setting=setting, value=name
+    ) from cause

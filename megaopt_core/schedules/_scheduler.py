@@ -186,7 +186,7 @@ class OptimizerParamScheduler:
         before = self.num_steps
         self.num_steps = before + increment
         try:
-            self._apply()
+            self.apply_to(self.optimizer.param_groups)
         except BaseException:
             self.num_steps = before
             raise
@@ -221,7 +221,7 @@ class OptimizerParamScheduler:
             self._check()
             check_number("num_steps", saved["num_steps"])
             self.num_steps = saved["num_steps"]
-            self._apply()
+            self.apply_to(self.optimizer.param_groups)
         except BaseException:
             vars(self).update(before)
             raise
@@ -325,13 +325,6 @@ class OptimizerParamScheduler:
             ScheduleError: a group holds a value that cannot be, or a plugin's style gave no finite number.
         """
         self._check_written()
-        self._write(groups)
-
-    def _apply(self) -> None:
-        self._check_written()
-        self._write(self.optimizer.param_groups)
-
-    def _write(self, groups: Sequence[dict[str, Any]]) -> None:
         # All values first: a style that fails leaves every group as it was.
         values = [(self.get_lr(group), self.get_wd(group) * _own(group, "wd_mult", 1.0)) for group in groups]
         for group, (lr, wd) in zip(groups, values, strict=True):

@@ -26,11 +26,13 @@ def check_number(name: str, value: Any, where: str = "") -> None:
         ScheduleError: the value is no such number.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ScheduleError(f"{where}{name}={value!r}: must be a number", setting=name, value=value)
+        raise _refused(where, name, value, "must be a number")
     if not (math.isfinite(value) and float(value) >= 0):
-        raise ScheduleError(
-            f"{where}{name}={value!r}: must be finite and not negative", setting=name, value=value
-        )
+        raise _refused(where, name, value, "must be finite and not negative")
+
+
+def _refused(where: str, name: str, value: Any, why: str) -> ScheduleError:
+    return ScheduleError(f"{where}{name}={value!r}: {why}", setting=name, value=value)
 
 
 def check_learning_rates(point: LearningRatePoint, where: str = "") -> None:
@@ -50,22 +52,14 @@ def check_learning_rates(point: LearningRatePoint, where: str = "") -> None:
         check_number(name, getattr(point, name), where)
     if point.wsd_decay_steps is not None:
         check_number("wsd_decay_steps", point.wsd_decay_steps, where)
-    ordered = ["min_lr"] if where else ["init_lr", "min_lr"]
-    for name in ordered:
+    for name in ["min_lr"] if where else ["init_lr", "min_lr"]:
         value = getattr(point, name)
         if value > point.max_lr:
-            raise ScheduleError(
-                f"{where}{name}={value!r}: must not be above max_lr={point.max_lr!r}",
-                setting=name,
-                value=value,
-            )
-    if point.lr_warmup_steps >= point.lr_decay_steps:
-        raise ScheduleError(
-            f"lr_warmup_steps={point.lr_warmup_steps!r}: must be below "
-            f"lr_decay_steps={point.lr_decay_steps!r}, which counts from step 0",
-            setting="lr_warmup_steps",
-            value=point.lr_warmup_steps,
-        )
+            raise _refused(where, name, value, f"must not be above max_lr={point.max_lr!r}")
+    warmup, decay = point.lr_warmup_steps, point.lr_decay_steps
+    if warmup >= decay:
+        why = f"must be below lr_decay_steps={decay!r}, which counts from step 0"
+        raise _refused(where, "lr_warmup_steps", warmup, why)
 
 
 def check_weight_decays(point: WeightDecayPoint, where: str = "") -> None:

@@ -13,7 +13,8 @@ from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, Me
 from megaopt_core.precision._choice import require_possible
 from megaopt_core.registry._catalogue import RESOLVER
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.reporting._unused_settings import Use, unused_settings, warn_of_unused
+from megaopt_core.reporting._unused_settings import unused_settings, warn_of_unused
+from megaopt_core.reporting._use import Use
 from megaopt_core.routing._routing import Routing
 from megaopt_core.state._shown import shown
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from megaopt_core.config._validators import SCALE_RANGE, is_scale
+from megaopt_core.config._validators import FP32_SCALE
 from megaopt_core.errors import ConfigurationError, StateDictError
 
 __all__ = ["ConstantGradScaler", "DynamicGradScaler", "MegatronGradScaler"]
 
 
 def _scale(name: str, value: float) -> torch.Tensor:
-    if not is_scale(value):
-        raise ConfigurationError(f"{name}={value!r}: must be {SCALE_RANGE}", setting=name, value=value)
+    if not FP32_SCALE.allows(value):
+        raise ConfigurationError(f"{name}={value!r}: must be {FP32_SCALE.words}", setting=name, value=value)
     return torch.tensor([value], dtype=torch.float32)
 
 
@@ -170,7 +170,7 @@ class DynamicGradScaler(MegatronGradScaler):
             self._growth_tracker = 0
             self._hysteresis_tracker = self.hysteresis
             grown = self._scale * self.growth_factor
-            if is_scale(float(grown)):
+            if FP32_SCALE.allows(float(grown)):
                 self._scale = grown
 
     def state_dict(self) -> dict[str, Any]:
@@ -201,9 +201,9 @@ class DynamicGradScaler(MegatronGradScaler):
             trackers = int(state_dict["growth_tracker"]), int(state_dict["hysteresis_tracker"])
         except (TypeError, ValueError, RuntimeError) as error:
             raise StateDictError(f"the gradient scaler's state cannot be read: {error}") from error
-        if not is_scale(float(scale)):
+        if not FP32_SCALE.allows(float(scale)):
             raise StateDictError(
-                f"the gradient scaler's state has scale={float(scale)!r}: it must be {SCALE_RANGE}"
+                f"the gradient scaler's state has scale={float(scale)!r}: it must be {FP32_SCALE.words}"
             )
         self._scale = scale
         self._growth_tracker, self._hysteresis_tracker = trackers

@@ -167,21 +167,6 @@ class OverrideSet:
             if pattern not in self.matched and fnmatchcase(name, pattern):
                 self.matched.add(pattern)
 
-    def patterns(self) -> tuple[tuple[str, str], ...]:
-        """Return the name patterns that must match something, each with who gave it."""
-        return tuple(
-            (pattern, entry.source)
-            for entry in self.entries
-            if entry.must_match
-            for pattern in patterns_of(entry.key)
-        )
-
-    def nameless_keys(self) -> tuple[str, ...]:
-        """Return the keys without a name pattern that ought to match something."""
-        return tuple(
-            str(entry.key) for entry in self.entries if entry.must_match and not patterns_of(entry.key)
-        )
-
 
 def patterns_of(key: ParamKey) -> Sequence[str]:
     """Return a key's name patterns as a tuple.
@@ -204,20 +189,22 @@ def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Seque
         UnmatchedKeyError: a name pattern matched nothing.
     """
     seen = set(matched)
-    for pattern, source in overrides.patterns():
-        if pattern not in seen:
-            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-            hint = f"; close names: {', '.join(close)}" if close else ""
-            raise UnmatchedKeyError(
-                f"{source}: the name pattern {pattern!r} matches no parameter on any rank{hint}. "
-                "Run `megaopt explain` to see every name",
-                pattern=pattern,
-                close=close,
-            )
-    for key in overrides.nameless_keys():
-        if key not in seen:
+    required = [(entry, patterns_of(entry.key)) for entry in overrides.entries if entry.must_match]
+    for entry, patterns in required:
+        for pattern in patterns:
+            if pattern not in seen:
+                close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+                hint = f"; close names: {', '.join(close)}" if close else ""
+                raise UnmatchedKeyError(
+                    f"{entry.source}: the name pattern {pattern!r} matches no parameter on any rank{hint}. "
+                    "Run `megaopt explain` to see every name",
+                    pattern=pattern,
+                    close=close,
+                )
+    for entry, patterns in required:
+        if not patterns and str(entry.key) not in seen:
             warnings.warn(
-                f"the override key {key} matches no parameter on any rank", UserWarning, stacklevel=3
+                f"the override key {entry.key} matches no parameter on any rank", UserWarning, stacklevel=3
             )
 
 

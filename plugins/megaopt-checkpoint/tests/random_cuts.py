@@ -19,7 +19,7 @@ from megaopt_core import ProcessGroupCollection, hookimpl
 from megaopt_core.optimizers._building import builder
 from megaopt_core.parallel import is_distributed
 from megaopt_core.params import Granularity, ParamSpec, RankCoordinates
-from megaopt_core.routing import _wrapped_model as wrapped
+from megaopt_core.routing import _sharding as layouts
 from megaopt_core.sharding import (
     LayoutOptions,
     LiveModel,
@@ -144,7 +144,7 @@ def random_cuts(*seeds: int, **where: Any) -> Iterator[list[str]]:
     """
     with ExitStack() as patches:
         if "rank" in where:
-            patches.enter_context(mock.patch.object(wrapped, "require_partition"))
+            patches.enter_context(mock.patch.object(layouts, "require_partition"))
             patches.enter_context(mock.patch.object(builder, "require_attached"))
         patches.enter_context(temporary_plugin(CutPlugin(seeds, **where), name="random-cuts"))
         yield [f"cut{seed}" for seed in seeds]

@@ -11,7 +11,7 @@ from megaopt_testing import temporary_plugin
 from megaopt_core import ProcessGroupCollection, hookimpl
 from megaopt_core.optimizers._building import builder
 from megaopt_core.params import Granularity, ParamSpec, RankCoordinates, Shard
-from megaopt_core.routing import _wrapped_model as wrapped
+from megaopt_core.routing import _sharding as layouts
 from megaopt_core.sharding import (
     LayoutOptions,
     LiveModel,
@@ -114,7 +114,7 @@ class BlockPlugin:
 def row_blocks(ranks: int, rank: int) -> Iterator[None]:
     """Register the strategy for the time of a `with` block; this process stands for one rank of several."""
     with (
-        mock.patch.object(wrapped, "require_partition"),
+        mock.patch.object(layouts, "require_partition"),
         mock.patch.object(builder, "require_attached"),
         temporary_plugin(BlockPlugin(ranks, rank), name="row-blocks"),
     ):

@@ -256,10 +256,6 @@ IN_USE = {
 }
 
 ENTRY = "@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': OptimizerEntry(torch.optim.SGD, {})}}"
-STYLE = "@hookimpl\ndef megaopt_schedules(): return {{'bad': ScheduleStyle({})}}"
-OWN = "settings=S, setting_prefixes=('bad',)"
-CLASS = "@frozen\nclass S:\n    betas: object = {}\n"
-DATACLASS = "import dataclasses\n@dataclasses.dataclass\nclass S:\n    a: int = 1\n"
 
 MISTAKES = {
     "prefixes without a comma": (
@@ -282,89 +278,9 @@ MISTAKES = {
         ENTRY.format("state_dtypes={'exp_avg': 'bf16'}"),
         "OptimizerEntry(state_dtypes={'exp_avg': 'bf16'}): must be a set of dtypes: {'exp_avg': frozenset(",
     ),
-    "choices without a comma": (
-        "@frozen\nclass S:\n    a: str = field(default='ns', metadata={'choices': 'ns'})\n"
-        + ENTRY.format(OWN),
-        "optimizer 'bad': S: the choices of 'a' are the text 'ns'; they must be a tuple of texts: ('ns',)",
-    ),
-    "a list as a default": (
-        CLASS.format("[0.9]") + ENTRY.format(OWN),
-        "optimizer 'bad': S: the default of 'betas' is a list, which all configurations would share; give a tuple, or "
-        "field(factory=list)",
-    ),
-    "a dict as a default": (
-        CLASS.format("{}") + ENTRY.format(OWN),
-        "optimizer 'bad': S: the default of 'betas' is a dict, which all configurations would share; give "
-        "field(factory=dict)",
-    ),
-    "a set as a default of a style": (
-        CLASS.format("{1}") + STYLE.format("learning_rate=lambda point: 1.0, settings=S"),
-        "schedule 'bad': S: the default of 'betas' is a set, which all configurations would share; give a frozenset, "
-        "or field(factory=set)",
-    ),
     "a granularity that is none": (
         ENTRY.format("granularity='row'"),
         "OptimizerEntry(granularity='row'): must be 'element' or 'tensor' or 'group'",
-    ),
-    "a misspelt argument": (
-        ENTRY.format("granularty='tensor'"),
-        "unexpected keyword argument 'granularty' ... id you mean 'granularity'",
-    ),
-    "a misspelt argument of a style": (
-        STYLE.format("learningrate=float"),
-        "unexpected keyword argument 'learningrate' ... id you mean 'learning_rate'?",
-    ),
-    "an argument unlike any": (
-        STYLE.format("zzz=1"),
-        "unexpected keyword argument 'zzz'; it takes learning_rate, ",
-    ),
-    "a hook with arguments": (
-        "@hookimpl\ndef megaopt_optimizer_entries(config): return {}",
-        "its 'megaopt_optimizer_entries' takes 'config', which the hook is not given; it may take no arguments",
-    ),
-    "a hook with other arguments": (
-        "@hookimpl\ndef megaopt_param_overrides(config, model): return {}",
-        "its 'megaopt_param_overrides' takes 'model', which the hook is not given; it may take config, model_chunks",
-    ),
-    "a hook with a default": (
-        "@hookimpl\ndef megaopt_param_overrides(config, model_chunks=()): return {}",
-        "its 'megaopt_param_overrides' would never be given 'model_chunks', which has a default",
-    ),
-    "settings that are an instance": (
-        CLASS.format("1") + ENTRY.format("settings=S(), setting_prefixes=('bad',)"),
-        "optimizer 'bad': settings is an instance of S; give the class, without (): settings=S",
-    ),
-    "settings that are a dataclass": (
-        DATACLASS + ENTRY.format(OWN),
-        ".S'> is no attrs class; decorate it with attrs.frozen (or attrs.define) in place of dataclass",
-    ),
-    "settings that are an instance of a dataclass": (
-        DATACLASS + ENTRY.format("settings=S(), setting_prefixes=('bad',)"),
-        "give the class, without (): settings=S; decorate it with attrs.frozen (or attrs.define) in place of dataclass",
-    ),
-    "settings that are a plain class": (
-        "class S: a = 1\n" + ENTRY.format(OWN),
-        ".S'> is no attrs class; decorate it with attrs.frozen (or attrs.define)",
-    ),
-    "an acceptance of one argument": (
-        ENTRY.format("accepts=lambda spec: None"),
-        "optimizer 'bad': the function given as accepts takes (spec); it is called as accepts(spec, view)",
-    ),
-    "a cost of none": (
-        ENTRY.format("step_cost=lambda: 1.0"),
-        "optimizer 'bad': the function given as step_cost takes (nothing); it is called as step_cost(spec, view)",
-    ),
-    "a fallback of two arguments": (
-        ENTRY.format("fallback=lambda config, name: 'adam'"),
-        "the function given as fallback takes (config, name); it is called as fallback(config)",
-    ),
-    "an acceptance that is no function": (
-        ENTRY.format("accepts=7"),
-        "optimizer 'bad': accepts is of type int, no function; it is called as accepts(spec, view)",
-    ),
-    "a style of two arguments": (
-        STYLE.format("learning_rate=lambda step, lr: lr"),
-        "schedule 'bad': the function given as learning_rate takes (step, lr); it is called as learning_rate(point)",
     ),
     "words of several lines": ("raise ValueError('one\\n  two\\nthree')", "ValueError: one two three"),
 }
@@ -402,55 +318,25 @@ def test_there_are_sixty() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_in_one_line_with_its_remedy(plugins, mistake) -> None:
-    """At the first look-up, whether or not anybody uses what is wrong; newer Pythons guess arguments themselves."""
+    """At the first look-up, whether or not anybody uses what is wrong."""
     code, words = MISTAKES[mistake]
     plugins.install("faulty", code, version="6.6")
     said = said_by(plugins.registry().load)
     assert said.startswith("plugin 'faulty' (megaopt-faulty 6.6) failed to load and is left out: ")
-    assert all(part in said for part in words.split(" ... "))
+    assert words in said
     assert "\n" not in said
 
 
-USABLE = {
-    "a list that a converter makes a tuple": (
-        "@frozen\nclass S:\n    betas: object = field(default=[0.9], converter=tuple)\n" + ENTRY.format(OWN)
-    ),
-    "a list that is made anew": (
-        "@frozen\nclass S:\n    betas: list = field(factory=list)\n" + ENTRY.format(OWN)
-    ),
-    "an acceptance of anything": ENTRY.format("accepts=lambda *args: None"),
-    "an acceptance with more": ENTRY.format("accepts=lambda spec, view, most=3: None"),
-    "a cost that shows no signature": ENTRY.format("step_cost=max"),
-    "a hook with fewer arguments": "@hookimpl\ndef megaopt_param_overrides(model_chunks): return {}",
-}
-
-
-@pytest.mark.parametrize("code", USABLE.values(), ids=USABLE)
-def test_what_only_looks_like_a_mistake_is_loaded(plugins, code) -> None:
-    """A converter, a factory, and functions that can be called as they will be."""
-    plugins.install("fine", code)
-    assert said_by(plugins.registry().load) == ""
-
-
-POINTS = {
-    "mb badep": "is malformed; it must read `name = module` or `name = module:object`",
-    "math:": "is malformed; it must read `name = module` or `name = module:object`",
-    "megaopt_absent.plugin": "asks for module 'megaopt_absent', which there is not",
-    "json.absent:plugin": "asks for module 'json.absent', which there is not",
-    "json:plugin": "asks for 'plugin' of module 'json', which has none",
-}
-
-
-@pytest.mark.parametrize("value", POINTS)
-def test_an_entry_point_that_names_nothing_is_told_by_its_line(value) -> None:
+@pytest.mark.parametrize(
+    "value", ["mb badep", "math:", "megaopt_absent.plugin", "json.absent:plugin", "json:plugin"]
+)
+def test_an_entry_point_that_names_nothing_is_left_out(value) -> None:
     """Listing commands, which reads sources first, is harmed as little as loading."""
     point = EntryPoint(name="bad", value=value, group="megaopt")
-    words = f"PluginError: its entry point `bad = {value}` {POINTS[value]}"
     for look in (PluginRegistry.load, PluginRegistry.command_hooks):
         registry = PluginRegistry([point], {})
         said = said_by(lambda look=look, registry=registry: look(registry))
-        assert said in {f"plugin 'bad' ({value}) failed to load and is left out: {words}", ""}
-        assert said or look is PluginRegistry.command_hooks
+        assert said.startswith(f"plugin 'bad' ({value}) failed to load and is left out: ")
 
 
 def test_a_fallback_that_nobody_offers_is_told_with_whose_it_is(plugins) -> None:
@@ -512,6 +398,7 @@ def test_keyboard_interrupt_at_import_interrupts(plugins) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEGAOPT_TEST_AWAKE", "1")
         assert "plain" in registry.optimizers()
+    assert "replicated" in registry.strategies()
 
 
 def test_no_plugin_sees_what_another_does_to_the_configuration(plugins) -> None:

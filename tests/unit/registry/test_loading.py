@@ -63,10 +63,7 @@ def megaopt_optimizer_entries():
         ),
         (
             "@hookimpl\ndef megaopt_annotate_params(model): return {}",
-            (
-                "PluginError: its 'megaopt_annotate_params' takes 'model', which the hook is not given; it may take "
-                "model_chunk, example; did you mean 'model_chunk'?"
-            ),
+            "PluginValidationError: Plugin 'bad' for hook 'megaopt_annotate_params' hookimpl definition: ",
         ),
         (
             "@hookimpl(wrapper=True)\ndef megaopt_optimizer_entries(): return (yield)",
@@ -109,27 +106,7 @@ def megaopt_optimizer_entries():
                 "@hookimpl\ndef megaopt_optimizer_entries():\n"
                 "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
             ),
-            "PluginError: optimizer 'x': S has no default for beta",
-        ),
-        (
-            (
-                "from megaopt_core.config import not_negative, one_of\n"
-                "@frozen\nclass S:\n    beta: float = field(default=0.5, validator=not_negative)\n"
-                "@hookimpl\ndef megaopt_optimizer_entries():\n"
-                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
-            ),
-            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: TypeError: "
-            "not_negative() takes 0 "
-            "positional arguments but 3 were given; a validator is called where it is named: validator=not_negative()",
-        ),
-        (
-            (
-                "from megaopt_core.config import not_negative, one_of\n"
-                "@frozen\nclass S:\n    beta: float = field(default=0.5, validator=lambda value: True)\n"
-                "@hookimpl\ndef megaopt_optimizer_entries():\n"
-                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
-            ),
-            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: TypeError: ",
+            "PluginError: optimizer 'x': S cannot be made of its defaults: TypeError: S.__init__() missing 1 required",
         ),
         (
             (
@@ -138,18 +115,9 @@ def megaopt_optimizer_entries():
                 "@hookimpl\ndef megaopt_optimizer_entries():\n"
                 "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
             ),
-            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: "
+            "PluginError: optimizer 'x': S cannot be made of its defaults: "
             "ConfigurationError: beta=-1.0: must be "
             "a number of at least 0",
-        ),
-        (
-            (
-                "from megaopt_core.config import not_negative, one_of\n"
-                "@frozen\nclass S:\n    beta: float = field(default=0.5, validator='positive')\n"
-                "@hookimpl\ndef megaopt_optimizer_entries():\n"
-                "    return {'x': OptimizerEntry(torch.optim.SGD, settings=S, setting_prefixes=('x',))}"
-            ),
-            "PluginError: optimizer 'x': S: the setting 'beta' cannot have its default: TypeError: ",
         ),
         (
             "@hookimpl\ndef megaopt_sharding_strategies(): return {'x': object()}",

@@ -24,7 +24,7 @@ from megaopt_core.errors import OwnershipError, PluginError, ShardingError
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.params import ParamInfo, RankCoordinates, Shard
-from megaopt_core.routing._wrapped_model import reduced_elsewhere
+from megaopt_core.routing._sharding import reduced_elsewhere
 from megaopt_core.sharding import (
     LayoutOptions,
     LiveModel,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megaopt_core.cli import add_set_option, examples, parse_assignments, print_json
 from megaopt_core.errors import ConfigurationError, PluginError
 from megaopt_core.plugin_api import Commands
-from megaopt_core.registry import PluginInfo, get_registry
+from megaopt_core.registry import PluginInfo, PluginStatus, get_registry
 
 if TYPE_CHECKING:
     from megaopt_testing.check import CheckResult, Kind
@@ -71,9 +71,17 @@ def run(args: Namespace) -> int:
         0 if no check failed and enough were made, else 1.
     """
     from megaopt_testing.document import badge, document  # other commands need no conformance kit
+    from megaopt_testing.mistakes.diagnosis import require_sound
     from megaopt_testing.tally import Tally
 
+    registry = get_registry()
+    registry.load()
+    for broken in registry.plugins():
+        if broken.status is PluginStatus.BROKEN and broken.goes_by(args.name):
+            require_sound(broken)
     subjects, info = _subjects(args.name)
+    if info is not None:
+        require_sound(info)
     _require_settings(subjects, args.assignments)
     found = list(_checked(subjects, args))
     tally = Tally.of(result for _, results in found for result in results)

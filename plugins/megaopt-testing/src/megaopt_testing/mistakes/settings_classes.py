@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 
 from megaopt_core.errors import PluginError
-from megaopt_core.registry._faults import words_of
 
 __all__ = ["check_defaults", "check_settings_class"]
 
@@ -84,7 +83,9 @@ def check_defaults(whose: str, settings: type) -> None:
             else ""
         )
         told = f"the setting {where[0]!r} cannot have its default" if where else "it cannot be made"
-        raise PluginError(f"{whose}: {settings.__name__}: {told}: {words_of(error)}{called}") from error
+        raise PluginError(
+            f"{whose}: {settings.__name__}: {told}: {type(error).__name__}: {error}{called}"
+        ) from error
     for setting in attrs.fields(settings):
         kind = next((each for each in _INSTEAD if isinstance(setting.default, each)), None)
         # A converter may make a tuple of it.

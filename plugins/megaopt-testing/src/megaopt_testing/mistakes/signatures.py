@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from megaopt_core.errors import PluginError
-from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.plugin_api._schedule_style import ScheduleStyle
+from megaopt_core.plugin_api import OptimizerEntry, ScheduleStyle
 
 __all__ = ["check_signatures"]
 

@@ -1,0 +1,64 @@
+"""The ways of other trainers to ask for a sharding strategy: two flags, and a prefix of the optimizer's name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from megaopt_core.errors import ConfigurationError
+from megaopt_core.registry._catalogue import DISTRIBUTED_STRATEGIES, LAYER_WISE_STRATEGIES
+
+__all__ = ["STRATEGY_FLAGS", "with_one_strategy"]
+
+_DIST_PREFIX = "dist_"
+STRATEGY_FLAGS = {
+    "use_distributed_optimizer": DISTRIBUTED_STRATEGIES,
+    "use_layer_wise_distributed_optimizer": LAYER_WISE_STRATEGIES,
+}
+"""Flag to the names of the strategy that it asks for."""
+
+
+def with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with `sharding`, its two flags and `optimizer="dist_..."` brought to one meaning.
+
+    Args:
+        settings: core fields and plugin settings, by name; they are not changed.
+
+    Raises:
+        ConfigurationError: they ask for different strategies.
+    """
+    settings = dict(settings)
+    asked: dict[str, tuple[str, ...]] = {}
+    optimizer = settings.get("optimizer")
+    if isinstance(optimizer, str) and optimizer.startswith(_DIST_PREFIX):
+        settings["optimizer"] = optimizer.removeprefix(_DIST_PREFIX)
+        warnings.warn(
+            f"optimizer={optimizer!r} is deprecated: write optimizer={settings['optimizer']!r}, "
+            f"sharding={LAYER_WISE_STRATEGIES[0]!r}",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        asked[f"optimizer={optimizer!r}"] = LAYER_WISE_STRATEGIES
+    for flag, strategies in STRATEGY_FLAGS.items():
+        if settings.get(flag) is True:
+            asked[f"{flag}=True"] = strategies
+    sharding = settings.get("sharding")
+    if isinstance(sharding, str):
+        asked[f"sharding={sharding!r}"] = (sharding,)
+    if not asked:
+        return settings
+    first, allowed = next(iter(asked.items()))
+    for other, strategies in asked.items():
+        if not set(strategies) & set(allowed):
+            raise ConfigurationError(
+                f"{first} and {other} ask for different sharding strategies; keep one of them",
+                setting="sharding",
+                value=sharding,
+            )
+    settings.setdefault("sharding", None)
+    settings["sharding"] = sharding if sharding is not None else allowed[0]
+    for flag, strategies in STRATEGY_FLAGS.items():
+        if isinstance(settings.get(flag, False), bool):
+            settings[flag] = settings["sharding"] in strategies
+    return settings

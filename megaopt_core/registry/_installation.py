@@ -1,0 +1,117 @@
+"""What is installed: plugins that are found without importing them, and loaded one by one."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+from megaopt_core.errors import BrokenPluginWarning, PluginError
+from megaopt_core.registry._choice import chosen
+from megaopt_core.registry._entry_points import in_one_order
+from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
+
+if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
+    import pluggy
+
+    from megaopt_core.registry._contents import Contents
+    from megaopt_core.registry._loading import LoadedPlugin
+
+__all__ = ["Installation"]
+
+
+class Installation:
+    """The plugins that are installed, each loaded by itself when somebody asks what they offer.
+
+    Args:
+        given: the entry points to use; None: those of group `megaopt` that are installed.
+        environ: where the two variables are read from.
+    """
+
+    def __init__(self, given: Iterable[EntryPoint] | None, environ: Mapping[str, str]) -> None:
+        self._points = in_one_order(given)
+        self.infos = [chosen(PluginInfo.of(point), environ) for point in self._points]
+        self.lock = threading.RLock()
+        self._contents: Contents | None = None
+        self._loading = False
+        self._warned: list[PluginInfo] = []
+
+    def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
+        """Return the plugins that have been loaded and work; loads none."""
+        return () if self._contents is None else self._contents.plugins
+
+    def contents(self) -> Contents:
+        """Return what all plugins together offer; the first call loads them."""
+        with self.lock:
+            if self._contents is None:
+                self._contents = self._load_all()
+                self._warn_of_broken()
+            return self._contents
+
+    def command_hooks(self) -> tuple[tuple[PluginInfo, pluggy.HookRelay], ...]:
+        """Return the plugins that may bring commands, with their hooks; before they are loaded, imports only these."""
+        with self.lock:
+            if self._contents is not None:
+                return tuple((plugin.info, plugin.hooks) for plugin in self._contents.plugins)
+            found = []
+            with self._importing():
+                for index, (point, info) in enumerate(zip(self._points, self.infos, strict=True)):
+                    if not _may_bring_commands(point, info):
+                        continue
+                    try:
+                        found.append((info, import_plugin(point, info)[1]))
+                    except KeyboardInterrupt:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - a plugin must not take others down
+                        self.infos[index] = info.broken_by(error)
+            self._warn_of_broken()
+            return tuple(found)
+
+    @contextmanager
+    def _importing(self) -> Iterator[None]:
+        if self._loading:
+            raise PluginError(
+                "plugins are being loaded: a plugin must not look others up while it is imported"
+            )
+        self._loading = True
+        try:
+            yield
+        finally:
+            self._loading = False
+
+    def _warn_of_broken(self) -> None:
+        """Warn of every broken plugin once."""
+        for info in self.infos:
+            if info.status is PluginStatus.BROKEN and info not in self._warned:
+                self._warned.append(info)
+                warnings.warn(
+                    f"{info} failed to load and is left out: {info.error}", BrokenPluginWarning, stacklevel=6
+                )
+
+    def _load_all(self) -> Contents:
+        from megaopt_core.registry._contents import collect
+        from megaopt_core.registry._loading import LoadedPlugin, load_plugin
+
+        with self._importing():
+            plugins: list[LoadedPlugin] = []
+            core_fields: frozenset[str] = frozenset()
+            for index, (point, info) in enumerate(zip(self._points, self.infos, strict=True)):
+                if info.status in (PluginStatus.BLOCKED, PluginStatus.BROKEN):
+                    continue
+                result = load_plugin(point, info, core_fields)
+                if isinstance(result, LoadedPlugin):
+                    plugins.append(result)
+                    core_fields |= result.core_fields
+                    self.infos[index] = result.info
+                else:
+                    self.infos[index] = result
+            return collect(tuple(plugins))
+
+
+def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:
+    is_there = info.status is PluginStatus.AVAILABLE and not info.is_core
+    return is_there and may_implement(point, "megaopt_commands")

@@ -1,1 +1,0 @@
-"""Mistakes of plugin authors: what they are, and what to write instead."""

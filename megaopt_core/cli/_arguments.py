@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from argparse import ArgumentParser, Namespace
-from functools import partial
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from megaopt_core.cli._assignments import add_set_option
@@ -23,44 +21,109 @@ def add_core_commands(commands: Commands) -> None:
     Args:
         commands: what `ArgumentParser.add_subparsers` returned.
     """
-    plugins = _add(commands, "plugins", "list the installed plugins", "; none is imported")
-    plugins.add_argument(
+    _add_plugins(commands)
+    _add_optimizers(commands)
+    _add_describe(commands)
+    _add_explain(commands)
+
+
+def _add_plugins(commands: Commands) -> None:
+    about = "list the installed plugins"
+    parser = commands.add_parser(
+        "plugins",
+        help=about,
+        description=f"{about.capitalize()}; none is imported.",
+        epilog=examples(*EXAMPLES["plugins"]),
+    )
+    parser.add_argument(
         "--load", action="store_true", help="import them: what each provides, or why it is broken"
     )
-    optimizers = _add(commands, "optimizers", "list the optimizers that the installed plugins bring")
-    optimizers.add_argument(
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_plugins)
+
+
+def _add_optimizers(commands: Commands) -> None:
+    about = "list the optimizers that the installed plugins bring"
+    parser = commands.add_parser(
+        "optimizers",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog=examples(*EXAMPLES["optimizers"]),
+    )
+    parser.add_argument(
         "words",
         nargs="*",
         metavar="WORD",
         help="show only those with this in their name, plugin or description",
     )
-    explain = _add(
-        commands, "explain", "show what each parameter of a model would get, and why", "; nothing is trained"
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_optimizers)
+
+
+def _add_describe(commands: Commands) -> None:
+    about = "explain every setting of an optimizer, or of the core"
+    parser = commands.add_parser(
+        "describe",
+        help=about,
+        description=f"{about.capitalize()}.",
+        epilog=examples(*EXAMPLES["describe"]),
     )
-    explain.add_argument("factory", metavar="MODULE:FACTORY", help="function or class that makes the model")
-    explain.add_argument("--config", metavar="FILE", help="TOML file of settings and [[overrides]]")
-    explain.add_argument("--optimizer", metavar="NAME", help="the optimizer; it wins over the file's")
-    explain.add_argument("--lr", type=float, help="the learning rate; it wins over the file's")
-    add_set_option(explain)
-    explain.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
-    explain.add_argument(
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="an optimizer, setting, schedule or sharding strategy; without it: a short list of what every run can set",
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="show only the settings with this in their name or meaning"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_describe)
+
+
+def _add_explain(commands: Commands) -> None:
+    about = "show what each parameter of a model would get, and why"
+    parser = commands.add_parser(
+        "explain",
+        help=about,
+        description=f"{about.capitalize()}; nothing is trained.",
+        epilog=examples(*EXAMPLES["explain"]),
+    )
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="function or class that makes the model")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings and [[overrides]]")
+    parser.add_argument("--optimizer", metavar="NAME", help="the optimizer; it wins over the file's")
+    parser.add_argument("--lr", type=float, help="the learning rate; it wins over the file's")
+    add_set_option(parser)
+    parser.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
         "--all", action="store_true", help="a row for every parameter; otherwise repeated layers share one"
     )
-    explain.add_argument(
+    parser.add_argument(
         "--html", metavar="PAGE", help="write one self-contained page: a table and a map of the model"
     )
-    for parser in (plugins, optimizers, explain):
-        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_explain)
 
 
-def _add(commands: Commands, name: str, about: str, more: str = "") -> ArgumentParser:
-    """Add a command that its own module runs, which is imported then."""
-    parser = commands.add_parser(
-        name, help=about, description=f"{about.capitalize()}{more}.", epilog=examples(*EXAMPLES[name])
-    )
-    parser.set_defaults(run=partial(_run, f"megaopt_core.cli._{name}"))
-    return parser
+def _run_plugins(args: Namespace) -> int:
+    from megaopt_core.cli._plugins import run
+
+    return run(args)
 
 
-def _run(module: str, args: Namespace) -> int:
-    return int(importlib.import_module(module).run(args))
+def _run_optimizers(args: Namespace) -> int:
+    from megaopt_core.cli._optimizers import run
+
+    return run(args)
+
+
+def _run_describe(args: Namespace) -> int:
+    from megaopt_core.cli._describe import run
+
+    return run(args)
+
+
+def _run_explain(args: Namespace) -> int:
+    from megaopt_core.cli._explain import run
+
+    return run(args)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megaopt_core.cli._output import print_json, print_table
 from megaopt_core.registry._registry import get_registry
 
-if TYPE_CHECKING:
-    from megaopt_core.plugin_api._entries import OptimizerEntry
-
-__all__ = ["run"]
+__all__ = ["run", "settings_of_optimizer"]
 
 
 def run(args: Namespace) -> int:
@@ -55,14 +52,17 @@ def _about(name: str) -> dict[str, Any]:
         "name": name,
         "plugin": registry.owner("optimizer", name).source,
         "granularity": entry.granularity.value,
-        "settings": _settings_of(entry),
+        "settings": settings_of_optimizer(name),
         "description": entry.description,
     }
 
 
-def _settings_of(entry: OptimizerEntry) -> list[str]:
-    """Return the full names of the settings that an optimizer reads, its own first."""
+def settings_of_optimizer(name: str) -> list[str]:
+    """Return the full names of the settings that an optimizer reads, its own first.
+
+    Args:
+        name: the optimizer.
+    """
+    prefixes = get_registry().optimizer(name).setting_prefixes
     owners = get_registry().setting_owners()
-    return [
-        full for prefix in entry.setting_prefixes for full, info in owners.items() if info.prefix == prefix
-    ]
+    return [full for prefix in prefixes for full, info in owners.items() if info.prefix == prefix]

@@ -18,7 +18,7 @@ from megaopt_core.registry._registry import PluginRegistry
 
 __all__ = ["CORE_COMMANDS", "PluginCommands"]
 
-CORE_COMMANDS = ("plugins", "optimizers", "explain")
+CORE_COMMANDS = ("plugins", "optimizers", "describe", "explain")
 """Commands that the core brings."""
 
 

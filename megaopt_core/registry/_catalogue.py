@@ -54,7 +54,6 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "compare": "megaopt-tools",
         "completion": "megaopt-tools",
         "convert": "megaopt-checkpoint",
-        "describe": "megaopt-tools",
         "new-plugin": "megaopt-testing",
         "schedule": "megaopt-tools",
         "train": "megaopt-tools",
@@ -68,6 +67,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "plugins": ("megaopt plugins", "megaopt plugins --load"),
         "optimizers": ("megaopt optimizers", "megaopt optimizers muon"),
+        "describe": (
+            "megaopt describe",
+            "megaopt describe clip_grad",
+            "megaopt describe muon",
+            "megaopt describe muon momentum",
+        ),
         "explain": (
             "megaopt explain my_model.py:build --optimizer muon",
             "megaopt explain my_model:Model --config run.toml --set lr=3e-4",

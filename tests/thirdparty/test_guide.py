@@ -77,13 +77,14 @@ def test_the_optimizer_takes_forty_lines() -> None:
     assert len(_files_of_the_page()["src/megaopt_signum.py"].splitlines()) <= 40
 
 
-def test_the_optimizer_is_found_with_its_setting(project: Path, installed: dict[str, str]) -> None:
-    """`megaopt plugins` names its distribution and version, `megaopt optimizers` its setting."""
+def test_the_optimizer_is_found_and_described(project: Path, installed: dict[str, str]) -> None:
+    """`megaopt plugins` names its distribution and version, `megaopt describe` its setting with help."""
     listed = json.loads(_run(_megaopt("plugins", "--json"), installed, project))
     found = [(plugin["name"], plugin["distribution"], plugin["version"]) for plugin in listed]
     assert ("signum", "megaopt-signum", "0.1.0") in found
-    (optimizer,) = json.loads(_run(_megaopt("optimizers", "signum", "--json"), installed, project))
-    assert optimizer["settings"] == ["signum_beta"]
+    described = _run(_megaopt("describe", "signum"), installed, project)
+    assert "signum_beta" in described
+    assert "decay rate of the momentum" in described
 
 
 def test_check_plugin_passes(project: Path, installed: dict[str, str]) -> None:

@@ -12,17 +12,15 @@ megaopt_api = "1"
 
 @hookimpl
 def megaopt_commands(commands: Commands) -> None:
-    """Add `train`, `compare`, `describe`, `schedule` and `completion`, and a page to the core's `explain`."""
+    """Add `train`, `compare`, `schedule` and `completion`, and a page to the core's `explain`."""
     from megaopt_tools.commands import add_compare_command, add_train_command
     from megaopt_tools.completion_command import add_completion_command
-    from megaopt_tools.describe_command import add_describe_command
     from megaopt_tools.explain_page import offer_page
     from megaopt_tools.schedule_command import add_schedule_command
     from megaopt_tools.schedule_png import offer_schedule_png
 
     add_train_command(commands)
     add_compare_command(commands)
-    add_describe_command(commands)
     add_schedule_command(commands)
     add_completion_command(commands)
     offer_schedule_png(commands)

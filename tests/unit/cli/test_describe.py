@@ -1,4 +1,4 @@
-"""`megaopt describe`: what can be set."""
+"""`megaopt optimizers` and `megaopt describe`: what there is to choose, and what can be set."""
 
 import json
 
@@ -31,7 +31,39 @@ def megaopt_optimizer_entries():
 def _kept(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     plugins.install("kept", PLUGIN, version="1.2")
-    plugins.registry("tools")
+    plugins.registry()
+
+
+@pytest.mark.usefixtures("_kept")
+def test_optimizers(capsys) -> None:
+    """Name, plugin, description; the rest is for `describe` and for programs."""
+    assert main(["optimizers"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+optimizer  plugin            what it is
+---------  ----------------  --------------
+kept       megaopt-kept 1.2  keeps the past
+both       megaopt-kept 1.2
+
+`megaopt describe NAME` explains the settings of one.
+"""
+    )
+    assert main(["optimizers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0] == {
+        "name": "kept",
+        "plugin": "megaopt-kept 1.2",
+        "granularity": "tensor",
+        "settings": ["kept_beta", "kept_dtype", "kept_sizes"],
+        "description": "keeps the past",
+    }
+
+
+def test_no_optimizer_is_installed(plugins, capsys) -> None:
+    """An empty table would look like a mistake."""
+    plugins.registry()
+    assert main(["optimizers"]) == 0
+    assert capsys.readouterr().out.startswith("No optimizer is installed. Optimizers are plugins:")
 
 
 @pytest.mark.usefixtures("_kept")
@@ -96,7 +128,7 @@ def test_describe_json(capsys) -> None:
 
 def test_describe_without_a_name_is_about_the_core(plugins, capsys) -> None:
     """Every core field; no plugin is needed."""
-    plugins.registry("tools")
+    plugins.registry()
     assert main(["describe", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert [setting["name"] for setting in described["settings"]] == list(CORE_FIELD_NAMES)
@@ -107,7 +139,7 @@ def test_describe_without_a_name_is_about_the_core(plugins, capsys) -> None:
 @pytest.mark.parametrize("columns", ["60", "80", "100", "140", None])
 def test_describe_without_a_name_is_a_line_for_each_setting(plugins, capsys, monkeypatch, columns) -> None:
     """As long as the terminal is wide; one by itself is explained in full."""
-    plugins.registry("tools")
+    plugins.registry()
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
     assert main(["describe"]) == 0
@@ -120,7 +152,13 @@ def test_describe_without_a_name_is_a_line_for_each_setting(plugins, capsys, mon
 
 @pytest.mark.usefixtures("_kept")
 def test_words_filter(capsys) -> None:
-    """In names and meanings; a word that is nowhere is told."""
+    """In names, plugins and meanings; a word that is nowhere is told."""
+    assert main(["optimizers", "past"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nkept " in printed
+    assert "\nboth " not in printed
+    assert main(["optimizers", "nonsense"]) == 0
+    assert capsys.readouterr().out == "None of kept, both has nonsense.\n"
     assert main(["describe", "kept", "PAST"]) == 0
     printed = capsys.readouterr().out
     assert "\nkept_beta " in printed
@@ -137,7 +175,7 @@ def test_names_of_settings_stay_whole_at_every_width(plugins, capsys, monkeypatc
     """Where a table has no room, what a setting does stands below it."""
     monkeypatch.setenv("COLUMNS", str(columns))
     plugins.install("kept", PLUGIN.replace("beta:", "beta_of_a_moving_average_of_the_past:"), version="1.2")
-    plugins.registry("tools")
+    plugins.registry()
     assert main(["describe", "kept"]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= columns
@@ -194,40 +232,3 @@ def test_a_name_that_cannot_be_described_is_told_apart(capsys, name, message) ->
     """What it is, or what is near."""
     assert main(["describe", name]) == 2
     assert capsys.readouterr().err == f"megaopt: error: {message}\n"
-
-
-POLYNOMIAL = """
-@frozen
-class Settings:
-    power: float = field(default=2.0, metadata={"help": "of the polynomial"})
-
-@hookimpl
-def megaopt_schedules():
-    return {"polynomial": ScheduleStyle(
-        learning_rate=lambda point: point.between((1 - point.progress) ** point.settings.power),
-        settings=Settings, description="a power of what is left")}
-"""
-
-
-def test_a_plugins_style_is_described(plugins, capsys) -> None:
-    """Type, default and help of its own settings."""
-    plugins.install("poly", POLYNOMIAL)
-    plugins.registry("tools")
-    assert main(["describe", "polynomial", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["plugin"], told["serves"]) == ("megaopt-poly 1.0", "lr_decay_style")
-    assert told["settings"] == [
-        {"name": "power", "type": "float", "default": 2.0, "help": "of the polynomial"}
-    ]
-    assert main(["describe", "linear"]) == 0
-    assert "It has no settings of its own." in capsys.readouterr().out
-
-
-def test_a_strategy_that_is_not_installed_says_what_to_install(plugins, capsys) -> None:
-    """As for whoever asks for it."""
-    plugins.registry("tools")
-    assert main(["describe", "layer_wise"]) == 2
-    assert capsys.readouterr().err == (
-        "megaopt: error: sharding strategy 'layer_wise' comes with megaopt-layerwise, which is not installed: "
-        "pip install megaopt-layerwise\n"
-    )

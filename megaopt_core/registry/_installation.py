@@ -6,13 +6,13 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points, version
 from typing import TYPE_CHECKING
 
 from megaopt_core.errors import BrokenPluginWarning, PluginError
 from megaopt_core.registry._choice import chosen
-from megaopt_core.registry._entry_points import in_one_order
-from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._faults import words_of
+from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus, told_by
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
 if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
@@ -21,7 +21,13 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
     from megaopt_core.registry._contents import Contents
     from megaopt_core.registry._loading import LoadedPlugin
 
-__all__ = ["Installation"]
+__all__ = ["GROUP", "Installation"]
+
+GROUP = "megaopt"
+"""The entry-point group in which plugins are found."""
+
+CORE_PLUGIN = EntryPoint(name="core", value=CORE_MODULE, group=GROUP)
+"""The core's own plugin, which is there even where the core runs without being installed."""
 
 
 class Installation:
@@ -33,7 +39,7 @@ class Installation:
     """
 
     def __init__(self, given: Iterable[EntryPoint] | None, environ: Mapping[str, str]) -> None:
-        self._points = in_one_order(given)
+        self._points = _in_one_order(given)
         self.infos = [chosen(PluginInfo.of(point), environ) for point in self._points]
         self.lock = threading.RLock()
         self._contents: Contents | None = None
@@ -110,6 +116,53 @@ class Installation:
                 else:
                     self.infos[index] = result
             return collect(tuple(plugins))
+
+
+def _in_one_order(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
+    """Return entry points, the core's own first, the others by name, so that every rank has one order.
+
+    Args:
+        given: the entry points; None: those of group `megaopt` that are installed.
+    """
+    points = _once(_installed() if given is None else given)
+    core = [point for point in points if point.value == CORE_MODULE]
+    others = [point for point in points if point.value != CORE_MODULE]
+    others.sort(key=lambda point: (point.name, told_by(point)[0] or "", point.value))
+    return [*(core[:1] or [CORE_PLUGIN]), *others]
+
+
+def _installed() -> list[EntryPoint]:
+    """Return those of the group that can be read; Python by itself reads all distributions or none."""
+    try:
+        return list(entry_points(group=GROUP))
+    except Exception:  # noqa: BLE001 - the files of strangers; which error depends on the version of Python
+        return [point for each in distributions() for point in _points_of(each) if point.group == GROUP]
+
+
+def _points_of(distribution: Distribution) -> list[EntryPoint]:
+    try:
+        return list(distribution.entry_points)
+    except Exception as error:  # noqa: BLE001 - as above
+        if f"[{GROUP}" in (distribution.read_text("entry_points.txt") or ""):
+            warnings.warn(
+                f"{distribution.name}: its entry_points.txt cannot be read, and its plugins are left out: "
+                f"{words_of(error)}",
+                BrokenPluginWarning,
+                stacklevel=7,
+            )
+        return []
+
+
+def _once(points: Iterable[EntryPoint]) -> list[EntryPoint]:
+    """Return each entry point of a distribution once: an interrupted installer leaves a second folder of metadata."""
+    found: dict[tuple[str, str, str | None], EntryPoint] = {}
+    for point in points:
+        name, its_version = told_by(point)
+        key = (point.name, point.value, name)
+        if key not in found or (name and its_version == version(name)):
+            found[key] = point
+    owned = {key[:2] for key in found if key[2]}
+    return [point for (*what, name), point in found.items() if name or tuple(what) not in owned]
 
 
 def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:

@@ -341,7 +341,11 @@ def test_muon_is_captured_where_it_reads_no_norm(monkeypatch) -> None:
     def as_a_batch(update, out, eps=1e-15):
         return norms.normalized(update.unsqueeze(0), out.unsqueeze(0), eps).squeeze(0)
 
-    monkeypatch.setattr(batches, "normalized", as_a_batch)
+    def one_by_one(updates, out, eps):
+        for update, slot in zip(updates, out, strict=True):
+            as_a_batch(update, slot, eps)
+
+    monkeypatch.setattr(batches, "all_normalized", one_by_one)
     monkeypatch.setattr(newton_schulz, "normalized", as_a_batch)
     runs = []
     for capture in (False, True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import Factory, field, frozen
 
-from megaopt_muon.gram import accumulate, scaled_product
+from megaopt_muon.gram import accumulate, scaled_product, whole_steps
 from megaopt_muon.methods import MethodBook, is_narrow
 from megaopt_muon.norms import entered, normalized
 from megaopt_muon.panels import SymmetricMatrix
@@ -23,7 +23,7 @@ from megaopt_muon.schedule import (
     spectrum_of,
     whole_runs,
 )
-from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
+from megaopt_muon.symmetric import gram_matrix, is_one_product, is_tall, symmetric_product
 from megaopt_muon.whole import iterate_whole
 from megaopt_muon.workspace import Workspace
 
@@ -221,15 +221,20 @@ class NewtonSchulz:
         # Long runs also enlarge what sums over ranks round differently.
         stands_in = self.precision == "medium" and x.dtype.itemsize > 2 and reduce is None
         relaxed = stands_in and are_measured(self.coefficients)
-        spectrum = Spectrum.UNKNOWN if relaxed or reduce is not None else spectrum_of(gram.values)
         method, done = self.method, 0
         if book is not None:
             known = x.dim() == 2 and x.device.type == "cpu" and reduce is None
             best = Spectrum.BOUNDED if known else Spectrum.UNKNOWN
             method = book.wide_method_of(small, large, x.device, x.dtype, best, relaxed=relaxed)
-        for length in plan_blocks(
+        asked = method != "standard" and not relaxed and reduce is None
+        spectrum = spectrum_of(gram.values) if asked else Spectrum.UNKNOWN
+        blocks = plan_blocks(
             method, self.coefficients, small, large, x.device, x.dtype, spectrum, relaxed=relaxed
-        ):
+        )
+        if reduce is None and len(blocks) == len(self.coefficients) and is_one_product(gram):
+            m = self.workspace.take("m", gram.values.shape, x.dtype, x.device)
+            return whole_steps(x, other, gram.values, m, self.coefficients, tall=tall)
+        for length in blocks:
             if done:
                 gram_matrix(x, gram, tall=tall)
                 if reduce is not None:

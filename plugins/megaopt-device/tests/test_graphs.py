@@ -336,7 +336,9 @@ def test_a_class_that_knows_better_is_told_of_at_the_build(monkeypatch) -> None:
 
 def test_muon_is_captured_where_it_reads_no_norm(monkeypatch) -> None:
     """As on a GPU, where norms of single matrices are computed as those of batches are: the rate is a tensor too."""
-    from megaopt_muon import batches, newton_schulz, norms
+    from megaopt_muon.newton_schulz import iteration as newton_schulz
+    from megaopt_muon.newton_schulz import norms
+    from megaopt_muon.pieces import batches
 
     def as_a_batch(update, out, eps=1e-15):
         return norms.normalized(update.unsqueeze(0), out.unsqueeze(0), eps).squeeze(0)

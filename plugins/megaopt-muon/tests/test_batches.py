@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from megaopt_muon.batches import batch_limit
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.execution import merged, orthogonalize_pieces
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.norms import all_normalized
-from megaopt_muon.plans import plan_parameter
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.newton_schulz.norms import all_normalized
+from megaopt_muon.pieces.batches import batch_limit
+from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
+from megaopt_muon.pieces.plans import plan_parameter
+from megaopt_muon.products.workspace import Workspace
 
 from megaopt_core.params import MatrixView
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from megaopt_muon import panels
-from megaopt_muon import symmetric as products
-from megaopt_muon.panels import SymmetricMatrix, block_height
-from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
+from megaopt_muon.products import panels
+from megaopt_muon.products import symmetric as products
+from megaopt_muon.products.panels import SymmetricMatrix, block_height
+from megaopt_muon.products.symmetric import gram_matrix, is_tall, symmetric_product
 
 pytestmark = pytest.mark.any_python
 

@@ -10,10 +10,10 @@ from emerging_optimizers.orthogonalized_optimizers import AdaptiveMuon
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.execution import merged, scales_of
-from megaopt_muon.local_step import gradient_of
 from megaopt_muon.moments import MOMENTS, validate_moment2_method
 from megaopt_muon.muon import Change, TensorParallelMuon
+from megaopt_muon.pieces.execution import merged, scales_of
+from megaopt_muon.step.local_step import gradient_of
 
 __all__ = ["TensorParallelAdaptiveMuon"]
 

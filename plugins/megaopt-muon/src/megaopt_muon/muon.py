@@ -12,16 +12,16 @@ from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimize
 
 from megaopt_core.plugin_api import require_decoupled_if_cautious
 from megaopt_muon.arguments import validate_arguments
-from megaopt_muon.batches import is_single
-from megaopt_muon.books import GroupBooks
+from megaopt_muon.choice.books import GroupBooks
+from megaopt_muon.choice.methods import joined_plans
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.elementwise import subtract
-from megaopt_muon.execution import merged, orthogonalize_pieces
-from megaopt_muon.groups import tensor_parallel_groups
-from megaopt_muon.local_step import LocalStep, gradient_of, runs_of
-from megaopt_muon.methods import joined_plans
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.planner import Planner
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.pieces.batches import is_single
+from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
+from megaopt_muon.pieces.groups import tensor_parallel_groups
+from megaopt_muon.pieces.planner import Planner
+from megaopt_muon.step.elementwise import subtract
+from megaopt_muon.step.local_step import LocalStep, gradient_of, runs_of
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel import ProcessGroupCollection
     from megaopt_core.params import MatrixWindow
-    from megaopt_muon.elementwise import Decay
-    from megaopt_muon.methods import MethodBook
-    from megaopt_muon.plans import MatrixPlan
+    from megaopt_muon.choice.methods import MethodBook
+    from megaopt_muon.pieces.plans import MatrixPlan
+    from megaopt_muon.step.elementwise import Decay
 
 __all__ = ["Change", "TensorParallelMuon", "init_state"]
 
@@ -66,7 +66,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
 
     with learning rate :math:`\eta`, weight decay :math:`\lambda`, momentum :math:`\mu`, the scale :math:`s` of the
     whole logical matrix's rows and columns (:func:`~megaopt_muon.scale.get_muon_scale_factor`) times
-    `extra_scale_factor`, and the Newton-Schulz iteration NS (:class:`~megaopt_muon.newton_schulz.NewtonSchulz`).
+    `extra_scale_factor`, and the Newton-Schulz iteration NS
+    (:class:`~megaopt_muon.newton_schulz.iteration.NewtonSchulz`).
     Without decoupled weight decay the first line is :math:`g + \lambda p` in place of :math:`g`.
 
     A tensor that is stepped says by its attribute `param_info` how it is seen as matrices (fused, transposed, batched

@@ -9,10 +9,10 @@ import torch
 from attrs import frozen
 
 from megaopt_core.plugin_api import dense_gradient
-from megaopt_muon.elementwise import Decay, MomentumStep
+from megaopt_muon.step.elementwise import Decay, MomentumStep
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["LocalStep", "decay_of", "gradient_of", "runs_of"]
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import torch
 
-from megaopt_muon.methods import MethodBook, is_narrow
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.norms import SMALLEST_ALONE, all_normalized, normalized
-from megaopt_muon.plans import MatrixPlan
-from megaopt_muon.precision import compute_dtype
-from megaopt_muon.scaled import Scaled
-from megaopt_muon.symmetric import is_tall
+from megaopt_muon.choice.methods import MethodBook, is_narrow
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, normalized
+from megaopt_muon.newton_schulz.scaled import Scaled
+from megaopt_muon.pieces.plans import MatrixPlan
+from megaopt_muon.products.precision import compute_dtype
+from megaopt_muon.products.symmetric import is_tall
 
 __all__ = ["Orthogonalized", "batch_key", "batch_limit", "batched", "is_single", "padded"]
 

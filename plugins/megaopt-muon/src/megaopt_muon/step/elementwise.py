@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["Decay", "MomentumStep", "squared_norm", "subtract"]
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from megaopt_muon.hopper import symmetric_kernel
-from megaopt_muon.mkl import has_triangles, triangle_routine
-from megaopt_muon.panels import SymmetricMatrix, block_height, gram_height, has_long_vectors, panels_of
+from megaopt_muon.products.hopper import symmetric_kernel
+from megaopt_muon.products.mkl import has_triangles, triangle_routine
+from megaopt_muon.products.panels import (
+    SymmetricMatrix,
+    block_height,
+    gram_height,
+    has_long_vectors,
+    panels_of,
+)
 
 __all__ = ["Scalar", "gram_matrix", "is_one_product", "is_tall", "symmetric_product"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from megaopt_muon.scaled import Scaled, squared_norm
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.newton_schulz.scaled import Scaled, squared_norm
+from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["SMALLEST_ALONE", "all_normalized", "are_worth_it_alone", "entered", "normalized"]
 

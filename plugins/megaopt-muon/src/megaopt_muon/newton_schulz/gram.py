@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 import torch
 
-from megaopt_muon.panels import SymmetricMatrix
-from megaopt_muon.symmetric import Scalar, symmetric_product
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.products.panels import SymmetricMatrix
+from megaopt_muon.products.symmetric import Scalar, symmetric_product
+from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["accumulate", "center", "scaled_product", "whole_steps"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from megaopt_muon.panels import SymmetricMatrix
+from megaopt_muon.products.panels import SymmetricMatrix
 
 __all__ = ["Workspace"]
 

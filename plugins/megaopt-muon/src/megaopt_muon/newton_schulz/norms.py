@@ -73,7 +73,8 @@ def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: floa
 
 def _over_rows(norms: torch.Tensor) -> torch.Tensor:
     """Return the norms of matrices, `[*batch, 1, 1]`, from those of their rows."""
-    return torch.linalg.vector_norm(norms, dim=-1, keepdim=True).unsqueeze(-1)
+    norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1, keepdim=True)
+    return norm.unsqueeze(-1)
 
 
 def entered(

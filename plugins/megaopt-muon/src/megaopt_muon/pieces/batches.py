@@ -16,7 +16,7 @@ from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import compute_dtype
 from megaopt_muon.products.symmetric import is_tall
 
-__all__ = ["Orthogonalized", "batch_key", "batch_limit", "batched", "is_single", "padded"]
+__all__ = ["Orthogonalized", "batch_key", "batch_limit", "batched", "is_single", "is_swept", "padded"]
 
 _BATCH: Final = 1 << 20
 """Elements of 16 bits that are worth iterating together on a processor."""
@@ -76,6 +76,20 @@ def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device
         return False
     elements = math.prod(shape)
     return elements > _NARROW_ALONE or (min(shape) >= SMALLEST_ALONE and elements > SMALLEST_ALONE**2)
+
+
+def is_swept(ns: NewtonSchulz, plan: MatrixPlan, param: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Return whether an update can be written in 16 bits while it is made: its matrices are iterated so, one by one.
+
+    Args:
+        ns: how to orthogonalize.
+        plan: what the parameter consists of.
+        param: the parameter.
+        grad: its gradient.
+    """
+    dense = param.dtype is torch.float32 and param.is_contiguous() and grad.is_contiguous()
+    alone = (is_single(ns, piece.shape, param.dtype, param.device) for piece in plan.pieces)
+    return dense and plan.cut is None and all(alone)
 
 
 def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:

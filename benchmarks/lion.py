@@ -13,7 +13,16 @@ from importlib.metadata import version
 
 import torch
 from emerging_optimizers.scalar_optimizers import Lion as Peer
-from harness import gpt2_parameters, interleave, median_interval, parameters_of, ratio, summary, write_result
+from harness import (
+    gpt2_parameters,
+    interleave,
+    median_interval,
+    parameters_of,
+    processor,
+    ratio,
+    summary,
+    write_result,
+)
 from megaopt_lion.lion import Lion
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -57,7 +66,9 @@ def main() -> None:
         "emerging_optimizers_over": speedups["emerging-optimizers"],
         "one_flat_pass_over": speedups["one_flat_pass"],
     }
-    write_result("lion", result)
+    # Of each kind of processor, by what it multiplies bfloat16 with, as for Muon.
+    *_, kind = ("neither", *processor().split(", ")[1:])
+    write_result(f"lion_{kind}", result)
 
 
 if __name__ == "__main__":

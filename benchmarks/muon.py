@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 from harness import interleave, median_interval, ratio, summary, write_result
-from megaopt_muon import precision as muon_precision
-from megaopt_muon.mkl import has_triangles
+from megaopt_muon.choice.rates import processor_kind
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.rates import processor_kind
+from megaopt_muon.products import precision as muon_precision
+from megaopt_muon.products.mkl import has_triangles
 
 WIDTH = 768
 GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]

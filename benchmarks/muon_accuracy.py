@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from harness import write_result
-from megaopt_muon import precision as muon_precision
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
-from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.products import precision as muon_precision
 
 SHAPES = [(96, 96), (192, 48), (64, 256), (320, 480)]
 SPECTRA = [

@@ -10,9 +10,10 @@ from torch import nn
 
 pytest.importorskip("megaopt_muon")
 from launch import RankError, launch
-from megaopt_muon import calibration, precision
+from megaopt_muon.choice import calibration
+from megaopt_muon.choice.rates import Rates
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.rates import Rates
+from megaopt_muon.products import precision
 
 from megaopt_core import ProcessGroupCollection, build_optimizer
 

@@ -338,12 +338,18 @@ def test_a_class_that_knows_better_is_told_of_at_the_build(monkeypatch) -> None:
 
 def test_muon_is_captured_where_it_reads_no_norm(monkeypatch) -> None:
     """As on a GPU, where norms of single matrices are computed as those of batches are: the rate is a tensor too."""
-    from megaopt_muon import batches, newton_schulz, norms
+    from megaopt_muon.newton_schulz import iteration as newton_schulz
+    from megaopt_muon.newton_schulz import norms
+    from megaopt_muon.pieces import batches
 
     def as_a_batch(update, out, eps=1e-15):
         return norms.normalized(update.unsqueeze(0), out.unsqueeze(0), eps).squeeze(0)
 
-    monkeypatch.setattr(batches, "normalized", as_a_batch)
+    def one_by_one(updates, out, eps):
+        for update, slot in zip(updates, out, strict=True):
+            as_a_batch(update, slot, eps)
+
+    monkeypatch.setattr(batches, "all_normalized", one_by_one)
     monkeypatch.setattr(newton_schulz, "normalized", as_a_batch)
     runs = []
     for capture in (False, True):

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from megaopt_lion import lion
 from megaopt_lion.lion import WEIGHT_DECAY_METHODS, Lion, init_state
-from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled
+from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled, update_together
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -193,6 +194,31 @@ def test_memory_that_is_not_contiguous():
         stored.mT, torch.ones(5, 3), torch.zeros(3, 5).mT, Numbers(lr=1.0, keep=1.0, betas=BETAS)
     )
     assert (stored == -1).all()
+
+
+def test_small_tensors_go_together_to_the_same_bits(monkeypatch):
+    """Many of unlike shapes, in few calls: each becomes what it becomes by itself."""
+    calls = []
+    monkeypatch.setattr(
+        lion, "update_together", lambda *args: calls.append(len(args[0])) or update_together(*args)
+    )
+    generator = torch.Generator().manual_seed(4)
+    shapes = [(), (1,), (0,), (768,), (3, 5), (127, 129), *[(10_000,)] * 9]
+    params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    params.append(nn.Parameter(torch.randn(40, 30, generator=generator).T))
+    alone = [(param.detach().clone(), torch.zeros_like(param)) for param in params]
+    optimizer = Lion(params, lr=LR, betas=BETAS, weight_decay=0.5)
+    for _ in range(3):
+        numbers = Numbers(lr=LR, keep=1.0 - LR * 0.5, betas=BETAS)
+        for param, (own, momentum) in zip(params, alone, strict=True):
+            param.grad = torch.randn(param.shape, generator=generator)
+            update_blockwise(own, param.grad, momentum, numbers)
+        optimizer.step()
+    assert len(calls) == 3 * 2
+    assert sum(calls) == 3 * len(params)
+    for param, (own, momentum) in zip(params, alone, strict=True):
+        assert torch.equal(param, own)
+        assert torch.equal(optimizer.state[param]["exp_avg"], momentum)
 
 
 def test_closure_runs_once_with_gradients():

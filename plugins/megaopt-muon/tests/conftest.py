@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megaopt_muon import precision
+from megaopt_muon.products import precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 

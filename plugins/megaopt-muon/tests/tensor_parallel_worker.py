@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megaopt_muon import precision, workspace
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.products import precision, workspace
 from torch import nn
 
 from megaopt_core.params import MatrixView, ParamInfo, Role

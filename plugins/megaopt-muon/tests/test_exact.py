@@ -2,12 +2,20 @@
 
 import pytest
 import torch
-from megaopt_muon import scaled
-from megaopt_muon.batches import is_single
-from megaopt_muon.exact import Exact, apply, first_polynomial, gram_of, polynomial, single_polynomial, times
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.scaled import Scaled, outer, outer_memory
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.newton_schulz import scaled
+from megaopt_muon.newton_schulz.exact import (
+    Exact,
+    apply,
+    first_polynomial,
+    gram_of,
+    polynomial,
+    single_polynomial,
+    times,
+)
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.newton_schulz.scaled import Scaled, outer, outer_memory
+from megaopt_muon.pieces.batches import is_single
+from megaopt_muon.products.workspace import Workspace
 
 pytestmark = pytest.mark.any_python
 

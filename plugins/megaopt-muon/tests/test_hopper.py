@@ -6,9 +6,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from megaopt_muon import hopper, newton_schulz, symmetric
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.newton_schulz import iteration as newton_schulz
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.products import hopper, symmetric
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.any_python

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.any_python
 
 CODE = """
 import sys, torch
-from megaopt_muon import precision
+from megaopt_muon.products import precision
 from megaopt_muon.muon import TensorParallelMuon
 precision.multiplies_bfloat16 = lambda: True
 torch.set_num_threads(1)

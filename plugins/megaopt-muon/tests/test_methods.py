@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import asdict
-from megaopt_muon import calibration, newton_schulz, precision
-from megaopt_muon import rates as rates_module
-from megaopt_muon.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
+from megaopt_muon.choice import calibration
+from megaopt_muon.choice import rates as rates_module
+from megaopt_muon.choice.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
+from megaopt_muon.choice.methods import MethodBook, choose_method
+from megaopt_muon.choice.rates import DEFAULT, Rates, calibrated, probe, processor_kind
+from megaopt_muon.choice.schedule import Spectrum, plan_blocks
+from megaopt_muon.choice.step_cost import step_cost
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.methods import MethodBook, choose_method
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
-from megaopt_muon.schedule import Spectrum, plan_blocks
-from megaopt_muon.step_cost import step_cost
+from megaopt_muon.newton_schulz import iteration as newton_schulz
+from megaopt_muon.products import precision
 
 from megaopt_core import build_optimizer
 from megaopt_core.cli import main

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from megaopt_muon import mkl
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.panels import SymmetricMatrix
-from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.products import mkl
+from megaopt_muon.products.panels import SymmetricMatrix
+from megaopt_muon.products.symmetric import gram_matrix, is_tall, symmetric_product
 
 pytestmark = pytest.mark.any_python
 
@@ -178,7 +178,7 @@ def test_square_matrices_are_read_by_rows():
 
 OF_TORCH = """
 import torch
-from megaopt_muon import mkl
+from megaopt_muon.products import mkl
 assert not {with_mkl} or mkl._routines()
 x = torch.randn(96, 96, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 s = x @ x.mT

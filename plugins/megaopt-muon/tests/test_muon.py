@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from emerging_optimizers.orthogonalized_optimizers import Muon as OrthogonalizedMuon
-from megaopt_muon import workspace
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon, init_state
+from megaopt_muon.products import workspace
 from torch import nn
 
 from megaopt_core import build_optimizer

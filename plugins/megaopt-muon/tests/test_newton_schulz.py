@@ -6,9 +6,15 @@ import math
 import pytest
 import torch
 from long_runs import sometimes
+from megaopt_muon.choice.schedule import (
+    Spectrum,
+    are_measured,
+    longest_blocks,
+    plan_blocks,
+    spectrum_of,
+)
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.schedule import Spectrum, are_measured, longest_blocks, plan_blocks, spectrum_of
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 
 pytestmark = pytest.mark.any_python
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from megaopt_muon import precision
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.newton_schulz import NewtonSchulz
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.products import precision
 
 pytestmark = pytest.mark.any_python
 

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from megaopt_muon.panels import SymmetricMatrix, block_height
-from megaopt_muon.symmetric import gram_matrix, symmetric_product
+from megaopt_muon.products import panels
+from megaopt_muon.products import symmetric as products
+from megaopt_muon.products.panels import SymmetricMatrix, block_height
+from megaopt_muon.products.symmetric import gram_matrix, is_tall, symmetric_product
 
 pytestmark = pytest.mark.any_python
 
-SIZES = [1, 5, 239, 240, 301, 520]
+SIZES = [1, 5, 200, 240, 301, 520]
 
 
 def empty(size: int, batch: tuple[int, ...] = (), *, dtype: torch.dtype = torch.float64) -> SymmetricMatrix:
@@ -23,6 +25,22 @@ def assert_symmetric(matrix: SymmetricMatrix) -> None:
         assert torch.equal(values[..., height:, :height], values[..., :height, height:].mT)
 
 
+@pytest.fixture(params=[False, True], ids=["256 bits", "512 bits"])
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Cut as for either kind of processor."""
+    for module in (panels, products):
+        monkeypatch.setattr(module, "has_long_vectors", lambda: request.param)
+    return request.param
+
+
+def test_block_rows_fit_the_vectors(vectors):
+    """With shorter ones, blocks pay from smaller matrices on, and squares are read by rows."""
+    assert (block_height(200, torch.float32, torch.device("cpu")) == 200) is vectors
+    assert is_tall(torch.empty(520, 520)) is vectors
+    assert not is_tall(torch.empty(128, 128))
+
+
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("tall", [False, True])
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("size", [*SIZES, 800])
@@ -35,6 +53,7 @@ def test_gram_matrices_equal_full_products(size, batch, tall):
     assert_symmetric(out)
 
 
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("plus", [(-2.0, 0.0), (0.0, 1.5), (0.5, -3.0), (3.0, 0.5), (0.0, 0.0)])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
-from megaopt_muon.groups import tensor_parallel_groups
 from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.pieces.groups import tensor_parallel_groups
 from megaopt_testing.processes import run_ranks
 from tensor_parallel_worker import differences
 from torch import nn

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 from long_runs import sometimes
-from megaopt_muon.elementwise import MomentumStep, subtract
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.products.workspace import Workspace
+from megaopt_muon.step.elementwise import MomentumStep, subtract
 from torch import nn
 
 from megaopt_core.params import MatrixView, ParamInfo, Role

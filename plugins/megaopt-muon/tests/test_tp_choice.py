@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.tp_choice import choose_tp_mode
+from megaopt_muon.tensor_parallel.tp_choice import choose_tp_mode
 from torch import nn
 
 from megaopt_core.params import MatrixView, ParamInfo, Role

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, override
 
@@ -12,7 +12,14 @@ import torch
 from megaopt_core.plugin_api import dense_gradient, require_argument, require_decoupled_if_cautious
 from megaopt_lion.settings import WORTH_A_KERNEL as _WORTH_A_KERNEL
 from megaopt_lion.settings import WORTH_COMPILING as _WORTH_COMPILING
-from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled
+from megaopt_lion.update import (
+    IN_CACHE,
+    Numbers,
+    can_compile,
+    update_blockwise,
+    update_compiled,
+    update_together,
+)
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -155,17 +162,30 @@ class Lion(torch.optim.Optimizer):
             keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
             cautious = bool(group["cautious_weight_decay"]) and decay != 0.0
             numbers = Numbers(lr, keep, group["betas"], cautious)
+            small: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+            elements = 0
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 grad = dense_gradient("Lion", param)
                 if self.weight_decay_method == "l2" and decay:
                     grad = grad.add(param, alpha=decay)
-                self._update(param, grad, numbers)
+                tensors = (param, grad, self._momentum(param))
+                if not _is_small(tensors, numbers):
+                    self._update(*tensors, numbers)
+                    continue
+                small.append(tensors)
+                elements += param.numel()
+                if elements >= IN_CACHE:
+                    _update_small(small, numbers)
+                    small, elements = [], 0
+            if small:
+                _update_small(small, numbers)
         return loss
 
-    def _update(self, param: torch.Tensor, grad: torch.Tensor, numbers: Numbers) -> None:
-        exp_avg = self._momentum(param)
+    def _update(
+        self, param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor, numbers: Numbers
+    ) -> None:
         tensors = (param, grad, exp_avg)
         if (
             isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
@@ -202,6 +222,25 @@ class Lion(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(param)
         momentum: torch.Tensor = state["exp_avg"]
         return momentum
+
+
+def _is_small(tensors: tuple[torch.Tensor, ...], numbers: Numbers) -> bool:
+    """Return whether what calls cost is most of what the update of a tensor does."""
+    param = tensors[0]
+    return (
+        param.device.type == "cpu"
+        and param.numel() < _WORTH_A_KERNEL
+        and not isinstance(numbers.lr, torch.Tensor)
+        and not numbers.cautious
+        and all(tensor.dtype is torch.float32 for tensor in tensors)
+    )
+
+
+def _update_small(
+    tensors: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], numbers: Numbers
+) -> None:
+    params, grads, exp_avgs = (list(some) for some in zip(*tensors, strict=True))
+    update_together(params, grads, exp_avgs, numbers)
 
 
 def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:

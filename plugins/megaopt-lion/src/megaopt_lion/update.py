@@ -24,13 +24,14 @@ from typing import Final
 import torch
 from attrs import field, frozen
 
-__all__ = ["Numbers", "can_compile", "update_blockwise", "update_compiled"]
+__all__ = ["IN_CACHE", "Numbers", "can_compile", "update_blockwise", "update_compiled", "update_together"]
 
 # A C++ compiler, and Triton for GPUs, may otherwise contract a product and a sum into one operation.
 _EVERY_OPERATION_ROUNDED: Mapping[str, str | bool] = MappingProxyType(
     {"cpp.enable_floating_point_contract_flag": "off", "emulate_precision_casts": True}
 )
-_BLOCK: Final = 1 << 16  # elements: five blocks of float32 nearly fit a core's own cache
+IN_CACHE: Final = 1 << 16
+"""Elements of a block: five blocks of float32 nearly fit a core's own cache."""
 
 
 @frozen(eq=False)
@@ -101,16 +102,45 @@ def update_blockwise(
     tensors = (param, grad, exp_avg)
     if (
         param.device.type == "cpu"
-        and param.numel() > _BLOCK
+        and param.numel() > IN_CACHE
         and all(tensor.is_contiguous() for tensor in tensors)
     ):
-        runs = zip(*(tensor.view(-1).split(_BLOCK) for tensor in tensors), strict=True)
+        runs = zip(*(tensor.view(-1).split(IN_CACHE) for tensor in tensors), strict=True)
     else:
         runs = zip(*((tensor,) for tensor in tensors), strict=True)
     wide = torch.promote_types(torch.promote_types(param.dtype, exp_avg.dtype), torch.float32)
     rate = numbers.lr.to(wide) if isinstance(numbers.lr, torch.Tensor) else numbers.lr
     for p, g, m in runs:
         _update(p, g, m, rate, *numbers.of(wide), cautious=numbers.cautious)
+
+
+def update_together(
+    params: list[torch.Tensor], grads: list[torch.Tensor], exp_avgs: list[torch.Tensor], numbers: Numbers
+) -> None:
+    """Update small tensors of float32 in as many calls as one takes, to the same bits.
+
+    Args:
+        params: tensors of any shapes, with not many more elements than :data:`IN_CACHE`.
+        grads: one a parameter.
+        exp_avgs: likewise.
+        numbers: learning rate, decay and betas; none of them a tensor, and decay not cautious.
+
+    Example:
+        >>> p, m = torch.tensor([1.0, 1.0]), torch.zeros(2)
+        >>> update_together([p], [torch.tensor([4.0, -4.0])], [m], Numbers(lr=0.5, keep=1.0, betas=(0.5, 0.5)))
+        >>> p.tolist(), m.tolist()
+        ([0.5, 1.5], [2.0, -2.0])
+    """
+    assert not isinstance(numbers.lr, torch.Tensor)  # noqa: S101 - what the caller promises
+    keep, weight1, weight2 = numbers.of(torch.float32)
+    differences = torch._foreach_sub(grads, exp_avgs)
+    directions = torch._foreach_mul(differences, weight1)
+    torch._foreach_add_(directions, exp_avgs)
+    torch._foreach_sign_(directions)
+    torch._foreach_mul_(differences, weight2)
+    torch._foreach_add_(exp_avgs, differences)
+    torch._foreach_mul_(params, keep)
+    torch._foreach_add_(params, directions, alpha=-numbers.lr)
 
 
 def update_compiled(param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor, numbers: Numbers) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from megaopt_muon.coefficients import get_supported_coefficient_types, validate_coefficient_type
     from megaopt_muon.moments import get_supported_moment2_methods
     from megaopt_muon.muon import TensorParallelMuon
-    from megaopt_muon.newton_schulz import NewtonSchulz
+    from megaopt_muon.newton_schulz.iteration import NewtonSchulz
     from megaopt_muon.scale import get_muon_scale_factor
     from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
 
@@ -32,7 +32,7 @@ __all__ = [
 _HOME = {
     "AdaptiveMuonSettings": "settings",
     "MuonSettings": "settings",
-    "NewtonSchulz": "newton_schulz",
+    "NewtonSchulz": "newton_schulz.iteration",
     "TensorParallelAdaptiveMuon": "adaptive",
     "TensorParallelMuon": "muon",
     "get_muon_scale_factor": "scale",

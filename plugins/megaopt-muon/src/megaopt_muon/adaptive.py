@@ -10,10 +10,11 @@ from emerging_optimizers.orthogonalized_optimizers import AdaptiveMuon
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.execution import merged, scales_of
-from megaopt_muon.local_step import gradient_of
 from megaopt_muon.moments import MOMENTS, validate_moment2_method
-from megaopt_muon.muon import Change, TensorParallelMuon
+from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.pieces.execution import merged, scales_of
+from megaopt_muon.step.changes import Change
+from megaopt_muon.step.local_step import gradient_of
 
 __all__ = ["TensorParallelAdaptiveMuon"]
 
@@ -156,6 +157,10 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             ns_plan=ns_plan,
             coefficients=coefficients,
         )
+
+    @override
+    def _parent_arguments(self) -> dict[str, Any]:
+        return {"moment2_method": self.moment2_method, **self._second_moment}
 
     @override
     def _own_group_defaults(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimize
 
 from megaopt_core.errors import PluginError
 from megaopt_core.params import ParamInfo
-from megaopt_muon.planner import stand_in
+from megaopt_muon.pieces.planner import stand_in
 
 __all__ = ["OrthogonalizedSplit", "groups_of"]
 

@@ -12,8 +12,8 @@ from megaopt_core.errors import ConfigurationError
 from megaopt_core.params import Granularity, MatrixView, ParamSpec, Role
 from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.routing import matrix_like_overrides, scaled_learning_rate
+from megaopt_muon.choice.step_cost import step_cost
 from megaopt_muon.settings import AdaptiveMuonSettings, MuonSettings
-from megaopt_muon.step_cost import step_cost
 from megaopt_muon.unused import unused_settings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megaopt_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from megaopt_muon.plans import MatrixPlan
+    from megaopt_muon.pieces.plans import MatrixPlan
 
 __all__ = ["MOMENTS", "Moment", "get_supported_moment2_methods", "validate_moment2_method"]
 

@@ -7,50 +7,31 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, override
 
 import torch
-from attrs import frozen
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
 
 from megaopt_core.plugin_api import require_decoupled_if_cautious
 from megaopt_muon.arguments import validate_arguments
-from megaopt_muon.batches import is_single
-from megaopt_muon.books import GroupBooks
+from megaopt_muon.choice.books import GroupBooks
+from megaopt_muon.choice.methods import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
-from megaopt_muon.elementwise import subtract
-from megaopt_muon.execution import merged, orthogonalize_pieces
-from megaopt_muon.groups import tensor_parallel_groups
-from megaopt_muon.local_step import LocalStep, gradient_of, runs_of
-from megaopt_muon.methods import joined_plans, parsed_plan
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.planner import Planner
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.pieces.batches import is_swept
+from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
+from megaopt_muon.pieces.groups import tensor_parallel_groups
+from megaopt_muon.pieces.planner import Planner
+from megaopt_muon.step.changes import Change
+from megaopt_muon.step.local_step import LocalStep, gradient_of, runs_of
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from megaopt_core.config import OptimizerConfig
     from megaopt_core.parallel import ProcessGroupCollection
-    from megaopt_core.params import MatrixWindow
-    from megaopt_muon.elementwise import Decay
-    from megaopt_muon.methods import MethodBook
-    from megaopt_muon.plans import MatrixPlan
+    from megaopt_muon.choice.methods import MethodBook
+    from megaopt_muon.pieces.plans import MatrixPlan
+    from megaopt_muon.step.elementwise import Decay
 
-__all__ = ["Change", "TensorParallelMuon", "init_state"]
-
-
-@frozen(eq=False)
-class Change:
-    """What is subtracted from a parameter, or from one of its matrices, times the learning rate: `scale * values`.
-
-    Args:
-        index: which of the parameters.
-        piece: which of its matrices; None for all of it.
-        values: of the shape of the piece's window, or of the parameter.
-        scale: the factor.
-    """
-
-    index: int
-    piece: MatrixWindow | None
-    values: torch.Tensor
-    scale: float = 1.0
+__all__ = ["TensorParallelMuon", "init_state"]
 
 
 class TensorParallelMuon(OrthogonalizedOptimizer):
@@ -66,7 +47,8 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
 
     with learning rate :math:`\eta`, weight decay :math:`\lambda`, momentum :math:`\mu`, the scale :math:`s` of the
     whole logical matrix's rows and columns (:func:`~megaopt_muon.scale.get_muon_scale_factor`) times
-    `extra_scale_factor`, and the Newton-Schulz iteration NS (:class:`~megaopt_muon.newton_schulz.NewtonSchulz`).
+    `extra_scale_factor`, and the Newton-Schulz iteration NS
+    (:class:`~megaopt_muon.newton_schulz.iteration.NewtonSchulz`).
     Without decoupled weight decay the first line is :math:`g + \lambda p` in place of :math:`g`.
 
     A tensor that is stepped says by its attribute `param_info` how it is seen as matrices (fused, transposed, batched
@@ -185,8 +167,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self.local_step = LocalStep(nesterov, use_decoupled_weight_decay, self.newton_schulz.workspace)
         self._active_book: MethodBook | None = None
         self._squares: dict[int, float] = {}  # squared norms of the updates that were swept, by position
-        OrthogonalizedOptimizer.__init__(
-            self,
+        super().__init__(
             params,
             lr,
             momentum,
@@ -194,12 +175,17 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             nesterov=nesterov,
             weight_decay_method="decoupled" if use_decoupled_weight_decay else "l2",
             fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
-            scaled_orthogonalize_fn=self._scaled_orthogonalize,
-            ns_plan=ns_plan,
-            cautious_weight_decay=cautious_weight_decay,
-            **self._own_group_defaults(),
+            **self._parent_arguments(),
         )
+        own = {
+            "ns_plan": ns_plan,
+            "cautious_weight_decay": cautious_weight_decay,
+            **self._own_group_defaults(),
+        }
+        self.defaults.update(own)
         for group in self.param_groups:
+            for key, value in own.items():
+                group.setdefault(key, value)
             require_decoupled_if_cautious(
                 group,
                 use_decoupled_weight_decay,
@@ -208,6 +194,10 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             )
             for param in group["params"]:
                 self.planner.group_of(param)
+
+    def _parent_arguments(self) -> dict[str, Any]:
+        """Return what the parent's constructor takes beside the settings that both have."""
+        return {"scaled_orthogonalize_fn": self._scaled_orthogonalize}
 
     def _own_group_defaults(self) -> dict[str, float]:
         """Return what a subclass keeps in every group beside Muon's settings."""
@@ -276,22 +266,14 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
 
     def _local_updates(self, group: dict[str, Any], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Decay parameters, move their momentum, and return what is to be orthogonalized: element by element."""
-        updates: dict[int, torch.Tensor] = {}
         grads = [gradient_of(param) for param in params]
         buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
-        single = [index for index, param in enumerate(params) if self._is_swept(param, grads[index])]
-        step, self._squares = self.local_step.sweep(group), {}
-        for index, out in zip(
-            single, self.local_step.memory([params[index] for index in single]), strict=True
-        ):
-            self._squares[index] = step(params[index], grads[index], buffers[index], out)
-            updates[index] = out
-        together = [index for index in range(len(params)) if index not in updates]
-        if together:
-            some = [[tensors[index] for index in together] for tensors in (params, grads, buffers)]
-            early = [param for param in some[0] if self._late_decay(group, param) is None]
-            updates |= zip(together, self.local_step.together(group, *some, decayed=early), strict=True)
-        return [updates[index] for index in range(len(params))]
+        swept = [self._is_swept(param, grad) for param, grad in zip(params, grads, strict=True)]
+        early = [self._late_decay(group, param) is None for param in params]
+        updates, self._squares = self.local_step.updates(
+            group, params, grads, buffers, swept=swept, early=early
+        )
+        return updates
 
     def _transform(
         self, group: dict[str, Any], params: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
@@ -320,30 +302,20 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self, group: dict[str, Any], params: Sequence[torch.Tensor], changes: Iterable[Change]
     ) -> None:
         """Subtract what was transformed, times the learning rate: element by element."""
-        workspace, lr = self.newton_schulz.workspace, group["lr"]
+        workspace = self.newton_schulz.workspace
         for change in changes:
             param = params[change.index]
             decay = self._late_decay(group, param)
-            if change.piece is not None:
-                window = change.piece.window(param)
-                subtract(window, change.values, lr, change.scale, workspace, decay=decay)
-            else:
+            if change.piece is None:
                 self.pre_weight_update_fn_inplace(param, change.values)
-                subtract(param, change.values, lr, change.scale, workspace, decay=decay)
+            change.apply(param, group["lr"], workspace, decay)
+            if change.piece is None:
                 self.post_weight_update_fn_inplace(param)
 
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
         """Whether an update is written in 16 bits while it is made: where its matrices are iterated so, one by one."""
         plan = self.planner.plan(param)
-        dense = param.dtype is torch.float32 and param.is_contiguous() and grad.is_contiguous()
-        return (
-            dense
-            and plan.cut is None
-            and not self._is_customized()
-            and all(
-                is_single(self.newton_schulz, piece.shape, param.dtype, param.device) for piece in plan.pieces
-            )
-        )
+        return not self._is_customized() and is_swept(self.newton_schulz, plan, param, grad)
 
     def _late_decay(self, group: dict[str, Any], param: torch.Tensor) -> Decay | None:
         return self.local_step.late_decay(group, param, is_customized=self._is_customized())

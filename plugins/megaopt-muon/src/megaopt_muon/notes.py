@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from megaopt_muon.methods import parsed_plan
+from megaopt_muon.choice.methods import parsed_plan
 
 if TYPE_CHECKING:
     import torch
 
-    from megaopt_muon.plans import MatrixPlan
+    from megaopt_muon.pieces.plans import MatrixPlan
 
 __all__ = ["param_notes"]
 

@@ -26,6 +26,6 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
 @hookimpl
 def megaopt_commands(commands: Commands) -> None:
     """Add `calibrate`."""
-    from megaopt_muon.calibrate_command import add_calibrate_command
+    from megaopt_muon.choice.calibrate_command import add_calibrate_command
 
     add_calibrate_command(commands)

@@ -10,13 +10,13 @@ import torch
 from megaopt_core.errors import PluginError
 from megaopt_core.params import ParamInfo
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon, _wide
-from megaopt_muon.batches import is_single
 from megaopt_muon.captured_step import groups_of
-from megaopt_muon.elementwise import squared_norm, subtract
-from megaopt_muon.execution import merged, orthogonalize_pieces, scales_of
-from megaopt_muon.local_step import decay_of, gradient_of
 from megaopt_muon.muon import TensorParallelMuon
-from megaopt_muon.plans import MatrixPlan
+from megaopt_muon.pieces.batches import is_single
+from megaopt_muon.pieces.execution import merged, orthogonalize_pieces, scales_of
+from megaopt_muon.pieces.plans import MatrixPlan
+from megaopt_muon.step.elementwise import squared_norm, subtract
+from megaopt_muon.step.local_step import decay_of, gradient_of
 
 __all__ = ["AdaptiveMuonSplit", "MuonSplit"]
 

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 
 import torch
 
-from megaopt_muon.panels import SymmetricMatrix
-from megaopt_muon.symmetric import Scalar, symmetric_product
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.products.panels import SymmetricMatrix
+from megaopt_muon.products.symmetric import Scalar, symmetric_product
+from megaopt_muon.products.workspace import Workspace
 
-__all__ = ["accumulate", "center", "scaled_product"]
+__all__ = ["accumulate", "center", "scaled_product", "whole_steps"]
 
 
 def accumulate(
@@ -90,7 +90,7 @@ def center(matrix: torch.Tensor) -> Scalar:
     """
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     if matrix.dim() == 2 and matrix.device.type == "cpu":
-        mean = diagonal.sum().item() / matrix.shape[-1]
+        mean = matrix.trace().item() / matrix.shape[-1]  # which is summed in float64
         diagonal.sub_(mean)
         return mean
     means = diagonal.mean(dim=-1, keepdim=True)
@@ -116,3 +116,35 @@ def scaled_product(
         torch.mul(x, q, out=out)
         return multiply(out, left, right, out=out)
     return multiply(x, left, right, beta=q, out=out)
+
+
+def whole_steps(
+    x: torch.Tensor,
+    other: torch.Tensor,
+    gram: torch.Tensor,
+    m: torch.Tensor,
+    coefficients: Sequence[tuple[float, float, float]],
+    *,
+    tall: bool,
+) -> torch.Tensor:
+    """Run all steps one by one, each in three whole products: small matrices, where calls count.
+
+    Args:
+        x: `[rows, columns]` or `[matrices, rows, columns]`; used up.
+        other: memory of the same shape.
+        gram: the Gram matrix of `x`; used up.
+        m: memory of the same shape.
+        coefficients: `(a, b, c)` of each step.
+        tall: multiply from the right.
+
+    Returns:
+        The result, in one of the two memories.
+    """
+    multiply = torch.addmm if x.dim() == 2 else torch.baddbmm
+    for number, (a, b, c) in enumerate(coefficients):
+        if number:
+            torch.matmul(*((x.mT, x) if tall else (x, x.mT)), out=gram)
+        multiply(gram, gram, gram, beta=b, alpha=c, out=m)
+        left, right = (x, m) if tall else (m, x)
+        x, other = multiply(x, left, right, beta=a, out=other), x
+    return x

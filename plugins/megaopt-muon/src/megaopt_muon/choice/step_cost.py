@@ -33,7 +33,7 @@ def step_cost(spec: ParamSpec, view: MatrixView | None) -> float:
 def _cost_of(small: int, large: int) -> float:
     if os.environ.get("MEGAOPT_CALIBRATION"):
         # Only a file that is named is the same on all ranks, which must plan alike.
-        from megaopt_muon.calibration import nearest, stored_rates
+        from megaopt_muon.choice.calibration import nearest, stored_rates
 
         known = stored_rates()
         if known:

@@ -9,10 +9,10 @@ import torch
 from attrs import frozen
 
 from megaopt_core.plugin_api import dense_gradient
-from megaopt_muon.elementwise import Decay, MomentumStep
+from megaopt_muon.step.elementwise import Decay, MomentumStep
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["LocalStep", "decay_of", "gradient_of", "runs_of"]
 
@@ -36,6 +36,43 @@ class LocalStep:
     nesterov: bool
     is_decoupled: bool
     workspace: Workspace
+
+    def updates(
+        self,
+        group: Mapping[str, Any],
+        params: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+        *,
+        swept: Sequence[bool],
+        early: Sequence[bool],
+    ) -> tuple[list[torch.Tensor], dict[int, float]]:
+        """Move the momentum of many parameters, and return what is to be orthogonalized.
+
+        Args:
+            group: their settings.
+            params: parameters, or slices of them.
+            grads: their gradients.
+            buffers: their momentum.
+            swept: whose update is written in 16 bits while it is made.
+            early: which of the others are shrunk now, where decay is decoupled.
+
+        Returns:
+            One update a parameter, and the squared norms of those that were swept, by position.
+        """
+        updates: dict[int, torch.Tensor] = {}
+        squares: dict[int, float] = {}
+        single = [index for index, alone in enumerate(swept) if alone]
+        step = self.sweep(group)
+        for index, out in zip(single, self.memory([params[index] for index in single]), strict=True):
+            squares[index] = step(params[index], grads[index], buffers[index], out)
+            updates[index] = out
+        rest = [index for index in range(len(params)) if index not in updates]
+        if rest:
+            some = [[tensors[index] for index in rest] for tensors in (params, grads, buffers)]
+            decayed = [params[index] for index in rest if early[index]]
+            updates |= zip(rest, self.together(group, *some, decayed=decayed), strict=True)
+        return [updates[index] for index in range(len(params))], squares
 
     def together(
         self,

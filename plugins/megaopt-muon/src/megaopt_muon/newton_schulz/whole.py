@@ -9,7 +9,7 @@ of which the factor outside joins the scale of the result. Nothing is multiplied
 came is a scale from the beginning, and the scale of the result goes into the update of the parameter.
 
 A product with an addend copies it first and reads it again. There is none here: a multiple of the identity is added to
-diagonals, whose rounding :mod:`megaopt_muon.exact` keeps account of.
+diagonals, whose rounding :mod:`megaopt_muon.newton_schulz.exact` keeps account of.
 
 .. math::
     W = a I + b A + c A^2, \qquad Q \leftarrow Q W, \qquad A \leftarrow A W^2, \qquad X \leftarrow Q X
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from megaopt_muon.exact import (
+from megaopt_muon.choice.schedule import are_gentle
+from megaopt_muon.newton_schulz.exact import (
     Triple,
     accumulate,
     apply,
@@ -31,11 +32,18 @@ from megaopt_muon.exact import (
     polynomial,
     single_polynomial,
 )
-from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, product, squared_norm, take
-from megaopt_muon.schedule import are_gentle
+from megaopt_muon.newton_schulz.scaled import (
+    Scaled,
+    has_more_rows,
+    outer,
+    outer_memory,
+    product,
+    squared_norm,
+    take,
+)
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["ChooseRuns", "iterate_whole"]
 

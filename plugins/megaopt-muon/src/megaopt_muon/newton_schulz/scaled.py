@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["Scaled", "has_more_rows", "outer", "outer_memory", "product", "squared_norm", "take"]
 

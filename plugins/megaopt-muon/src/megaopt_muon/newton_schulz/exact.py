@@ -20,10 +20,17 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import frozen
 
-from megaopt_muon.scaled import Scaled, has_more_rows, outer, outer_memory, product, take
+from megaopt_muon.newton_schulz.scaled import (
+    Scaled,
+    has_more_rows,
+    outer,
+    outer_memory,
+    product,
+    take,
+)
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = [
     "Exact",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaopt_core.errors import ParallelGroupError
 from megaopt_core.parallel import ProcessGroupCollection, size_of
-from megaopt_muon.plans import is_expert, partition_dim_of
+from megaopt_muon.pieces.plans import is_expert, partition_dim_of
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from megaopt_muon.workspace import Workspace
+    from megaopt_muon.products.workspace import Workspace
 
 __all__ = ["Decay", "MomentumStep", "squared_norm", "subtract"]
 
@@ -120,12 +120,18 @@ def subtract(
         workspace: where pieces live.
         decay: weight decay, which comes before; None for none.
     """
+    dtype = torch.promote_types(target.dtype, torch.float32)  # bfloat16 would round the learning rate too
+    as_it_is = update.dtype is dtype and scale == 1.0 and not isinstance(lr, torch.Tensor)
     for part, change in _rows(target, update):
-        dtype = torch.promote_types(target.dtype, torch.float32)  # bfloat16 would round the learning rate too
-        wide = workspace.take("change", change.shape, dtype, target.device, dense=True)
-        wide.copy_(change)
-        if scale != 1.0:
-            wide.mul_(scale)
+        wide = change
+        if not as_it_is:
+            wide = workspace.take("change", change.shape, dtype, target.device, dense=True)
+            if change.dtype is dtype:
+                torch.mul(change, scale, out=wide)
+            else:
+                wide.copy_(change)
+                if scale != 1.0:
+                    wide.mul_(scale)
         if decay is not None:
             decay.apply(part, wide)
         if isinstance(lr, torch.Tensor):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_muon.batches import Orthogonalized, batch_key, batched, padded
-from megaopt_muon.methods import MethodBook
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.plans import MatrixPlan
-from megaopt_muon.precision import matmul_precision
-from megaopt_muon.scaled import Scaled
-from megaopt_muon.tensor_parallel import (
+from megaopt_muon.choice.methods import MethodBook
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.newton_schulz.scaled import Scaled
+from megaopt_muon.pieces.batches import Orthogonalized, batch_key, batched, padded
+from megaopt_muon.pieces.plans import MatrixPlan
+from megaopt_muon.products.precision import matmul_precision
+from megaopt_muon.tensor_parallel.orthogonalize import (
     all_gather,
     orthogonalize_distributed,
     orthogonalize_duplicated,

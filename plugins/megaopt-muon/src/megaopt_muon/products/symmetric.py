@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from megaopt_muon.hopper import symmetric_kernel
-from megaopt_muon.mkl import has_triangles, triangle_routine
-from megaopt_muon.panels import SymmetricMatrix, block_height, gram_height, panels_of
+from megaopt_muon.products.hopper import symmetric_kernel
+from megaopt_muon.products.mkl import has_triangles, triangle_routine
+from megaopt_muon.products.panels import (
+    SymmetricMatrix,
+    block_height,
+    gram_height,
+    has_long_vectors,
+    panels_of,
+)
 
-__all__ = ["Scalar", "gram_matrix", "is_tall", "symmetric_product"]
+__all__ = ["Scalar", "gram_matrix", "is_one_product", "is_tall", "symmetric_product"]
 
 type Scalar = float | torch.Tensor
 """One number, or one for each matrix of a batch, `[matrices, 1, 1]` in float32."""
@@ -17,17 +23,27 @@ type Scalar = float | torch.Tensor
 def is_tall(x: torch.Tensor) -> bool:
     """Return whether `X^T X` is the cheaper of the two Gram matrices.
 
-    Of a square matrix it is where block rows are multiplied in float32: there a transposed left operand costs less than
-    a transposed right one. In MKL's triangles it is the other way round.
+    Of a square matrix it is where block rows are multiplied in float32 with AVX-512: there a transposed left operand
+    costs less than a transposed right one. With AVX2, and in MKL's triangles, it is the other way round.
 
     Args:
         x: `[*batch, rows, columns]`.
     """
     rows, columns = x.shape[-2:]
-    if rows != columns or x.dtype.itemsize == 2:
+    if rows != columns or x.dtype.itemsize == 2 or not has_long_vectors():
         return rows > columns
     kind = (rows, x.dtype, x.device)
     return block_height(*kind) < rows and not has_triangles(*kind)
+
+
+def is_one_product(matrix: SymmetricMatrix) -> bool:
+    """Return whether a symmetric product of this size is one product of a processor's, like any other.
+
+    Args:
+        matrix: the result.
+    """
+    values = matrix.values
+    return values.device.type == "cpu" and len(matrix.panels) == 1 and symmetric_kernel(values) is None
 
 
 def gram_matrix(x: torch.Tensor, out: SymmetricMatrix, *, tall: bool) -> SymmetricMatrix:

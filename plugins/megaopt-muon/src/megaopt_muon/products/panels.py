@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import torch
 from attrs import field, frozen
 
-__all__ = ["Panel", "SymmetricMatrix", "block_height", "gram_height", "panels_of", "symmetric_share"]
+__all__ = [
+    "Panel",
+    "SymmetricMatrix",
+    "block_height",
+    "gram_height",
+    "has_long_vectors",
+    "panels_of",
+    "symmetric_share",
+]
 
-# (smallest size, height of a block row, measured part of a full product's time), on one core with AVX-512. Below the
-# smallest size one call of the matrix library is faster than several and the copy of a triangle.
+# (smallest size, height of a block row, measured part of a full product's time), on one core. Below the smallest size
+# one call of the matrix library is faster than several and the copy of a triangle.
 _FLOAT32: Final = ((1500, 224, 0.70), (352, 128, 0.71), (240, 96, 0.90))
+_FLOAT32_OF_AVX2: Final = (
+    (1200, 224, 0.62),
+    (900, 160, 0.65),
+    (700, 128, 0.69),
+    (352, 96, 0.73),
+    (240, 96, 0.78),
+    (192, 96, 0.87),
+)
 _BFLOAT16: Final = ((352, 128, 0.65), (240, 96, 0.80))
 
 _GRAM_OF_ROWS: Final = ((768, 224), (0, 160))
-"""(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: lower blocks are slower there."""
+"""(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: with AVX-512 lower blocks are
+slower there."""
+
+
+@cache
+def has_long_vectors() -> bool:
+    """Return whether this processor has vectors of 512 bits, or is none whose vectors are known to have 256.
+
+    Example:
+        >>> has_long_vectors() != (torch.backends.cpu.get_cpu_capability() == "AVX2")
+        True
+    """
+    return torch.backends.cpu.get_cpu_capability() != "AVX2"
 
 
 def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
     if device.type == "cpu":
-        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else _FLOAT32:
+        wide = _FLOAT32 if has_long_vectors() else _FLOAT32_OF_AVX2
+        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else wide:
             if size >= smallest:
                 return height, share
     return size, 1.0
@@ -65,7 +95,7 @@ def gram_height(size: int) -> int | None:
     Args:
         size: rows of the result, of which there are several block rows.
     """
-    if size >= _FLOAT32[0][0]:
+    if size >= _FLOAT32[0][0] or not has_long_vectors():
         return None
     return next(height for smallest, height in _GRAM_OF_ROWS if size >= smallest)
 

@@ -37,7 +37,7 @@ def _run(arguments: Namespace) -> int:
     import torch
 
     from megaopt_core.errors import ConfigurationError
-    from megaopt_muon.calibration import write_calibration
+    from megaopt_muon.choice.calibration import write_calibration
 
     before = torch.get_num_threads()
     if arguments.threads is not None:

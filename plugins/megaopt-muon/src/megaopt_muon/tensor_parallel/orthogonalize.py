@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.precision import compute_dtype, matmul_precision
-from megaopt_muon.schedule import are_tame
+from megaopt_muon.choice.schedule import are_tame
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.products.precision import compute_dtype, matmul_precision
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from megaopt_muon.methods import MethodBook
+    from megaopt_muon.choice.methods import MethodBook
 
 __all__ = [
     "all_gather",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 
-from megaopt_muon.scaled import Scaled, squared_norm
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.newton_schulz.scaled import Scaled, squared_norm
+from megaopt_muon.products.workspace import Workspace
 
-__all__ = ["SMALLEST_ALONE", "are_worth_it_alone", "entered", "normalized"]
+__all__ = ["SMALLEST_ALONE", "all_normalized", "are_worth_it_alone", "entered", "normalized"]
 
 SMALLEST_ALONE: Final = 256
 """Rows and columns from which on matrices are iterated one by one on a processor."""
@@ -48,6 +49,35 @@ def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> t
         return torch.div(update, divisor, out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
+
+
+def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: float) -> None:
+    """Write equal shapes one after the other, each divided as :func:`normalized` does.
+
+    Args:
+        updates: `[*batch, rows, columns]` each.
+        out: `[updates, *batch, rows, columns]`, whose rows are contiguous.
+        eps: the least divisor.
+    """
+    if out.dtype is not torch.float32 or out.device.type != "cpu" or updates[0].dtype is not torch.float32:
+        for update, slot in zip(updates, out, strict=True):
+            normalized(update, slot, eps)
+        return
+    for update, slot in zip(updates, out, strict=True):
+        slot.copy_(update)
+    # Of each row in float32, and over rows in float64: what rows are rounded by is not one error in all.
+    norms = _over_rows(torch.linalg.vector_norm(out, dim=-1).double())
+    outside = ~((norms > 1e-12) & (norms < 1e12))  # or squares may have left float32's range
+    if bool(outside.any()):
+        exact = _over_rows(torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64))
+        norms = torch.where(outside, exact, norms)
+    out.div_(norms.clamp_min_(eps).float())
+
+
+def _over_rows(norms: torch.Tensor) -> torch.Tensor:
+    """Return the norms of matrices, `[*batch, 1, 1]`, from those of their rows."""
+    norm: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1, keepdim=True)
+    return norm.unsqueeze(-1)
 
 
 def entered(

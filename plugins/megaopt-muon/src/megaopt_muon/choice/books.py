@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from attrs import asdict
 
 from megaopt_core.parallel import communicates
-from megaopt_muon.calibration import current_rates, nearest, rates_of_first_rank
-from megaopt_muon.methods import MethodBook, is_narrow, parsed_plan
-from megaopt_muon.precision import compute_dtype
+from megaopt_muon.choice.calibration import current_rates, nearest, rates_of_first_rank
+from megaopt_muon.choice.methods import MethodBook, is_narrow, parsed_plan
+from megaopt_muon.products.precision import compute_dtype
 
 if TYPE_CHECKING:
     import torch
 
     from megaopt_core.parallel import ProcessGroupCollection
-    from megaopt_muon.newton_schulz import NewtonSchulz
-    from megaopt_muon.rates import Rates
+    from megaopt_muon.choice.rates import Rates
+    from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 
 __all__ = ["GroupBooks"]
 

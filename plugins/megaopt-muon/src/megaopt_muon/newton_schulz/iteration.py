@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import Factory, field, frozen
 
-from megaopt_muon.gram import accumulate, scaled_product
-from megaopt_muon.methods import MethodBook, is_narrow
-from megaopt_muon.norms import entered, normalized
-from megaopt_muon.panels import SymmetricMatrix
-from megaopt_muon.precision import compute_dtype, matmul_precision
-from megaopt_muon.scaled import Scaled
-from megaopt_muon.schedule import (
+from megaopt_muon.choice.methods import MethodBook, is_narrow
+from megaopt_muon.choice.schedule import (
     Spectrum,
     are_measured,
     are_tame,
@@ -23,9 +18,14 @@ from megaopt_muon.schedule import (
     spectrum_of,
     whole_runs,
 )
-from megaopt_muon.symmetric import gram_matrix, is_tall, symmetric_product
-from megaopt_muon.whole import iterate_whole
-from megaopt_muon.workspace import Workspace
+from megaopt_muon.newton_schulz.gram import accumulate, scaled_product, whole_steps
+from megaopt_muon.newton_schulz.norms import entered, normalized
+from megaopt_muon.newton_schulz.scaled import Scaled
+from megaopt_muon.newton_schulz.whole import iterate_whole
+from megaopt_muon.products.panels import SymmetricMatrix
+from megaopt_muon.products.precision import compute_dtype, matmul_precision
+from megaopt_muon.products.symmetric import gram_matrix, is_one_product, is_tall, symmetric_product
+from megaopt_muon.products.workspace import Workspace
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
@@ -44,7 +44,8 @@ class NewtonSchulz:
     .. math:: A = X X^\top, \qquad X \leftarrow a X + (b A + c A^2) X
 
     (for tall matrices with :math:`A = X^\top X` from the right). Runs of steps are done on the small matrix `A` alone
-    (:mod:`megaopt_muon.gram`), where that is cheaper and as accurate (:mod:`megaopt_muon.schedule`).
+    (:mod:`megaopt_muon.newton_schulz.gram`), where that is cheaper and as accurate
+    (:mod:`megaopt_muon.choice.schedule`).
 
     Args:
         coefficients: `(a, b, c)` of each step.
@@ -221,15 +222,20 @@ class NewtonSchulz:
         # Long runs also enlarge what sums over ranks round differently.
         stands_in = self.precision == "medium" and x.dtype.itemsize > 2 and reduce is None
         relaxed = stands_in and are_measured(self.coefficients)
-        spectrum = Spectrum.UNKNOWN if relaxed or reduce is not None else spectrum_of(gram.values)
         method, done = self.method, 0
         if book is not None:
             known = x.dim() == 2 and x.device.type == "cpu" and reduce is None
             best = Spectrum.BOUNDED if known else Spectrum.UNKNOWN
             method = book.wide_method_of(small, large, x.device, x.dtype, best, relaxed=relaxed)
-        for length in plan_blocks(
+        asked = method != "standard" and not relaxed and reduce is None
+        spectrum = spectrum_of(gram.values) if asked else Spectrum.UNKNOWN
+        blocks = plan_blocks(
             method, self.coefficients, small, large, x.device, x.dtype, spectrum, relaxed=relaxed
-        ):
+        )
+        if reduce is None and len(blocks) == len(self.coefficients) and is_one_product(gram):
+            m = self.workspace.take("m", gram.values.shape, x.dtype, x.device)
+            return whole_steps(x, other, gram.values, m, self.coefficients, tall=tall)
+        for length in blocks:
             if done:
                 gram_matrix(x, gram, tall=tall)
                 if reduce is not None:

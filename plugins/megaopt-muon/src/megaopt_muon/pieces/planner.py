@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import define, evolve, field
 
-from megaopt_muon.groups import group_of
-from megaopt_muon.plans import MatrixPlan, plan_parameter, view_of
+from megaopt_muon.pieces.groups import group_of
+from megaopt_muon.pieces.plans import MatrixPlan, plan_parameter, view_of
 from megaopt_muon.scale import get_muon_scale_factor
 
 if TYPE_CHECKING:

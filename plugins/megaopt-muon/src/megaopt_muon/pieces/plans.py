@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params import MATRIX, Fused, MatrixView, MatrixWindow
-from megaopt_muon.tp_choice import choose_tp_mode
+from megaopt_muon.tensor_parallel.tp_choice import choose_tp_mode
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.calibration import current_rates
-from megaopt_muon.schedule import Spectrum, plan_blocks, whole_runs
+from megaopt_muon.choice.calibration import current_rates
+from megaopt_muon.choice.schedule import Spectrum, plan_blocks, whole_runs
 
 if TYPE_CHECKING:
+    from megaopt_muon.choice.rates import Rates
     from megaopt_muon.coefficients import Coefficients
-    from megaopt_muon.rates import Rates
 
 __all__ = ["METHODS", "MethodBook", "choose_method", "is_narrow", "joined_plans", "parsed_plan"]
 
@@ -124,7 +124,7 @@ class MethodBook:
         *,
         relaxed: bool,
     ) -> str:
-        """Return what :func:`~megaopt_muon.schedule.plan_blocks` is to do with a shape, chosen when first asked for.
+        """Return what :func:`~megaopt_muon.choice.schedule.plan_blocks` is to do with a shape, chosen once.
 
         Args:
             small: the smaller dimension of the matrix.

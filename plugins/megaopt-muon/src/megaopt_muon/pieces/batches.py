@@ -8,18 +8,30 @@ from typing import Any, Final
 
 import torch
 
-from megaopt_muon.methods import MethodBook, is_narrow
-from megaopt_muon.newton_schulz import NewtonSchulz
-from megaopt_muon.norms import SMALLEST_ALONE, normalized
-from megaopt_muon.plans import MatrixPlan
-from megaopt_muon.precision import compute_dtype
-from megaopt_muon.scaled import Scaled
-from megaopt_muon.symmetric import is_tall
+from megaopt_muon.choice.methods import MethodBook, is_narrow
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, normalized
+from megaopt_muon.newton_schulz.scaled import Scaled
+from megaopt_muon.pieces.plans import MatrixPlan
+from megaopt_muon.products.precision import compute_dtype
+from megaopt_muon.products.symmetric import is_tall
 
-__all__ = ["Orthogonalized", "batch_key", "batch_limit", "batched", "is_single", "padded"]
+__all__ = ["Orthogonalized", "batch_key", "batch_limit", "batched", "is_single", "is_swept", "padded"]
 
 _BATCH: Final = 1 << 20
 """Elements of 16 bits that are worth iterating together on a processor."""
+
+_SMALL_BATCH: Final = 1 << 17
+"""Elements of 32 or 64 bits that are, of matrices below 256 rows or columns."""
+
+_WIDE_BATCH: Final = 1 << 18
+"""The same of larger ones, of which block rows are multiplied: more calls."""
+
+_LONG: Final = 1.5
+"""Aspect from which on larger matrices go one by one: runs of steps depend on the singular values of each."""
+
+_NARROW_ALONE: Final = 1 << 17
+"""Elements from which on a matrix of 16 bits is iterated by itself, however few rows it has."""
 
 _GRANULE: Final = 64
 """Small matrices are padded to multiples of it: fewer shapes, for which a kernel is compiled each."""
@@ -29,7 +41,7 @@ type Orthogonalized = tuple[int, int, Scaled]
 
 
 def batch_limit(rows: int, columns: int, device: torch.device) -> int:
-    """Return how many matrices of one shape are worth iterating together.
+    """Return how many matrices of one shape, of 32 or 64 bits on a processor, are worth iterating together.
 
     On a CPU batching saves calls, which counts for small matrices only; on an accelerator it also fills the device, and
     is limited by memory alone. The result of a matrix does not depend on which others are in its batch.
@@ -39,9 +51,14 @@ def batch_limit(rows: int, columns: int, device: torch.device) -> int:
         columns: of each matrix.
         device: where they are.
     """
-    if device.type == "cpu" and min(rows, columns) >= SMALLEST_ALONE:
+    if device.type != "cpu":
+        budget = 1 << 26
+    elif min(rows, columns) < SMALLEST_ALONE:
+        budget = _SMALL_BATCH
+    elif max(rows, columns) < _LONG * min(rows, columns):
+        budget = _WIDE_BATCH
+    else:
         return 1
-    budget = 1 << (18 if device.type == "cpu" else 26)
     return max(1, budget // max(1, rows * columns))
 
 
@@ -55,12 +72,24 @@ def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device
         device: where it is.
     """
     narrow = is_narrow(compute_dtype(ns.precision, dtype, device), device)
-    return (
-        narrow
-        and len(shape) == 2
-        and batch_limit(shape[0], shape[1], device) == 1
-        and math.prod(shape) > SMALLEST_ALONE**2
-    )
+    if not narrow or len(shape) != 2:
+        return False
+    elements = math.prod(shape)
+    return elements > _NARROW_ALONE or (min(shape) >= SMALLEST_ALONE and elements > SMALLEST_ALONE**2)
+
+
+def is_swept(ns: NewtonSchulz, plan: MatrixPlan, param: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Return whether an update can be written in 16 bits while it is made: its matrices are iterated so, one by one.
+
+    Args:
+        ns: how to orthogonalize.
+        plan: what the parameter consists of.
+        param: the parameter.
+        grad: its gradient.
+    """
+    dense = param.dtype is torch.float32 and param.is_contiguous() and grad.is_contiguous()
+    alone = (is_single(ns, piece.shape, param.dtype, param.device) for piece in plan.pieces)
+    return dense and plan.cut is None and all(alone)
 
 
 def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:
@@ -156,8 +185,7 @@ def batched(
         dtype = compute_dtype(ns.precision, first.dtype, first.device)
         batch = ns.workspace.take("update", (len(chunk), *shape), dtype, first.device)
         sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
-        for slot, source in zip(batch, sources, strict=True):
-            normalized(source, slot, ns.eps)
+        all_normalized(sources, batch, ns.eps)
         flat = batch.view(-1, rows, columns)
         if limit > 1:
             # Also a single one goes as a batch: what it becomes must not depend on how many there are.

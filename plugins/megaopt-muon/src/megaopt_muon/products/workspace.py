@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from megaopt_muon.panels import SymmetricMatrix
+from megaopt_muon.products.panels import SymmetricMatrix
 
 __all__ = ["Workspace"]
 
@@ -37,6 +38,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._flat: dict[_Key, torch.Tensor] = {}
+        self._views: dict[_Key, dict[tuple[Any, ...], torch.Tensor]] = {}
         self._symmetric: dict[_Key, dict[tuple[int, ...], SymmetricMatrix]] = {}
 
     def take(
@@ -61,14 +63,21 @@ class Workspace:
             dense: leave no gaps.
             odd_lines: rows of a large matrix begin an odd number of cache lines apart.
         """
+        key, wanted = (name, dtype, device), (*shape, dense, odd_lines)
+        views = self._views.setdefault(key, {})
+        view = views.get(wanted)
+        if view is not None:
+            return view
         *lengths, columns = shape
         pitch = columns if dense else _pitch(shape, dtype, device, odd_lines=odd_lines)
-        numel, key = math.prod(lengths) * pitch, (name, dtype, device)
+        numel = math.prod(lengths) * pitch
         flat = self._flat.get(key)
         if flat is None or flat.numel() < numel:
             flat = self._flat[key] = torch.empty(numel, dtype=dtype, device=device)
             self._symmetric.pop(key, None)
-        return flat[:numel].view(*lengths, pitch)[..., :columns]
+            views.clear()
+        view = views[wanted] = flat[:numel].view(*lengths, pitch)[..., :columns]
+        return view
 
     def take_symmetric(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megaopt_muon.panels import symmetric_share
+from megaopt_muon.products.panels import symmetric_share
 
 if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients

@@ -16,7 +16,7 @@ from attrs import asdict
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_core.parallel import agree_over_ranks
-from megaopt_muon.rates import DEFAULT, Rates, calibrated, probe, processor_kind
+from megaopt_muon.choice.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 
 if TYPE_CHECKING:
     from megaopt_core.parallel import ProcessGroupCollection

@@ -1,0 +1,1 @@
+"""Newton-Schulz orthogonalization: its steps, and runs of them on the Gram matrix."""

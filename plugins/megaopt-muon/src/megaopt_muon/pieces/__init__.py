@@ -1,0 +1,1 @@
+"""The matrices that parameters consist of: found, put together and orthogonalized."""

@@ -1,0 +1,1 @@
+"""Products of matrices, symmetric ones above all, their precision and their memory."""

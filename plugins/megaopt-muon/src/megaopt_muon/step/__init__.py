@@ -1,0 +1,1 @@
+"""What a step does element by element, before and after it orthogonalizes."""

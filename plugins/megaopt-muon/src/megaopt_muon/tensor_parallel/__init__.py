@@ -1,0 +1,1 @@
+"""Matrices whose rows or columns lie on several ranks."""

@@ -25,7 +25,7 @@ from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._changes import ChangeRecord
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._protocol import OverlappedParams, ShardedParams
-from megaopt_core.state._spread.notes import joins_of
+from megaopt_core.state._notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig

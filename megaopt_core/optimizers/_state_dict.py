@@ -13,8 +13,8 @@ from megaopt_core.optimizers._live_state import ParamState
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
+from megaopt_core.state._shared import brought_to_ranks, refused_together
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._spread.owned import brought_to_owners, refused_together
 from megaopt_core.state._torch_schema import lacking_state, names_in, torch_source
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     names = names_in(state_dict)
     if names is None:
         names = _by_position(optimizer, state_dict)
-    state_dict = brought_to_owners(optimizer, state_dict, names)
+    state_dict = brought_to_ranks(optimizer, state_dict, names)
     try:
         source, plan = _planned(optimizer, state_dict, names, strict=strict)
     except MegaoptError as error:

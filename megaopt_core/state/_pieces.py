@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedPieces, NamedState
 
 
-__all__ = ["OwnedState", "PieceState", "is_elementwise", "is_number", "piece_states"]
+__all__ = ["PieceState", "is_elementwise", "is_number", "piece_states", "states_of"]
 
 
 @frozen(eq=False)
@@ -172,18 +172,27 @@ class OwnedState(PieceState):
         return key in self.split.transform_keys
 
 
+def states_of(part: NamedPieces) -> Iterator[PieceState]:
+    """Yield the state of every piece of a part, and of every tensor that its split step transforms here.
+
+    Args:
+        part: what one inner optimizer steps.
+    """
+    for index in range(len(part.pieces)):
+        yield PieceState(part, index)
+    if part.split is not None and part.split.transform_keys:
+        for index in range(len(part.split.exchange.owned)):
+            yield OwnedState(part, index, part.split)
+
+
 def piece_states(optimizer: NamedState) -> Iterator[PieceState]:
-    """Yield the state of every piece of this rank, and of every tensor that a split step transforms here.
+    """Yield the states of all parts.
 
     Args:
         optimizer: a built optimizer.
     """
     for part in optimizer.parts:
-        for index in range(len(part.pieces)):
-            yield PieceState(part, index)
-        if part.split is not None and part.split.transform_keys:
-            for index in range(len(part.split.exchange.owned)):
-                yield OwnedState(part, index, part.split)
+        yield from states_of(part)
 
 
 def is_elementwise(key: str, value: Any, shape: Sequence[int], scalars: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._names import join, named_modules, named_params
 from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words
-from megaopt_core.state._spread.notes import joins_of
+from megaopt_core.state._notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer

@@ -29,7 +29,7 @@ from megaopt_core.reporting._optimizer_report import OptimizerReport, build_repo
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._stateful import OptimizerCheckpointState
-from megaopt_core.state._torch_schema import with_slices
+from megaopt_core.state._torch_schema.export import with_slices
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import MegaoptError, StateDictError
-from megaopt_core.optimizers._joined_state import JoinedState
-from megaopt_core.optimizers._live_state import ParamState
+from megaopt_core.optimizers._main_values import start_main_value
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
-from megaopt_core.state._shared import brought_to_ranks, refused_together
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._torch_schema import lacking_state, names_in, torch_source
+from megaopt_core.state._torch_schema.shared import brought_to_ranks, refused_together
+from megaopt_core.state._torch_schema.source import lacking_state, names_in, torch_source
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -84,11 +83,9 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     plan.apply(ALONE)
     for param, name in optimizer.names.items():
         record = source.manifest.parameters.get(name)
-        present = optimizer.state[param]
-        if record and MAIN_PARAM not in record["state"] and isinstance(present, (ParamState, JoinedState)):
+        if record and MAIN_PARAM not in record["state"]:
             # A plain optimizer's state: the model's parameter is the only value there is.
-            entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
-            present.take_model(param, None if entry is None else entry.box)
+            start_main_value(optimizer, param, param)
 
 
 def _planned(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedPieces, NamedState
 
 
-__all__ = ["PieceState", "is_elementwise", "is_number", "piece_states", "states_of"]
+__all__ = ["PieceState", "is_number", "piece_states", "states_of"]
 
 
 @frozen(eq=False)
@@ -71,7 +71,8 @@ class PieceState:
             key: the state's key.
             value: the state.
         """
-        return is_elementwise(key, value, self.stepped.shape, self.part.scalar_states)
+        is_of_piece = isinstance(value, torch.Tensor) and value.shape == self.stepped.shape
+        return is_of_piece and key not in self.part.scalar_states
 
     def coded(self, key: str) -> CodedState | None:
         """Return how a state is saved that the precision policy stores in a code; None: as it is.
@@ -193,18 +194,6 @@ def piece_states(optimizer: NamedState) -> Iterator[PieceState]:
     """
     for part in optimizer.parts:
         yield from states_of(part)
-
-
-def is_elementwise(key: str, value: Any, shape: Sequence[int], scalars: Collection[str]) -> bool:
-    """Return whether a state tensor has one element for every element of what is stepped.
-
-    Args:
-        key: the state's key.
-        value: the state.
-        shape: of the tensor that the inner optimizer steps.
-        scalars: keys that have one number for a parameter, even where the parameter is a scalar too.
-    """
-    return isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape) and key not in scalars
 
 
 def is_number(value: Any) -> bool:

@@ -1,22 +1,21 @@
-"""State dicts in torch's schema: what is cut over ranks says so, and what was saved in it is read by name."""
+"""State dicts in torch's schema as something to load from: what was saved in them is read by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.errors import StateDictError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
-from megaopt_core.state._collected import collect_state, joined, sliced, state_key
+from megaopt_core.state._collected import joined, sliced, state_key
 from megaopt_core.state._document import settings_of
 from megaopt_core.state._manifest import Manifest
-from megaopt_core.state._pieces import PieceState, is_number, piece_states, states_of
-from megaopt_core.state._shared import shared_states
+from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._values.elsewhere import StateOfOtherRanks
 from megaopt_core.state._values.encoding import AsIs
@@ -25,88 +24,7 @@ from megaopt_core.state._values.sliced import SlicedTensor
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["lacking_state", "names_in", "torch_source", "with_slices"]
-
-
-def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
-    """Return a state dict in which state of cut parameters tells which part of the whole parameter it is.
-
-    A strategy may have another form for states that ranks share, such as DTensors; all of them must call it then.
-    `torch.distributed.checkpoint` saves every part of the others once and reads what a rank needs on any number of
-    ranks; nothing else can be done with them, so that no part can be taken for the whole. The same holds where other
-    ranks keep all of a parameter's state.
-
-    Args:
-        optimizer: a built optimizer.
-        state_dict: what it exports; changed in place.
-        cut: names of the parameters of which this rank does not step everything.
-    """
-    shared = list(shared_states(optimizer))
-    names = set(cut).union(*(each.params for each in shared if each.states.of_all_params))
-    tensors = collect_state(optimizer, with_placeholders=True).tensors if names else {}
-    exported: dict[str, dict[str, Any]] = {}
-    for group in state_dict["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"], strict=True):
-            values = exported[name] = state_dict["state"].setdefault(index, {})
-            for key in values if name in names else ():
-                part = tensors.get(state_key(name, key))
-                if isinstance(part, SlicedTensor):
-                    values[key] = part.read_once()
-    for each in shared:
-        each.states.show(each.params, {name: exported[name] for name in each.params}, each.keys)
-    elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not exported[name]}
-    if not elsewhere and not any(exported.values()):
-        state_dict["state"] = {}  # as in torch
-    for group in state_dict["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"], strict=True):
-            if name in elsewhere:
-                state_dict["state"][index] = elsewhere[name]
-    return state_dict
-
-
-def _of_other_ranks(optimizer: NamedState, cut: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield cut parameters whose optimizer keeps states, as far as this rank knows, with what stands for their state.
-
-    It has a tensor without boxes where all of the optimizer's pieces here keep one of the same key: torch's functions
-    that make one state dict of those of all ranks then meet something that they cannot take for a value.
-    """
-    for part in optimizer.parts:
-        pieces = list(states_of(part))
-        if pieces and not any(piece.inner or piece.extra for piece in pieces):
-            continue
-        like = _common_state(pieces)
-        for param in (param for group in part.groups for param in group["params"]):
-            name, state = optimizer.names[param], StateOfOtherRanks()
-            if name not in cut or is_dtensor(param):
-                continue
-            if like is not None and _is_undivided(optimizer, param):
-                key, value = like
-                state[key] = SlicedTensor(param.shape, value.dtype, value.device, (), _no_box)
-            yield name, state
-
-
-def _common_state(pieces: Sequence[PieceState]) -> tuple[str, torch.Tensor] | None:
-    """Return a state that every piece keeps for each of its elements."""
-    kept = [
-        {
-            key: value
-            for key, value in (*piece.inner.items(), *piece.extra.items())
-            if piece.is_elementwise(key, value) and not piece.part.precision.is_code(key)
-        }
-        for piece in pieces
-    ]
-    first = kept[0] if kept else {}
-    return next(((key, value) for key, value in first.items() if all(key in other for other in kept)), None)
-
-
-def _is_undivided(optimizer: NamedState, param: torch.nn.Parameter) -> bool:
-    """Return whether this rank's model has all of a parameter."""
-    entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
-    return entry is not None and tuple(entry.spec.shape) == tuple(param.shape)
-
-
-def _no_box(index: int) -> NoReturn:
-    raise LookupError(index)
+__all__ = ["lacking_state", "names_in", "torch_source"]
 
 
 def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:

@@ -193,12 +193,8 @@ def wrapped_alike(
         )
         for param, name in wrapper.names.items()
     ]
-    written = [(name, list(said.items())) for name, said in rows]
     what = f"the parameters of {type(wrapper).__name__}"
-    return [
-        settings_alike(wrapper.config),
-        Comparison(what, fingerprint(written), lambda: rows, group),
-    ]
+    return [settings_alike(wrapper.config), Comparison.of_rows(what, rows, group)]
 
 
 def _comparisons(held: Iterable[Held]) -> list[Comparison]:

@@ -30,7 +30,6 @@ from megaopt_core.reporting._optimizer_report import OptimizerReport, build_repo
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._stateful import OptimizerCheckpointState
-from megaopt_core.state._torch_schema.export import with_slices
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
@@ -556,7 +555,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict = with_slices(self, export_state_dict(self), self.state.cut_names())
+        state_dict = export_state_dict(self)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

@@ -9,7 +9,7 @@ import torch
 
 from megaopt_core.optimizers._param_state import ParamState, Slice
 from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.state._pieces import PieceState
+from megaopt_core.state._pieces import OwnedState, PieceState, states_of
 
 __all__ = ["LiveState"]
 
@@ -31,11 +31,13 @@ class LiveState(MutableMapping[torch.nn.Parameter, MutableMapping[str, Any]]):
         self._names = names
         found: dict[torch.nn.Parameter, list[Slice]] = {}
         for part in parts:
+            owned = {each.info.name: each for each in states_of(part) if isinstance(each, OwnedState)}
             for index, piece in enumerate(part.pieces):
                 members = piece.spec.members
                 is_param = len(members) == 1 and piece.param.shape == piece.model_params[0].shape
                 for param, (offset, shard) in zip(piece.model_params, members, strict=True):
-                    each = Slice(PieceState(part, index), offset, shard, is_param)
+                    state = PieceState(part, index)
+                    each = Slice(state, offset, shard, is_param, owned.get(shard.name))
                     found.setdefault(param, []).append(each)
         self._where = {param: ParamState(slices) for param, slices in found.items()}
 

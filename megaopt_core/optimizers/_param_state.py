@@ -9,12 +9,14 @@ import torch
 from attrs import frozen
 
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
+from megaopt_core.execution._placeholders import is_placeholder
 from megaopt_core.params._parts import local_tensor
 from megaopt_core.params._shards import Box, Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.sharding._elements import elements_of
+from megaopt_core.state._collected import joined, sliced
 from megaopt_core.state._pieces import PieceState
+from megaopt_core.state._values.sliced import SlicedTensor
 
 __all__ = ["ParamState", "Slice"]
 
@@ -28,34 +30,34 @@ class Slice:
         offset: where the parameter's elements begin in the flattened piece.
         shard: which elements they are.
         is_param: the piece is the parameter, in its shape: all that is kept belongs to it as it is.
+        owned: what this rank keeps as the one that transforms the parameter's updates; None: another rank does.
     """
 
     piece: PieceState
     offset: int
     shard: Shard
     is_param: bool
-
-    @property
-    def owned(self) -> MutableMapping[str, Any]:
-        """What this rank keeps as the one that transforms the parameter's updates."""
-        split = self.piece.part.split
-        return {} if split is None else split.transform_state.get(self.shard.name, {})
+    owned: PieceState | None = None
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of all that is kept; nothing is computed for it."""
         precision = self.piece.part.precision
         yield from (key for key in self.piece.inner if not precision.is_code(key))
-        yield from self.owned
+        yield from () if self.owned is None else self.owned.inner
         yield from precision.extra_keys(self.piece.index)
 
-    def is_cut(self, key: str) -> bool:
-        """Return whether a state has one element for each of the piece's, of which some are the parameter's.
+    def _has(self, key: str) -> bool:
+        return any(key == mine for mine in self.keys())
+
+    def is_elementwise(self, key: str) -> bool:
+        """Return whether a state has one element for each of the piece's.
 
         Args:
             key: the state's key.
         """
-        kept = self.piece.holds(key) and any(key == mine for mine in self.keys())
-        return kept and self._cuts(key, self._of_piece(key))
+        return (
+            self.piece.holds(key) and self._has(key) and self.piece.is_elementwise(key, self._of_piece(key))
+        )
 
     def _cuts(self, key: str, value: Any) -> bool:
         return not self.is_param and self.piece.is_elementwise(key, value)
@@ -73,7 +75,9 @@ class Slice:
             key: the state's key.
         """
         if not self.piece.holds(key):
-            return self.owned[key]
+            if self.owned is None:
+                raise KeyError(key)
+            return self.owned.inner[key]
         value = self._of_piece(key)
         if not self._cuts(key, value):
             return value
@@ -90,8 +94,7 @@ class Slice:
         if not self.piece.holds(key):
             self._write_owned(key, value)
             return
-        known = any(key == mine for mine in self.keys())
-        all_of_it = self._of_piece(key) if known else self._new(value)
+        all_of_it = self._of_piece(key) if self._has(key) else self._new(value)
         if isinstance(value, torch.Tensor) and self._cuts(key, all_of_it):
             with torch.no_grad():
                 changed = all_of_it.detach().clone()
@@ -105,12 +108,13 @@ class Slice:
 
     def _write_owned(self, key: str, value: Any) -> None:
         """Set what the owner keeps; on every other rank it has no place."""
-        present = self.owned.get(key)
+        kept = {} if self.owned is None else self.owned.inner
+        present = kept.get(key)
         if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
             with torch.no_grad():
                 present.copy_(value.reshape(present.shape))
-        elif self.owned:
-            self.owned[key] = value
+        elif kept:
+            kept[key] = value
 
     def _new(self, value: Any) -> Any:
         """Return zeros of the piece's shape for state that the inner optimizer has not made yet."""
@@ -121,9 +125,8 @@ class Slice:
     def start_anew(self) -> None:
         """Give up the state of the whole piece; the inner optimizer makes it in its next step."""
         self.piece.start_anew()
-        split = self.piece.part.split
-        if split is not None and self.owned:
-            split.transform_state[self.shard.name] = StatePlaceholder(self.owned)
+        if self.owned is not None:
+            self.owned.start_anew()
 
     def take_model(self, param: torch.Tensor, box: Box | None) -> None:
         """Start the main value again from the model's, where there is one.
@@ -176,7 +179,7 @@ class ParamState(MutableMapping[str, Any]):
         return box[1] if position == torch.Size(box[1]).numel() else None
 
     def __getitem__(self, key: str) -> Any:
-        if len(self._slices) == 1 or not all(each.is_cut(key) for each in self._slices):
+        if len(self._slices) == 1 or not all(each.is_elementwise(key) for each in self._slices):
             return self._slices[0].read(key)
         joined = torch.cat([each.read(key).reshape(-1) for each in self._slices])
         return joined if self._box is None else joined.view(self._box)
@@ -188,6 +191,28 @@ class ParamState(MutableMapping[str, Any]):
             values = value.reshape(-1).split([each.shard.numel for each in self._slices])
         for each, elements in zip(self._slices, values, strict=True):
             each.write(key, elements)
+
+    def sliced(self, key: str) -> SlicedTensor | None:
+        """Return a state as the part of the parameter's that it is; None where it has no element for each.
+
+        Args:
+            key: the state's key.
+        """
+        first = self._slices[0]
+        if not first.piece.holds(key):
+            owned = first.owned
+            is_elementwise = owned is not None and owned.is_elementwise(key, owned.inner.get(key))
+            return (
+                _sliced(owned.members[0][1], owned.inner[key])
+                if owned is not None and is_elementwise
+                else None
+            )
+        found = None
+        for each in self._slices:
+            if not each.is_elementwise(key):
+                return None
+            found = joined(found, _sliced(each.shard, each.read(key)))
+        return found
 
     def __delitem__(self, key: str) -> None:
         for each in self._slices:
@@ -238,3 +263,8 @@ class ParamState(MutableMapping[str, Any]):
         """
         for each in self._slices:
             each.take_model(param, box)
+
+
+def _sliced(shard: Shard, value: torch.Tensor) -> SlicedTensor:
+    elements = value.detach().reshape(-1)
+    return sliced(shard, elements.dtype, elements.device, lambda: elements)

@@ -9,10 +9,12 @@ import torch
 
 from megaopt_core.errors import MegaoptError, StateDictError
 from megaopt_core.optimizers._main_values import start_main_value
+from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
 from megaopt_core.state._sources import MemorySource
+from megaopt_core.state._torch_schema.export import names_of_slices, with_states_of_all
 from megaopt_core.state._torch_schema.shared import brought_to_ranks, refused_together
 from megaopt_core.state._torch_schema.source import lacking_state, names_in, torch_source
 
@@ -33,27 +35,35 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
         optimizer: a built optimizer.
     """
     groups, state, index = [], {}, 0
+    cut = optimizer.state.cut_names()
+    sliced = names_of_slices(optimizer).union(cut)
     for group in optimizer.param_groups:
         packed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         packed["params"] = list(range(index, index + len(group["params"])))
         packed["param_names"] = [optimizer.names[param] for param in group["params"]]
         for param in group["params"]:
-            state[index] = {key: _without_attributes(value) for key, value in optimizer.state[param].items()}
+            kept, as_slices = optimizer.state[param], optimizer.names[param] in sliced
+            state[index] = {key: _exported(kept, key, as_slices=as_slices) for key in kept}
             index += 1
         groups.append(packed)
-    if not any(state.values()):
-        state = {}  # as in torch; where others have state, torch's own loader wants every parameter listed
     exported: dict[str, Any] = {"state": state, "param_groups": groups}
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
     fresh = [optimizer.names[param] for param, values in optimizer.state.items() if values.is_fresh]
     if fresh:
         exported[_FRESH] = fresh
-    return exported
+    return with_states_of_all(optimizer, exported, cut)
 
 
-def _without_attributes(value: Any) -> Any:
-    """Return a main parameter as a plain tensor of the same memory: what is attached to it must not be pickled."""
+def _exported(kept: Mapping[str, Any], key: str, *, as_slices: bool) -> Any:
+    """Return a state as a state dict has it.
+
+    A main parameter is a plain tensor of the same memory there: what is attached to it must not be pickled.
+    """
+    part = kept.sliced(key) if as_slices and isinstance(kept, ParamState) else None
+    if part is not None:
+        return part
+    value = kept[key]
     return value.detach() if isinstance(value, torch.nn.Parameter) else value
 
 

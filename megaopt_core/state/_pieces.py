@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedPieces, NamedState
 
 
-__all__ = ["PieceState", "is_number", "piece_states", "states_of"]
+__all__ = ["OwnedState", "PieceState", "is_number", "piece_states", "states_of"]
 
 
 @frozen(eq=False)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from megaopt_core.params._parts import is_dtensor
-from megaopt_core.state._collected import collect_state, state_key
 from megaopt_core.state._pieces import PieceState, states_of
 from megaopt_core.state._torch_schema.shared import shared_states
 from megaopt_core.state._values.elsewhere import StateOfOtherRanks
@@ -17,34 +16,39 @@ from megaopt_core.state._values.sliced import SlicedTensor
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["with_slices"]
+__all__ = ["names_of_slices", "with_states_of_all"]
 
 
-def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
-    """Return a state dict in which state of cut parameters tells which part of the whole parameter it is.
-
-    A strategy may have another form for states that ranks share, such as DTensors; all of them must call it then.
-    `torch.distributed.checkpoint` saves every part of the others once and reads what a rank needs on any number of
-    ranks; nothing else can be done with them, so that no part can be taken for the whole. The same holds where other
-    ranks keep all of a parameter's state.
+def names_of_slices(optimizer: NamedState) -> set[str]:
+    """Return the parameters whose states are asked for as slices, also where this rank has all of them.
 
     Args:
         optimizer: a built optimizer.
-        state_dict: what it exports; changed in place.
+    """
+    return set().union(*(each.params for each in shared_states(optimizer) if each.states.of_all_params))
+
+
+def with_states_of_all(
+    optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]
+) -> dict[str, Any]:
+    """Return a state dict in which state of cut parameters tells of what other ranks have.
+
+    A strategy may have another form for states that ranks share, such as DTensors; all of them must call it then.
+    `torch.distributed.checkpoint` saves every slice once and reads what a rank needs on any number of ranks; nothing
+    else can be done with them, so that no part can be taken for the whole. The same holds where other ranks keep all of
+    a parameter's state.
+
+    Args:
+        optimizer: a built optimizer.
+        state_dict: what it exports, state of cut parameters as slices; changed in place.
         cut: names of the parameters of which this rank does not step everything.
     """
-    shared = list(shared_states(optimizer))
-    names = set(cut).union(*(each.params for each in shared if each.states.of_all_params))
-    tensors = collect_state(optimizer, with_placeholders=True).tensors if names else {}
-    exported: dict[str, dict[str, Any]] = {}
-    for group in state_dict["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"], strict=True):
-            values = exported[name] = state_dict["state"].setdefault(index, {})
-            for key in values if name in names else ():
-                part = tensors.get(state_key(name, key))
-                if isinstance(part, SlicedTensor):
-                    values[key] = part.read_once()
-    for each in shared:
+    exported = {
+        name: state_dict["state"][index]
+        for group in state_dict["param_groups"]
+        for index, name in zip(group["params"], group["param_names"], strict=True)
+    }
+    for each in shared_states(optimizer):
         each.states.show(each.params, {name: exported[name] for name in each.params}, each.keys)
     elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not exported[name]}
     if not elsewhere and not any(exported.values()):
@@ -72,23 +76,23 @@ def _of_other_ranks(optimizer: NamedState, cut: Collection[str]) -> Iterator[tup
             if name not in cut or is_dtensor(param):
                 continue
             if like is not None and _is_undivided(optimizer, param):
-                key, value = like
-                state[key] = SlicedTensor(param.shape, value.dtype, value.device, (), _no_box)
+                key, dtype, device = like
+                state[key] = SlicedTensor(param.shape, dtype, device, (), _no_box)
             yield name, state
 
 
-def _common_state(pieces: Sequence[PieceState]) -> tuple[str, torch.Tensor] | None:
-    """Return a state that every piece keeps for each of its elements."""
+def _common_state(pieces: Sequence[PieceState]) -> tuple[str, torch.dtype, torch.device] | None:
+    """Return a state that every piece keeps for each of its elements, with dtype and device of what is exported."""
     kept = [
         {
-            key: value
+            key: (key, torch.float32 if piece.is_coded(key) else value.dtype, value.device)
             for key, value in (*piece.inner.items(), *piece.extra.items())
             if piece.is_elementwise(key, value) and not piece.part.precision.is_code(key)
         }
         for piece in pieces
     ]
     first = kept[0] if kept else {}
-    return next(((key, value) for key, value in first.items() if all(key in other for other in kept)), None)
+    return next((like for key, like in first.items() if all(key in other for other in kept)), None)
 
 
 def _is_undivided(optimizer: NamedState, param: torch.nn.Parameter) -> bool:

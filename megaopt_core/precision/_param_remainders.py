@@ -90,11 +90,6 @@ class ParamRemainders(BasePrecisionPolicy):
     def _tensor(self, storage: ParamStorage) -> torch.Tensor:
         return torch.nn.Parameter(_placeholder(storage.param))
 
-    @property
-    def _narrow(self) -> list[bool]:
-        """For each piece whether it is stepped in fp32; complex and float64 ones are stepped and kept as they are."""
-        return [tensor.dtype == torch.float32 for tensor in self._stepped]
-
     def _storage(self, param: torch.Tensor) -> ParamStorage:
         wants_fp32 = self.main_params_dtype == torch.float32
         if param.dtype == torch.bfloat16 and self.store_param_remainders and wants_fp32:
@@ -108,8 +103,8 @@ class ParamRemainders(BasePrecisionPolicy):
         self._grads = [
             None
             if piece.grad is None
-            else piece.grad.to(self.main_grads_dtype if is_narrow else tensor.dtype)
-            for piece, tensor, is_narrow in zip(self._pieces, self._stepped, self._narrow, strict=True)
+            else piece.grad.to(self.main_grads_dtype if tensor.dtype == torch.float32 else tensor.dtype)
+            for piece, tensor in zip(self._pieces, self._stepped, strict=True)
         ]
 
     def grad(self, index: int) -> torch.Tensor | None:

@@ -70,7 +70,7 @@ class Replicas:
     @_each_step.default
     def _each_step_of_replicas(self) -> StepAgreement | None:
         group = self.pgs.dense_dp
-        return StepAgreement(group) if group is not None and communicates(group) else None
+        return StepAgreement(group) if communicates(group) else None
 
     @classmethod
     def of_all(cls, several: Sequence[Replicas]) -> Replicas | None:

@@ -99,11 +99,7 @@ def refused_together(optimizer: NamedState, failure: MegaoptError | None) -> Non
     """
     groups = [each.states.group(each.keys) for each in shared_states(optimizer)]
     words = None if failure is None else str(failure)
-    told = [
-        gather_objects(words, group, "loading a state dict")
-        for group in groups
-        if communicates(group) and group
-    ]
+    told = [gather_objects(words, group, "loading a state dict") for group in groups if communicates(group)]
     if failure is not None:
         raise failure
     for said in (each for of_group in told for each in of_group if each is not None):

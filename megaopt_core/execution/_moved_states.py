@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from typing import Any
 
 import torch
 from attrs import define, field
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
 
@@ -49,7 +49,9 @@ class MovedStates:
             found = {
                 name
                 for name, value in state.items()
-                if any(each.device == device for each in _tensors(value))
+                if any(
+                    isinstance(each, torch.Tensor) and each.device == device for each in tree_leaves(value)
+                )
             }
             self._origins.setdefault(key, {}).update(dict.fromkeys(found, device))
             self._replace(states, key, found, lambda value: move(value) if value.device == device else value)
@@ -69,40 +71,16 @@ class MovedStates:
         """
         for key in keys:
             for name, device in self._origins.pop(key, {}).items():
-                self._replace(states, key, {name}, partial(_to, move, device))
+                self._replace(states, key, {name}, lambda value, device=device: move(value, device))  # type: ignore[misc]
 
     def _replace(
         self, states: MutableMapping[Any, Any], key: Any, names: Collection[str], move: Move
     ) -> None:
         state = states.get(key) or {}
-        moved = {name: _mapped(state[name], move) for name in names if name in state}
+        moved = {name: tree_map_only(torch.Tensor, move, state[name]) for name in names if name in state}
         if not moved:
             return
         if is_placeholder(state):  # what stands in for a state goes where the state would
             states[key] = StatePlaceholder({**state, **moved})
         else:
             state.update(moved)
-
-
-def _to(
-    move: Callable[[torch.Tensor, torch.device], torch.Tensor], device: torch.device, value: torch.Tensor
-) -> torch.Tensor:
-    return move(value, device)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for held in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(held)
-
-
-def _mapped(value: Any, move: Move) -> Any:
-    if isinstance(value, torch.Tensor):
-        return move(value)
-    if isinstance(value, dict):
-        return type(value)((key, _mapped(held, move)) for key, held in value.items())
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(_mapped(held, move) for held in value)
-    return value

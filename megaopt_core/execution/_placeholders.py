@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = ["StatePlaceholder", "hidden_in", "is_placeholder", "placeholders_hidden", "put_placeholders"]
 
@@ -31,22 +33,25 @@ class StatePlaceholder(dict[str, Any]):
 
     def __init__(self, like: Mapping[str, Any]) -> None:
         super().__init__()
-        self._makers = {key: _maker(value) for key, value in like.items()}
+        leaves, self._structure = tree_flatten(dict(like))
+        self._makers = list(map(_maker, leaves))
         self.fill()
 
     def fill(self) -> None:
         """Make every value anew."""
+        self._made = [make() for make in self._makers]
+        self._versions = list(map(_version, self._made))
         self.clear()
-        self.update((key, make()) for key, make in self._makers.items())
-        self._made = list(_leaves(self))
+        self.update(tree_unflatten(self._made, self._structure))
 
     @property
     def is_untouched(self) -> bool:
         """True while every value is the one that was made, and no tensor was written to."""
-        now = list(_leaves(self))
-        return len(now) == len(self._made) and all(
-            path == made_path and value is made and version == made_version
-            for (path, value, version), (made_path, made, made_version) in zip(now, self._made, strict=True)
+        now, structure = tree_flatten(dict(self))
+        return (
+            structure == self._structure
+            and all(map(is_, now, self._made))
+            and list(map(_version, now)) == self._versions
         )
 
 
@@ -119,25 +124,10 @@ def _maker(value: Any) -> Callable[[], Any]:
     if isinstance(value, torch.Tensor):
         like, device = torch.empty_like(value, device="meta"), value.device
         return lambda: torch.zeros_like(like, device=device)
-    if type(value) is dict:
-        makers = {key: _maker(held) for key, held in value.items()}
-        return lambda: {key: make() for key, make in makers.items()}
-    if type(value) in (list, tuple):
-        inside = [_maker(held) for held in value]
-        return lambda: type(value)(make() for make in inside)
     if type(value) in (bool, int, float):
         return type(value)
     return lambda: value
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, int]]:
-    """Yield path, value and version of everything in nested containers."""
-    if isinstance(value, dict):
-        for key, held in value.items():
-            yield from _leaves(held, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for index, held in enumerate(value):
-            yield from _leaves(held, (*path, index))
-    else:
-        counted = isinstance(value, torch.Tensor) and not value.is_inference()
-        yield path, value, value._version if counted else 0
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0

@@ -14,11 +14,12 @@ from megaopt_core.config._group_values import GroupChecks
 from megaopt_core.errors import MegaoptError, UnsupportedOperationError
 from megaopt_core.execution._stages import stage
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
+from megaopt_core.optimizers._between_steps.group_settings import common_defaults
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._gradients.closures import require_closure
 from megaopt_core.optimizers._live_state import LiveState
 from megaopt_core.optimizers._main_values import require_model_values, start_main_values
-from megaopt_core.optimizers._part import OptimizerPart, common_defaults
+from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._result import StepResult, UnreadStepResult
 from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
 from megaopt_core.optimizers._step_gradients import StepGradients
@@ -30,7 +31,6 @@ from megaopt_core.reporting._report import OptimizerReport
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.sharding._wrapped import reducer_of
 from megaopt_core.state._stateful import OptimizerCheckpointState
-from megaopt_core.state._torch_schema import with_slices
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
@@ -77,7 +77,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         twins: Mapping[torch.nn.Parameter, tuple[torch.nn.Parameter, ...]] | None = None,
         routing: Routing | None = None,
     ) -> None:
-        super().__init__([{"params": []}], common_defaults(parts))
+        super().__init__([{"params": []}], common_defaults([part.inner for part in parts]))
         self.parts = list(parts)
         self.param_groups = [group for part in parts for group in part.groups]
         self.names = names
@@ -389,6 +389,22 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.names = {**self.names, **other.names}
         self.refresh_state()
 
+    def know(
+        self,
+        names: Mapping[torch.nn.Parameter, str],
+        twins: Mapping[torch.nn.Parameter, tuple[torch.nn.Parameter, ...]],
+        routing: Routing | None,
+    ) -> None:
+        """Take other parameters for those that are stepped: parts were changed.
+
+        Args:
+            names: model parameter to canonical name.
+            twins: parameter to the other parameter objects that share its memory.
+            routing: where all of them are routed.
+        """
+        self.names, self.twins, self.routing = names, Twins(twins), routing
+        self.refresh_state()
+
     def refresh_state(self) -> None:
         """Show the state of parameters that were added or replaced."""
         self._live_state = LiveState(self.parts, self.names)
@@ -540,7 +556,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        state_dict = with_slices(self, export_state_dict(self), self.state.cut_names())
+        state_dict = export_state_dict(self)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

@@ -13,7 +13,6 @@ from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._between_steps.new_groups import start_groups
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
-from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.routing._routing import Routing
 
@@ -147,14 +146,15 @@ class ChainedOptimizer(MegatronOptimizer):
             for child in self.chained_optimizers
             for param, name in child.names.items()
         ):
-            self.names = {
-                param: name for child in self.chained_optimizers for param, name in child.names.items()
-            }
-            self.twins = Twins(
-                {param: twins for child in self.chained_optimizers for param, twins in child.twins.of.items()}
+            self.know(
+                {param: name for child in self.chained_optimizers for param, name in child.names.items()},
+                {
+                    param: twins
+                    for child in self.chained_optimizers
+                    for param, twins in child.twins.of.items()
+                },
+                _joined_routing(self.chained_optimizers),
             )
-            self.routing = _joined_routing(self.chained_optimizers)
-            self.refresh_state()
         return refused
 
     def join(self, other: MegatronOptimizer) -> None:

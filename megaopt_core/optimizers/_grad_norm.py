@@ -184,14 +184,8 @@ def measure_unread(
     """
     device = stats_device(parts)
     keys: list[str | None] = [None, *asked.norm_groups]
-    totals = torch.zeros(len(keys) + 3, dtype=wide_dtype(device), device=device)
-    for group, members in _by_stats_group(parts).items() if asked.norms or asked.zeros else ():
-        sums = _local_sums(members, keys, device, asked, exact_range=True)
-        if zeros is not None:
-            sums[-3] = zeros[group]
-        if size_of(group) > 1:
-            all_reduce(sums, group, "the reduction of gradient norms")
-        totals += sums
+    nothing = torch.zeros((), dtype=wide_dtype(device), device=device)
+    totals, _ = _totals(parts, keys, asked, zeros, nothing, refused=False, exact_range=True)
     factors: dict[str | None, torch.Tensor] = {}
     if asked.norms and clip_grad > 0.0:
         coefficients = clip_grad / (totals[: len(keys)].sqrt() + 1.0e-6)
@@ -214,9 +208,9 @@ def _totals(
     keys: Sequence[str | None],
     asked: Asked,
     zeros: _PerGroup | None,
-    refused: bool,
     written: torch.Tensor,
     *,
+    refused: bool,
     exact_range: bool,
 ) -> tuple[torch.Tensor, _Brought]:
     """Return a sum for each key, then the zeros, then how many ranks refuse, then on how many somebody wrote."""
@@ -257,7 +251,7 @@ def _measure(
     written = torch.zeros((), dtype=wide_dtype(device), device=device)
     if asked.writes:
         written = _written(parts, written)
-    totals, brought = _totals(parts, keys, asked, zeros, refused, written, exact_range=exact_range)
+    totals, brought = _totals(parts, keys, asked, zeros, written, refused=refused, exact_range=exact_range)
     everything = totals[:-3].sum()
     if asked.finite and found_inf is None:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)

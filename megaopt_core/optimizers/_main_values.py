@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import StateDictError
-from megaopt_core.optimizers._joined_state import JoinedState
-from megaopt_core.optimizers._live_state import ParamState
+from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.params._names import without_wrappers
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
 
-__all__ = ["require_model_values", "start_main_values"]
+__all__ = ["require_model_values", "start_main_value", "start_main_values"]
 
 
 def require_model_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -56,10 +55,21 @@ def start_main_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, tor
     values = _by_name(optimizer, state_dict)
     with torch.no_grad():
         for param, name in optimizer.names.items():
-            state = optimizer.state[param]
-            if isinstance(state, (ParamState, JoinedState)):
-                entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
-                state.take_model(values[name], None if entry is None else entry.box)
+            start_main_value(optimizer, param, values[name])
+
+
+def start_main_value(optimizer: MegatronOptimizer, param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set the main value of one parameter, where this rank steps some of it.
+
+    Args:
+        optimizer: a built optimizer.
+        param: the model's parameter.
+        value: this rank's part of the new value, or all of it.
+    """
+    state = optimizer.state[param]
+    if isinstance(state, ParamState):
+        entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
+        state.take_model(value, None if entry is None else entry.box)
 
 
 def _by_name(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import torch
 from attrs import define, evolve, field
 
 from megaopt_core.config._group_values import GroupChecks, group_checks
-from megaopt_core.errors import ConfigurationError, UnsupportedOperationError
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._stages import stage
 from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
+from megaopt_core.optimizers._between_steps.group_settings import GroupSettings
 from megaopt_core.optimizers._between_steps.written import StepWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
@@ -25,16 +25,14 @@ from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.reporting._changes import ChangeRecord
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._protocol import OverlappedParams, ShardedParams
-from megaopt_core.state._spread.notes import joins_of
+from megaopt_core.state._notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
 
-__all__ = ["OptimizerPart", "common_defaults"]
+__all__ = ["OptimizerPart"]
 
-_ABSENT = object()
 _LARGEST = torch.finfo(torch.float32).max
-_NOT_COPIED = ("params", "param_names")
 
 type _Span = tuple[Counting, slice | None]
 """How a range of a piece's elements is counted; None: all of them."""
@@ -71,12 +69,14 @@ class OptimizerPart:
     runner: StepRunner = field(factory=StepRunner)
     changes: ChangeRecord = field(factory=ChangeRecord, init=False)
     writes: ForeignWrites = field(init=False)
+    settings: GroupSettings = field(init=False)
     _spans: list[list[_Span]] = field(init=False)
     _pending: dict[str | None, float | torch.Tensor] = field(factory=dict, init=False)
-    _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
-    _member_ids: list[list[int]] = field(init=False)
-    _inner_values: list[dict[str, Any]] | None = field(default=None, init=False)
     _step_writes: StepWrites = field(init=False)
+
+    @settings.default
+    def _settings_of_groups(self) -> GroupSettings:
+        return GroupSettings(self.inner, self.groups, self.checks)
 
     @checks.default
     def _checks_of_defaults(self) -> GroupChecks:
@@ -87,29 +87,11 @@ class OptimizerPart:
         self._spans = [self._spans_of(piece) for piece in self.pieces]
         self.writes = ForeignWrites(self.precision, self.sharded)
         self._step_writes = StepWrites(self.pieces, self.groups)
-        self._member_ids = [list(map(id, group["params"])) for group in self.groups]
+        self.settings.know_members()
 
     def watch_again(self) -> None:
         """Take pieces that were added or replaced into what is counted and watched."""
         self.__attrs_post_init__()
-
-    def guard_inner(self) -> None:
-        """Refuse steps, from now on, before which somebody else wrote into the inner optimizer's groups."""
-        self._inner_values = [
-            {key: value for key, value in group.items() if key not in _NOT_COPIED}
-            for group in self.inner.param_groups
-        ]
-
-    def _require_unwritten(self) -> None:
-        for group, seen in zip(self.inner.param_groups, self._inner_values or (), strict=False):
-            for key, value in seen.items():
-                if group.get(key, value) is not value and _differ(group[key], value):
-                    name = type(self.inner).__name__
-                    raise UnsupportedOperationError(
-                        f"{key}={group[key]!r} was written into a group of the {name} that is wrapped, which changes "
-                        "nothing that is stepped: write into the param_groups of the optimizer that wraps it, and give "
-                        "schedulers that one"
-                    )
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Call parameters otherwise from now on.
@@ -153,25 +135,7 @@ class OptimizerPart:
                 parameters than it was given, or somebody wrote into the groups of an optimizer that is wrapped.
         """
         self.runner.require_restored()
-        self._require_unwritten()
-        if self._member_ids != [list(map(id, group["params"])) for group in self.groups]:
-            raise UnsupportedOperationError(
-                f"the parameters of a group of {type(self.inner).__name__} were changed by hand, which changes nothing "
-                "that is stepped. Freeze what is not to be stepped (requires_grad_(False)); what is added to the model "
-                "or unfrozen is stepped by itself"
-            )
-        for index, group in enumerate(self.groups):
-            seen = self._seen.setdefault(index, {})
-            for key, check in self.checks.items():
-                value = group.get(key, _ABSENT)
-                if value is not seen.get(key, _ABSENT):
-                    wrong = None if value is _ABSENT else check(value)
-                    if wrong is not None:
-                        where = f"param group {index} of {type(self.inner).__name__}"
-                        raise ConfigurationError(
-                            f"{where}: {key}={value!r}: {wrong}", setting=key, value=value
-                        )
-                    seen[key] = value
+        self.settings.require_valid()
 
     def collect_grads(self) -> None:
         """Bring this step's gradients to the stepped tensors."""
@@ -226,7 +190,7 @@ class OptimizerPart:
         watched = self.precision.watched()
         before = self.changes.before(watched)
         self._step_writes.expect(self.precision)
-        self._copy_settings_inward()
+        self.settings.copy_inward()
         with self._scaled_grads():
             if self.split is not None:
                 with stage(self.config, "optimizer-inner-step"):
@@ -236,7 +200,7 @@ class OptimizerPart:
             else:
                 self._step_in_units(self.overlapped)
         self.precision.discard_grads()
-        self._copy_settings_outward()
+        self.settings.copy_outward()
         self.changes.after(watched, before)
 
     def record_writes(self) -> None:
@@ -274,9 +238,9 @@ class OptimizerPart:
         switch = getattr(self.inner, name, None)
         if switch is None:
             return False
-        self._copy_settings_inward()
+        self.settings.copy_inward()
         self.runner.switch_mode(self, switch)
-        self._copy_settings_outward()
+        self.settings.copy_outward()
         return True
 
     @contextmanager
@@ -345,22 +309,6 @@ class OptimizerPart:
             return frozenset()
         return frozenset(index for index, tensor in enumerate(self.stepped) if id(tensor) in exempt)
 
-    def _copy_settings_inward(self) -> None:
-        for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
-            if "momentum" in outer and "momentum" not in inner:
-                _cycle_first_beta(outer)
-            for key, value in outer.items():
-                if key not in _NOT_COPIED:
-                    inner[key] = value
-
-    def _copy_settings_outward(self) -> None:
-        for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
-            for key, value in inner.items():
-                if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
-                    outer[key] = value
-        if self._inner_values is not None:
-            self.guard_inner()
-
 
 @contextmanager
 def _without_autocast() -> Iterator[None]:
@@ -379,37 +327,6 @@ def _autocast_kinds() -> tuple[str, ...]:
     return tuple(kind for kind in kinds if torch.amp.is_autocast_available(kind))
 
 
-def _differ(one: Any, other: Any) -> bool:
-    return isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor) or bool(one != other)
-
-
 def _identity(factor: float | torch.Tensor | None) -> Any:
     """Return what tells clip factors apart; to compare tensors would read them."""
     return ("on the device", id(factor)) if isinstance(factor, torch.Tensor) else factor
-
-
-def _cycle_first_beta(group: dict[str, Any]) -> None:
-    """Let what torch's schedulers set as `momentum` on every group of a mixed chain mean this group's first beta."""
-    momentum = group.pop("momentum")
-    if "betas" in group:
-        group["betas"] = (momentum, *group["betas"][1:])
-
-
-def common_defaults(parts: Sequence[OptimizerPart]) -> dict[str, Any]:
-    """Return the first optimizer's defaults that all have: what torch's schedulers may count on in every group.
-
-    `momentum` is among them where one optimizer has it and the others have it or betas: set on a group with betas, it
-    means the first of them.
-
-    Args:
-        parts: what is stepped as one.
-    """
-    if not parts:
-        return {}
-    every = [part.inner.defaults for part in parts]
-    first, *others = every
-    common = {key: value for key, value in first.items() if all(key in other for other in others)}
-    momenta = [defaults["momentum"] for defaults in every if "momentum" in defaults]
-    if momenta and "betas" not in common:
-        common.setdefault("momentum", momenta[0])
-    return common

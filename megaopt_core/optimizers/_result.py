@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, cast, override
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, override
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._gradients.unread import UnreadStats
 
 __all__ = ["StepResult", "UnreadStepResult"]
 
@@ -22,22 +25,16 @@ class StepResult(NamedTuple):
     num_zeros_in_grad: int | None
 
 
-class _Unread(Protocol):
-    def norm(self, otherwise: float | None) -> float | None: ...
-
-    def zeros(self, otherwise: int | None) -> int | None: ...
-
-
 class UnreadStepResult(StepResult):
     """The outcome of a step that was made, whose norm and zeros the host reads when somebody looks at them.
 
     Unpacking, comparing and printing look at all of it.
     """
 
-    _stats: _Unread
+    _stats: UnreadStats
 
     @classmethod
-    def of(cls, stats: _Unread, norm: float | None, zeros: int | None) -> UnreadStepResult:
+    def of(cls, stats: UnreadStats, norm: float | None, zeros: int | None) -> UnreadStepResult:
         """Return the outcome.
 
         Args:

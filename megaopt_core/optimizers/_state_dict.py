@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import MegaoptError, StateDictError
-from megaopt_core.optimizers._joined_state import JoinedState
-from megaopt_core.optimizers._live_state import ParamState
+from megaopt_core.optimizers._main_values import start_main_value
+from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._document import ROUTED, optimizer_names, plugins_of, readers_of
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._spread.owned import brought_to_owners, refused_together
-from megaopt_core.state._torch_schema import lacking_state, names_in, torch_source
+from megaopt_core.state._torch_schema.export import names_of_slices, with_states_of_all
+from megaopt_core.state._torch_schema.shared import brought_to_ranks, refused_together
+from megaopt_core.state._torch_schema.source import lacking_state, names_in, torch_source
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -36,6 +37,8 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
     """
     groups, state, index = [], {}, 0
     routed = _routed(optimizer)
+    cut = optimizer.state.cut_names()
+    sliced = names_of_slices(optimizer).union(cut)
     for position, group in enumerate(optimizer.param_groups):
         packed = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         packed["params"] = list(range(index, index + len(group["params"])))
@@ -43,18 +46,17 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
         if routed:
             packed[ROUTED] = routed[position]
         for param in group["params"]:
-            state[index] = {key: _without_attributes(value) for key, value in optimizer.state[param].items()}
+            kept, as_slices = optimizer.state[param], optimizer.names[param] in sliced
+            state[index] = {key: _exported(kept, key, as_slices=as_slices) for key in kept}
             index += 1
         groups.append(packed)
-    if not any(state.values()):
-        state = {}  # as in torch; where others have state, torch's own loader wants every parameter listed
     exported: dict[str, Any] = {"state": state, "param_groups": groups}
     if optimizer.grad_scaler is not None:
         exported[_SCALER] = optimizer.grad_scaler.state_dict()
     fresh = [optimizer.names[param] for param, values in optimizer.state.items() if values.is_fresh]
     if fresh:
         exported[_FRESH] = fresh
-    return exported
+    return with_states_of_all(optimizer, exported, cut)
 
 
 def _routed(optimizer: MegatronOptimizer) -> list[dict[str, str]]:
@@ -70,8 +72,15 @@ def _routed(optimizer: MegatronOptimizer) -> list[dict[str, str]]:
     return [{"optimizer": name, "distribution": plugins.get(name, ""), "roles": roles} for name in names]
 
 
-def _without_attributes(value: Any) -> Any:
-    """Return a main parameter as a plain tensor of the same memory: what is attached to it must not be pickled."""
+def _exported(kept: Mapping[str, Any], key: str, *, as_slices: bool) -> Any:
+    """Return a state as a state dict has it.
+
+    A main parameter is a plain tensor of the same memory there: what is attached to it must not be pickled.
+    """
+    part = kept.sliced(key) if as_slices and isinstance(kept, ParamState) else None
+    if part is not None:
+        return part
+    value = kept[key]
     return value.detach() if isinstance(value, torch.nn.Parameter) else value
 
 
@@ -89,7 +98,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     names = names_in(state_dict)
     if names is None:
         names = _by_position(optimizer, state_dict)
-    state_dict = brought_to_owners(optimizer, state_dict, names)
+    state_dict = brought_to_ranks(optimizer, state_dict, names)
     try:
         source, plan = _planned(optimizer, state_dict, names, strict=strict)
     except MegaoptError as error:
@@ -101,11 +110,9 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
     plan.apply(ALONE)
     for param, name in optimizer.names.items():
         record = source.manifest.parameters.get(name)
-        present = optimizer.state[param]
-        if record and MAIN_PARAM not in record["state"] and isinstance(present, (ParamState, JoinedState)):
+        if record and MAIN_PARAM not in record["state"]:
             # A plain optimizer's state: the model's parameter is the only value there is.
-            entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
-            present.take_model(param, None if entry is None else entry.box)
+            start_main_value(optimizer, param, param)
 
 
 def _planned(

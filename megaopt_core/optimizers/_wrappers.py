@@ -65,7 +65,7 @@ class _WrappedOptimizer(MegatronOptimizer):
         names: dict[torch.nn.Parameter, str] = _names(optimizer)
         public = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
         pieces = [
-            Piece(_piece_spec(names[param], param, index), param, (param,))
+            Piece(PieceSpec.of(_shard(names[param], param), index), param, (param,))
             for index, group in enumerate(public)
             for param in group["params"]
         ]
@@ -89,7 +89,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             counting,
             entry.scalar_states,
         )
-        part.guard_inner()
+        part.settings.guard_inner()
         super().__init__(
             [part],
             config=config,
@@ -192,9 +192,8 @@ def _names(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
     return names
 
 
-def _piece_spec(name: str, param: torch.Tensor, group: int) -> PieceSpec:
-    shape = tuple(param.shape)
-    return PieceSpec(group, shape, ((0, Shard(name, shape, whole(shape), 0, param.numel())),))
+def _shard(name: str, param: torch.Tensor) -> Shard:
+    return Shard(name, tuple(param.shape), whole(param.shape), 0, param.numel())
 
 
 def _replace_params(

@@ -6,7 +6,7 @@ import hashlib
 import marshal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 from attrs import field, frozen
@@ -44,6 +44,19 @@ class Comparison:
     rows: Callable[[], Rows]
     group: ProcessGroup | None = None
     everywhere: bool = True
+
+    @classmethod
+    def of_rows(cls, what: str, rows: Rows, group: ProcessGroup | None) -> Self:
+        """Return the comparison of all that there is to say.
+
+        Args:
+            what: what is compared.
+            rows: what this rank has.
+            group: the ranks that must have it alike; None: all that take part.
+        """
+        return cls(
+            what, fingerprint([(name, list(said.items())) for name, said in rows]), lambda: rows, group
+        )
 
     @property
     def key(self) -> tuple[str, tuple[int, ...]]:

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import torch
-from attrs import define, field
 
-from megaopt_core.parallel._words import aligned, odd_numbers, words_of
+from megaopt_core.parallel._words import odd_numbers, words_of
 
 __all__ = ["digest_of_each", "digest_of_tensors"]
 
@@ -35,17 +34,14 @@ _LARGE = 8 * _ROWS * _COLUMNS
 _PIECE = 64 * _ROWS * _COLUMNS
 """Words that are worked on at a time."""
 
-_SMALL = 3 << 14
+_SMALL = 1 << 18
 """Bytes below which tensors are put together before anything is computed."""
 
-_TOGETHER = 1 << 18
+_TOGETHER = 1 << 19
 """Bytes of small tensors that are put together at a time: they stay in the cache until they are added up."""
 
 _FEW = 64
 """Words that are not worth adding up."""
-
-_MIXED_TOGETHER = 1 << 16
-"""Words of sums that are mixed at a time."""
 
 
 def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -106,37 +102,27 @@ def _mixed(words: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
 
 
 def _totals(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return the numbers that the tensors of one dtype and device become.
+    """Return the numbers that the tensors of one dtype and device become; what is on a device is read at one time.
 
     Which way a tensor goes depends on its shape and dtype alone: where it lies is another matter on every rank.
     """
-    mixer = _Mixer()
-    small: dict[torch.Size, list[torch.Tensor]] = {}
-    middle: dict[int, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        size = tensor.nbytes
-        if size < _SMALL:
-            small.setdefault(tensor.shape, []).append(tensor)
-        elif size < 8 * _LARGE and size % 8 == 0 and not tensor.is_complex():
-            middle.setdefault(size // 8, []).append(tensor)
-        else:
-            mixer.add(tensor.contiguous().view(-1))
-    for words, some in middle.items():
-        mixer.add_alike(some, words)
-    for flat in _flattened([some[0] for some in small.values() if len(some) == 1]):
-        mixer.add(flat)
-    for some in small.values():
-        if len(some) > 1:
-            for flat in _stacked(some):
-                mixer.add(flat)
-    return mixer.totals()
+    found = []
+    for flat in _flattened(tensors):
+        for piece in (piece for words in words_of(flat) for piece in words.split(_PIECE)):
+            sums = _sums_of(piece)
+            found.append(_mixed(sums, _kept_odd_numbers(sums.numel().bit_length(), sums.device)))
+    numbers: list[int] = torch.stack(found).tolist() if found else []
+    return numbers
 
 
-def _flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield small tensors of different shapes together."""
+def _flattened(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield tensors flat, small ones together."""
     waiting: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
+        if tensor.nbytes >= _SMALL:
+            yield tensor.contiguous().view(-1)
+            continue
         waiting.append(tensor)
         size += tensor.nbytes
         if size >= _TOGETHER:
@@ -146,87 +132,21 @@ def _flattened(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield torch._utils._flatten_dense_tensors(waiting)
 
 
-def _stacked(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield small tensors of one shape together, in memory that is used again."""
-    several = min(max(_TOGETHER // max(tensors[0].nbytes, 1), 1), len(tensors))
-    memory = tensors[0].new_empty(several, *tensors[0].shape)
-    for start in range(0, len(tensors), several):
-        some = tensors[start : start + several]
-        torch.stack(list(some), out=memory[: len(some)])
-        yield memory[: len(some)].view(-1)
-
-
-@define
-class _Mixer:
-    """Numbers that depend on every word that was added, and on its position."""
-
-    _waiting: list[torch.Tensor] = field(init=False, factory=list)
-    _size: int = field(init=False, default=0)
-    _totals: list[torch.Tensor] = field(init=False, factory=list)
-
-    def add(self, flat: torch.Tensor) -> None:
-        """Add what a flat tensor holds."""
-        for words in words_of(flat):
-            for piece in words.split(_PIECE) if words.numel() > _PIECE else (words,):
-                self._add_words(piece)
-
-    def add_alike(self, tensors: Sequence[torch.Tensor], size: int) -> None:
-        """Add what tensors of one size hold, with as few calls as can be.
-
-        Args:
-            tensors: contiguous or not.
-            size: of each in words, one block at most.
-        """
-        columns = _columns_of(size)
-        across = size - (_ROWS - 1) * columns
-        several = max(_MIXED_TOGETHER // across, 1)
-        for start in range(0, len(tensors), several):
-            some = tensors[start : start + several]
-            sums = torch.empty((len(some), across), dtype=torch.int64, device=some[0].device)
-            for tensor, row in zip(some, sums.unbind(0), strict=True):
-                words = aligned(tensor).view(-1).view(torch.int64)
-                torch.sum(words.as_strided((_ROWS, across), (columns, 1)), 0, out=row)
-            self._wait(sums.view(-1))
-
-    def _add_words(self, words: torch.Tensor) -> None:
-        size = words.numel()
-        if size >= _LARGE:
-            whole = size // (_ROWS * _COLUMNS) * (_ROWS * _COLUMNS)
-            self._wait(words[:whole].view(-1, _ROWS, _COLUMNS).sum(1).view(-1))
-            self._wait(words[whole:].clone())
-        elif size <= _FEW:
-            self._wait(words.clone())
-        else:
-            columns = _columns_of(size)
-            across = size - (_ROWS - 1) * columns
-            self._wait(words.as_strided((_ROWS, across), (columns, 1)).sum(0))
-
-    def totals(self) -> list[int]:
-        """Return the numbers; what comes from another device comes at one time."""
-        self._mix()
-        numbers: list[int] = torch.stack(self._totals).tolist() if self._totals else []
-        return numbers
-
-    def _wait(self, words: torch.Tensor) -> None:
-        self._waiting.append(words)
-        self._size += words.numel()
-        if self._size >= _MIXED_TOGETHER:
-            self._mix()
-
-    def _mix(self) -> None:
-        if not self._waiting:
-            return
-        words = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
-        self._totals.append(_mixed(words, _kept_odd_numbers(words.numel().bit_length(), words.device)))
-        self._waiting, self._size = [], 0
+def _sums_of(words: torch.Tensor) -> torch.Tensor:
+    """Return sums of words that lie far apart, one for every few of them."""
+    size = words.numel()
+    if size <= _FEW:
+        return words
+    if size >= _LARGE:
+        whole = size // (_ROWS * _COLUMNS) * (_ROWS * _COLUMNS)
+        return torch.cat([words[:whole].view(-1, _ROWS, _COLUMNS).sum(1).view(-1), words[whole:]])
+    columns = _columns_of(size)
+    return words.as_strided((_ROWS, size - (_ROWS - 1) * columns), (columns, 1)).sum(0)
 
 
 @cache
 def _columns_of(size: int) -> int:
-    """Return how far apart rows of one block begin: without the factors that shapes have.
-
-    Rows are longer by what is left over, so that every word is in one of them, and some are in two.
-    """
+    """Return how far apart rows of one block begin: without the factors that shapes have."""
     columns = size // _ROWS
     while math.gcd(columns, 2 * 3 * 5 * 7) > 1:
         columns -= 1

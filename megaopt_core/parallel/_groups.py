@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch.distributed as dist
 from attrs import define
@@ -66,7 +66,7 @@ def rank_in(group: ProcessGroup | None) -> int:
     return 0 if group is None else group.rank()
 
 
-def communicates(group: ProcessGroup | None) -> bool:
+def communicates(group: ProcessGroup | None) -> TypeGuard[ProcessGroup]:
     """Return whether ranks of a group tell each other anything: not one alone, nor torch's fake process group.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["aligned", "odd_numbers", "words_of"]
+__all__ = ["odd_numbers", "words_of"]
 
 _ODD = -7046029254386353131
 """2**64 divided by the golden ratio: its multiples are spread evenly."""
@@ -29,13 +29,6 @@ def words_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
         last = flat.new_zeros(in_word)
         last[:left] = flat[-left:]
         yield last.view(torch.int64)
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor, copied where its memory does not begin with a whole word."""
-    tensor = tensor.contiguous()
-    begins = tensor.storage_offset() * tensor.element_size()
-    return tensor.clone() if begins % 8 or tensor.data_ptr() % 8 else tensor
 
 
 def odd_numbers(bits: int, device: torch.device) -> torch.Tensor:

@@ -10,7 +10,7 @@ from megaopt_core.params._overrides import (
 )
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
-from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, whole
+from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, intersect, numel_of, whole
 from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamInfo, ParamSpec, PeerGroup
 from megaopt_core.params._views import MATRIX, Fused, MatrixView
 from megaopt_core.params._windows import MatrixWindow
@@ -40,10 +40,12 @@ __all__ = [
     "Shard",
     "chunks_of",
     "combine_param_group_overrides",
+    "intersect",
     "is_dtensor",
     "local_tensor",
     "named_modules",
     "named_params",
+    "numel_of",
     "param_group_override_to_tuple",
     "unwrap",
     "whole",

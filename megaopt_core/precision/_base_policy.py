@@ -10,7 +10,9 @@ import torch
 
 from megaopt_core.errors import PluginError, PluginHookError
 from megaopt_core.precision._lending import GradLending
+from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
+from megaopt_core.precision._storage import ParamStorage
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._live_model import Piece
@@ -30,18 +32,19 @@ class BasePrecisionPolicy:
     is_mixed: bool = False
     _pieces: Sequence[Piece]
     _stepped: Sequence[torch.Tensor]
+    _storages: Sequence[ParamStorage]
+    _watched: list[list[torch.Tensor]]
     _lending: GradLending
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Return the pieces' own tensors.
+        """Return what is stepped for each piece.
 
         Args:
             pieces: this rank's pieces of one inner optimizer.
         """
         self._lending = GradLending()
-        self._pieces = pieces
-        self._stepped = [piece.param for piece in pieces]
-        return list(self._stepped)
+        self._pieces, self._storages, self._stepped = (), (), ()
+        return self.extend(pieces)
 
     def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Return the tensors to step for pieces that come after those of :meth:`attach`.
@@ -49,8 +52,11 @@ class BasePrecisionPolicy:
         Args:
             pieces: pieces that this rank steps from now on.
         """
-        added = [self._tensor(piece) for piece in pieces]
-        self._pieces, self._stepped = [*self._pieces, *pieces], [*self._stepped, *added]
+        storages = [self._storage(piece.param) for piece in pieces]
+        added = list(map(self._tensor, storages))
+        self._pieces = [*self._pieces, *pieces]
+        self._storages, self._stepped = [*self._storages, *storages], [*self._stepped, *added]
+        self._watched = [storage.watched() for storage in self._storages]
         return added
 
     def replace(self, index: int, old: torch.Tensor) -> torch.Tensor:
@@ -60,15 +66,20 @@ class BasePrecisionPolicy:
             index: position of the piece.
             old: what its `param` was, of the same shape and dtype.
         """
+        storage = self._storages[index]
+        storage.param = self._pieces[index].param
+        self._watched[index] = storage.watched()
         if self._stepped[index] is old:
-            stepped = list(self._stepped)
-            stepped[index] = self._pieces[index].param
-            self._stepped = stepped
+            self._stepped = [storage.param if tensor is old else tensor for tensor in self._stepped]
         return self._stepped[index]
 
-    def _tensor(self, piece: Piece) -> torch.Tensor:
-        """Return what is stepped for a piece: itself."""
-        return piece.param
+    def _storage(self, param: torch.Tensor) -> ParamStorage:
+        """Return what keeps a piece's value between steps: the piece alone."""
+        return ParamStorage(param)
+
+    def _tensor(self, storage: ParamStorage) -> torch.Tensor:
+        """Return what is stepped: the piece itself."""
+        return storage.param
 
     def load_grads(self) -> None:
         """Lend each tensor its gradient, in its own dtype, where it is not its own already."""
@@ -112,44 +123,50 @@ class BasePrecisionPolicy:
         """
 
     def reload_model_params(self) -> None:
-        """Nothing to do: the piece is what is stepped."""
+        """Take the pieces' present values over, where more is kept of them."""
+        self.take_over(range(len(self._storages)))
 
     def take_over(self, indices: Sequence[int]) -> None:
-        """Take the present values of all pieces over, as :meth:`reload_model_params` does.
+        """Take those of the pieces' values over that kept ones do not round to.
 
         Args:
-            indices: positions of the pieces that somebody wrote to.
+            indices: positions of the pieces.
         """
-        self.reload_model_params()
+        with torch.no_grad():
+            for index in indices:
+                self._storages[index].take_model()
 
     def watched(self) -> list[list[torch.Tensor]]:
-        """Return the stepped tensors."""
-        return [[tensor] for tensor in self._stepped]
+        """Return for each piece the tensors in which a change shows."""
+        return self._watched
 
     def extra_keys(self, index: int) -> tuple[str, ...]:
-        """Return nothing: the parameter itself is the only copy.
+        """Return the main value's key, where a piece has one besides the model's parameter.
 
         Args:
             index: position of the piece.
         """
-        return ()
+        return (MAIN_PARAM,) if self._storages[index].has_main else ()
 
     def extra_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Return nothing.
+        """Return the main value of a piece, where the model's parameter does not hold it.
 
         Args:
             index: position of the piece.
         """
-        return {}
+        return {key: self._storages[index].load() for key in self.extra_keys(index)}
 
     def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
-        """Ignore a main value: the model's checkpoint holds the parameter.
+        """Take over a main value; it is ignored where the parameter itself is all there is.
 
         Args:
             index: position of the piece.
-            key: its key.
-            value: of any floating dtype.
+            key: the state's key.
+            value: its value.
         """
+        if key in self.extra_keys(index):
+            with torch.no_grad():
+                self._storages[index].set_main(value)
 
     def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
         """Return the value as it is.

@@ -12,26 +12,28 @@ from attrs import define, field
 from megaopt_core.precision._base_policy import BasePrecisionPolicy
 from megaopt_core.precision._batches import in_turns
 from megaopt_core.precision._block_codes import BlockCode
-from megaopt_core.precision._policy import LOW_PRECISION, MAIN_PARAM
+from megaopt_core.precision._policy import LOW_PRECISION
 from megaopt_core.precision._state_codes import (
     CodedState,
     ScaledCode,
-    StateCode,
     StoredSlice,
     decode_slices,
     needs_scale,
     scale_key,
 )
-from megaopt_core.precision._storage import InPlace, ParamStorage, Remainder, SeparateMain
+from megaopt_core.precision._storage import ParamStorage, Remainder, SeparateMain
 from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
+
+type StateCode = ScaledCode | BlockCode
+"""How one state is stored between steps."""
 
 BATCH_ELEMENTS = 2**24
 """Elements that are in fp32 at a time: with Adam, 16 bytes of temporary memory each."""
 
 
-@define
+@define(slots=False)
 class ParamRemainders(BasePrecisionPolicy):
     """fp32 arithmetic on parameters, gradients and states that are stored in fewer bits.
 
@@ -62,9 +64,6 @@ class ParamRemainders(BasePrecisionPolicy):
     positive_states: frozenset[str] = frozenset({"exp_avg_sq"})
     stochastic_rounding: bool = False
     _codes: Mapping[str, StateCode] = field(init=False)
-    _pieces: Sequence[Piece] = field(factory=list, init=False)
-    _storages: list[ParamStorage] = field(factory=list, init=False)
-    _stepped: Sequence[torch.Tensor] = field(factory=list, init=False)
     _grads: list[torch.Tensor | None] = field(factory=list, init=False)
     _other_shapes: set[tuple[int, str]] = field(factory=set, init=False)
     """States that have no element for each of the piece's, and are kept as they are."""
@@ -78,45 +77,18 @@ class ParamRemainders(BasePrecisionPolicy):
             for key, dtype in self.state_dtypes.items()
         }
 
-    def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Return one tensor a piece, which has memory during a step only: fp32, or wider where the parameter is.
-
-        Args:
-            pieces: this rank's pieces of one inner optimizer.
-        """
-        self._pieces = pieces
-        self._storages = [self._storage(piece.param) for piece in pieces]
-        self._stepped = [torch.nn.Parameter(_placeholder(piece.param)) for piece in pieces]
-        self._grads = [None] * len(pieces)
-        return list(self._stepped)
-
     def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Return one tensor a piece, as :meth:`attach` does.
+        """Return one tensor a piece, which has memory during a step only: fp32, or wider where the parameter is.
 
         Args:
             pieces: pieces that this rank steps from now on.
         """
-        self._storages = [*self._storages, *(self._storage(piece.param) for piece in pieces)]
-        self._grads = [*self._grads, *([None] * len(pieces))]
-        return super().extend(pieces)
+        added = super().extend(pieces)
+        self._grads = [None] * len(self._pieces)
+        return added
 
-    def replace(self, index: int, old: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that was stepped before: it has memory during a step only.
-
-        Args:
-            index: position of the piece.
-            old: what its `param` was.
-        """
-        self._storages[index].param = self._pieces[index].param
-        return self._stepped[index]
-
-    def _tensor(self, piece: Piece) -> torch.Tensor:
-        return torch.nn.Parameter(_placeholder(piece.param))
-
-    @property
-    def _narrow(self) -> list[bool]:
-        """For each piece whether it is stepped in fp32; complex and float64 ones are stepped and kept as they are."""
-        return [tensor.dtype == torch.float32 for tensor in self._stepped]
+    def _tensor(self, storage: ParamStorage) -> torch.Tensor:
+        return torch.nn.Parameter(_placeholder(storage.param))
 
     def _storage(self, param: torch.Tensor) -> ParamStorage:
         wants_fp32 = self.main_params_dtype == torch.float32
@@ -124,15 +96,15 @@ class ParamRemainders(BasePrecisionPolicy):
             return Remainder(param)
         if param.dtype in LOW_PRECISION and param.dtype != self.main_params_dtype:
             return SeparateMain(param, self.main_params_dtype)
-        return InPlace(param)
+        return ParamStorage(param)
 
     def load_grads(self) -> None:
         """Round collected gradients to `main_grads_dtype`, except those of complex and float64 parameters."""
         self._grads = [
             None
             if piece.grad is None
-            else piece.grad.to(self.main_grads_dtype if is_narrow else tensor.dtype)
-            for piece, tensor, is_narrow in zip(self._pieces, self._stepped, self._narrow, strict=True)
+            else piece.grad.to(self.main_grads_dtype if tensor.dtype == torch.float32 else tensor.dtype)
+            for piece, tensor in zip(self._pieces, self._stepped, strict=True)
         ]
 
     def grad(self, index: int) -> torch.Tensor | None:
@@ -242,52 +214,6 @@ class ParamRemainders(BasePrecisionPolicy):
     def discard_grads(self) -> None:
         """Drop gradients."""
         self._grads = [None] * len(self._pieces)
-
-    def reload_model_params(self) -> None:
-        """Take the model's present values over."""
-        self.take_over(range(len(self._storages)))
-
-    def take_over(self, indices: Sequence[int]) -> None:
-        """Take those of the model's values over that the kept ones do not round to.
-
-        Args:
-            indices: positions of the pieces that somebody wrote to.
-        """
-        with torch.no_grad():
-            for index in indices:
-                self._storages[index].take_model()
-
-    def watched(self) -> list[list[torch.Tensor]]:
-        """Return for each piece the tensors in which a change shows."""
-        return [storage.watched() for storage in self._storages]
-
-    def extra_keys(self, index: int) -> tuple[str, ...]:
-        """Return the main value's key, where a piece has one besides the model's parameter.
-
-        Args:
-            index: position of the piece.
-        """
-        return (MAIN_PARAM,) if self._storages[index].has_main else ()
-
-    def extra_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Return the main value of a piece in fp32, where the model's parameter does not hold it.
-
-        Args:
-            index: position of the piece.
-        """
-        return {key: self._storages[index].load() for key in self.extra_keys(index)}
-
-    def set_extra_state(self, index: int, key: str, value: torch.Tensor) -> None:
-        """Take over a main value.
-
-        Args:
-            index: position of the piece.
-            key: `"main_param"`.
-            value: of any floating dtype.
-        """
-        if key in self.extra_keys(index):
-            with torch.no_grad():
-                self._storages[index].set_main(value)
 
     def read_state(self, index: int, key: str, state: Mapping[str, Any]) -> Any:
         """Return one state value: fp32 where it is stored with a scale, else as it is stored.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -13,7 +13,6 @@ __all__ = [
     "CodedState",
     "Decoder",
     "ScaledCode",
-    "StateCode",
     "StoredSlice",
     "decode_scaled",
     "decode_slices",
@@ -193,49 +192,6 @@ def encode_state(
         smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
         scaled = torch.where((value > 0) & (scaled < smallest), smallest, scaled)
     return scaled.to(dtype), scale
-
-
-class StateCode(Protocol):
-    """How one state is stored between steps."""
-
-    @property
-    def name(self) -> str:
-        """Under which a checkpoint's reader finds the decoder."""
-
-    def encode(
-        self, value: torch.Tensor, entropy: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the stored elements, and the scale that they need.
-
-        Args:
-            value: fp32.
-            entropy: what a code that rounds at random makes its choice of; None: it rounds to nearest.
-        """
-
-    def decode(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-        """Return the values in fp32.
-
-        Args:
-            stored: what :meth:`encode` returned.
-            scale: what it returned beside.
-        """
-
-    def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
-        """Return what a checkpoint keeps beside a range of elements.
-
-        Args:
-            scale: what :meth:`encode` returned.
-            start: position of the first element.
-            stop: position behind the last one.
-        """
-
-    def common_scale(self, slices: Sequence[StoredSlice], like: torch.Tensor) -> torch.Tensor | None:
-        """Return the scale with which saved elements can be taken over as they are; None: they cannot.
-
-        Args:
-            slices: what was saved.
-            like: a tensor of the piece's shape and device.
-        """
 
 
 @frozen

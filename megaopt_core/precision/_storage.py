@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from attrs import define, field
@@ -10,7 +10,7 @@ from attrs import define, field
 from megaopt_core.precision._policy import LOW_PRECISION
 from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
 
-__all__ = ["InPlace", "ParamStorage", "Remainder", "SeparateMain", "take_changed"]
+__all__ = ["ParamStorage", "Remainder", "SeparateMain", "take_changed"]
 
 
 @torch.no_grad()
@@ -33,52 +33,22 @@ def take_changed(main: torch.Tensor, model: torch.Tensor) -> None:
     main.copy_(torch.where(stays, main, model.to(main.dtype)))
 
 
-class ParamStorage(Protocol):
-    """Keeps one parameter's fp32 value somehow."""
-
-    param: torch.Tensor
-    """The model's parameter."""
-
-    def load(self) -> torch.Tensor:
-        """Return the fp32 value; writing into it may or may not write the storage."""
-
-    def store(self, value: torch.Tensor) -> None:
-        """Keep a new fp32 value and round it into the model's parameter.
-
-        Args:
-            value: what was stepped.
-        """
-
-    def take_model(self) -> None:
-        """Take the model's present value over, where what is kept does not round to it."""
-
-    def watched(self) -> list[torch.Tensor]:
-        """Return the tensors in which a change shows."""
-
-    @property
-    def has_main(self) -> bool:
-        """True when the storage says more than the model's parameter."""
-
-    def set_main(self, value: torch.Tensor) -> None:
-        """Take over the value that :meth:`load` returned; ignored where the parameter is the only copy.
-
-        Args:
-            value: of any floating dtype.
-        """
-
-
 @define
-class InPlace:
-    """The model's parameter is the only copy."""
+class ParamStorage:
+    """Keeps one parameter's value in full precision; here the model's parameter is the only copy.
+
+    Args:
+        param: the model's parameter.
+    """
 
     param: torch.Tensor
 
     def load(self) -> torch.Tensor:
-        """Return the parameter itself, or its fp32 value where it is narrower."""
+        """Return the value, in fp32 where it is kept in less; writing into it may or may not write the storage."""
         return self.param.detach().float() if self.param.dtype in LOW_PRECISION else self.param.detach()
 
     def store(self, value: torch.Tensor) -> None:
-        """Round the value into the parameter, unless it is the parameter.
+        """Keep a new value and round it into the parameter.
 
         Args:
             value: what was stepped.
@@ -86,28 +56,26 @@ class InPlace:
         if value.data_ptr() != self.param.data_ptr():
             self.param.copy_(value)
 
+    has_main: ClassVar[bool] = False
+    """Whether the storage says more than the model's parameter."""
+
     def take_model(self) -> None:
-        """Nothing to do."""
+        """Take the model's present value over, where what is kept does not round to it."""
 
     def watched(self) -> list[torch.Tensor]:
-        """Return the parameter."""
+        """Return the tensors in which a change shows."""
         return [self.param]
 
-    @property
-    def has_main(self) -> bool:
-        """False."""
-        return False
-
     def set_main(self, value: torch.Tensor) -> None:
-        """Ignore a main value: the model's checkpoint holds the parameter.
+        """Take over the value that :meth:`load` returned; ignored where the model's checkpoint holds the only copy.
 
         Args:
-            value: not used.
+            value: of any floating dtype.
         """
 
 
 @define
-class SeparateMain:
+class SeparateMain(ParamStorage):
     """A main copy in a dtype of its own.
 
     Args:
@@ -115,7 +83,7 @@ class SeparateMain:
         dtype: of the main copy.
     """
 
-    param: torch.Tensor
+    has_main: ClassVar[bool] = True
     dtype: torch.dtype
     main: torch.Tensor = field(init=False)
 
@@ -144,11 +112,6 @@ class SeparateMain:
         """Return the main copy."""
         return [self.main]
 
-    @property
-    def has_main(self) -> bool:
-        """True."""
-        return True
-
     def set_main(self, value: torch.Tensor) -> None:
         """Copy a value into the main copy.
 
@@ -159,14 +122,14 @@ class SeparateMain:
 
 
 @define
-class Remainder:
-    """The bf16 parameter and the 16 bits that it lacks.
+class Remainder(ParamStorage):
+    """The bf16 parameter and the 16 bits that it lacks: together they are the main value.
 
     Args:
         param: the model's parameter, bf16.
     """
 
-    param: torch.Tensor
+    has_main: ClassVar[bool] = True
     remainder: torch.Tensor = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -198,11 +161,6 @@ class Remainder:
     def watched(self) -> list[torch.Tensor]:
         """Return parameter and remainder."""
         return [self.param, self.remainder]
-
-    @property
-    def has_main(self) -> bool:
-        """True: parameter and remainder together are the main value."""
-        return True
 
     def set_main(self, value: torch.Tensor) -> None:
         """Split a value into parameter and remainder.

@@ -12,7 +12,13 @@ from megaopt_core.sharding._layout import (
 )
 from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of
 from megaopt_core.sharding._ownership import require_partition
-from megaopt_core.sharding._protocol import OverlappedParams, ParamLayout, ShardedParams, ShardingStrategy
+from megaopt_core.sharding._protocol import (
+    OverlappedParams,
+    ParamLayout,
+    ShardedParams,
+    ShardingStrategy,
+    SharedStates,
+)
 from megaopt_core.sharding._replicated import Replicated, ReplicatedParams
 from megaopt_core.sharding._split_step import Exchange, Sent, SplitStep, StatefulSplitStep, Travel
 from megaopt_core.sharding._wrapped import ReducedBy, WrappedModel, finish_grad_sync, wrappers_of
@@ -35,6 +41,7 @@ __all__ = [
     "Sent",
     "ShardedParams",
     "ShardingStrategy",
+    "SharedStates",
     "SplitStep",
     "StatefulSplitStep",
     "Travel",

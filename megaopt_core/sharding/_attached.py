@@ -146,7 +146,7 @@ def _of_all(mine: set[tuple[str, int]], pgs: ProcessGroupCollection) -> set[tupl
     found = set(mine)
     for axis in ("dp", "expert_dp"):
         group = pgs.of_axis(axis)
-        if group is not None and communicates(group):
+        if communicates(group):
             told = gather_objects(found, group, f"telling which peers have parts along {axis!r}")
             found = set().union(*told)
     return found

@@ -25,11 +25,8 @@ type _Block = tuple[tuple[tuple[str, int], ...], str, int, int, int | None, Box 
 """Peers: where they stand on other axes, axis, size, number of the block, `dim`, and the box that replicas share."""
 
 
-@define
-class _Owners:
-    """Who owns one slice: as many as are seen, and where on each axis."""
-
-    seen: list[tuple[RankCoordinates, Peers | None]] = field(factory=list)
+type _Owners = list[tuple[RankCoordinates, Peers | None]]
+"""Who owns one slice: as many as are seen, and where on each axis."""
 
 
 def require_partition(strategy: str, layout: ParamLayout, specs: Sequence[ParamSpec], world: World) -> None:
@@ -141,8 +138,8 @@ class _Ownership:
                 if spec is not None:
                     self._require_piece(piece, shard, spec, rank)
                     if shard.numel or not spec.numel:
-                        slices = owned[shard.name].setdefault((shard.box, shard.start, shard.stop), _Owners())
-                        slices.seen.append((rank, piece.peers))
+                        slices = owned[shard.name].setdefault((shard.box, shard.start, shard.stop), [])
+                        slices.append((rank, piece.peers))
                 elif shard.name not in self.others:
                     self._refuse(shard, "was not given to it")
             self.seen += len(piece.members)
@@ -202,15 +199,15 @@ class _Ownership:
 
     def _is_one(self, owners: _Owners, spec: ParamSpec) -> bool:
         """Return whether the owners of a slice count as one: copies along axes of the model, or replicas."""
-        if len(owners.seen) == 1:
+        if len(owners) == 1:
             return True
-        places = {rank.get(self.axis, 0) for rank, _ in owners.seen}
+        places = {rank.get(self.axis, 0) for rank, _ in owners}
         if len(places) > 1 and not _is_one_block(owners, self.axis):
             return False
         cut = {placement.axis for placement in spec.dividing}
         return all(
             # Ranks along an axis that cuts the tensor have different parts of it, unless one owns them all.
-            len({rank.get(axis, 0) for rank, _ in owners.seen}) == 1
+            len({rank.get(axis, 0) for rank, _ in owners}) == 1
             for axis in self.model_axes
             if axis in cut
         )
@@ -221,7 +218,7 @@ def _is_one_block(owners: _Owners, axis: str) -> bool:
         None
         if peers is None or peers.axis != axis or peers.dim is not None
         else (peers.size, rank.get(axis, 0) // peers.size)
-        for rank, peers in owners.seen
+        for rank, peers in owners
     }
     return len(blocks) == 1 and None not in blocks
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from megaopt_core.errors import ShardingError
-from megaopt_core.params._shards import AxisPlacement, RankCoordinates
+from megaopt_core.params._shards import AxisPlacement, RankCoordinates, Shard
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._split_step import Exchange, Sent, Travel
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 from megaopt_core.sharding._live_model import LiveModel, Piece
 
-__all__ = ["OverlappedParams", "ParamLayout", "ShardedParams", "ShardingStrategy", "spread_axes"]
+__all__ = [
+    "OverlappedParams",
+    "ParamLayout",
+    "ShardedParams",
+    "ShardingStrategy",
+    "SharedStates",
+    "spread_axes",
+]
 
 
 class ParamLayout(Protocol):
@@ -51,6 +58,52 @@ def spread_axes(layout: ParamLayout, *, is_expert: bool) -> tuple[str, ...]:
     return () if tell is None else tuple(tell(is_expert=is_expert))
 
 
+class SharedStates(Protocol):
+    """How torch's functions for state dicts see states that ranks have parts of, or that owners have of whole tensors.
+
+    `keys` are the state keys that a split step keeps of whole tensors.
+    """
+
+    @property
+    def of_all_params(self) -> bool:
+        """Whether states come as slices also of a parameter that this rank has all of."""
+
+    def group(self, keys: frozenset[str]) -> ProcessGroup | None:
+        """Return the ranks that make a state dict together, and load it together; None: each does by itself.
+
+        Args:
+            keys: see the class.
+        """
+
+    def show(
+        self,
+        params: Mapping[str, torch.nn.Parameter],
+        states: Mapping[str, MutableMapping[str, Any]],
+        keys: frozenset[str],
+    ) -> None:
+        """Put what torch's functions understand in the place of slices, and what owners keep, on every rank.
+
+        Args:
+            params: all parameters by name, the same on all ranks.
+            states: what this rank has of the state of each; changed in place.
+            keys: see the class.
+        """
+
+    def take(
+        self,
+        states: Mapping[str, Mapping[str, Any]],
+        owned: Mapping[str, Sequence[Shard]],
+        keys: frozenset[str],
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Return the states that this rank loads in place of those that :meth:`show` has put into a state dict.
+
+        Args:
+            states: what the state dict has of each parameter.
+            owned: the whole tensors that this rank keeps a state of, by the name of their parameter.
+            keys: see the class.
+        """
+
+
 @runtime_checkable
 class ShardedParams(Protocol):
     """This rank's live pieces of one inner optimizer.
@@ -68,12 +121,9 @@ class ShardedParams(Protocol):
     """What this rank holds of the model's values that reach a piece, here or elsewhere, by such a collective alone.
     Nobody but users writes to it between a step's end and the next step, which so notices what they wrote."""
 
-    steps_local_tensors: bool = False
-    """On every rank each piece is the local tensor of a DTensor: its states can be DTensors that are cut alike."""
-
-    owners_group: ProcessGroup | None = None
-    """The ranks among which owners were chosen of tensors that are cut over them; state dicts that all of these ranks
-    ask for, or load, hold what owners keep as DTensors. None: there are none, or each rank's state dict has its own."""
+    shared_states: SharedStates | None = None
+    """How state dicts of torch's schema hold states that ranks have parts of; None: as slices, which only
+    `torch.distributed.checkpoint` understands."""
 
     pieces: Sequence[Piece]
     """The pieces, grouped as the layout ordered them."""

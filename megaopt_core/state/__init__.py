@@ -15,7 +15,7 @@ from megaopt_core.state._restore.plan import LoadPlan, Restore, plan_load
 from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import MemorySource, Request, Source, read_values
 from megaopt_core.state._stateful import OptimizerCheckpointState
-from megaopt_core.state._torch_schema import names_in, torch_source
+from megaopt_core.state._torch_schema.source import names_in, torch_source
 from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.encoding import decode, dtype_named, encode, name_of_dtype
 from megaopt_core.state._values.sliced import SlicedTensor

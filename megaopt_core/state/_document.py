@@ -15,8 +15,8 @@ from megaopt_core.errors import PluginError
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._collected import Collected
+from megaopt_core.state._notes import Notes, joined_notes, notes_of
 from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._spread.notes import Notes, joined_notes, notes_of
 from megaopt_core.state._values.encoding import encode
 
 if TYPE_CHECKING:

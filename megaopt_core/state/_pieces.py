@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedPieces, NamedState
 
 
-__all__ = ["OwnedState", "PieceState", "is_elementwise", "is_number", "piece_states"]
+__all__ = ["OwnedState", "PieceState", "is_number", "piece_states", "states_of"]
 
 
 @frozen(eq=False)
@@ -71,7 +71,8 @@ class PieceState:
             key: the state's key.
             value: the state.
         """
-        return is_elementwise(key, value, self.stepped.shape, self.part.scalar_states)
+        is_of_piece = isinstance(value, torch.Tensor) and value.shape == self.stepped.shape
+        return is_of_piece and key not in self.part.scalar_states
 
     def coded(self, key: str) -> CodedState | None:
         """Return how a state is saved that the precision policy stores in a code; None: as it is.
@@ -172,30 +173,27 @@ class OwnedState(PieceState):
         return key in self.split.transform_keys
 
 
+def states_of(part: NamedPieces) -> Iterator[PieceState]:
+    """Yield the state of every piece of a part, and of every tensor that its split step transforms here.
+
+    Args:
+        part: what one inner optimizer steps.
+    """
+    for index in range(len(part.pieces)):
+        yield PieceState(part, index)
+    if part.split is not None and part.split.transform_keys:
+        for index in range(len(part.split.exchange.owned)):
+            yield OwnedState(part, index, part.split)
+
+
 def piece_states(optimizer: NamedState) -> Iterator[PieceState]:
-    """Yield the state of every piece of this rank, and of every tensor that a split step transforms here.
+    """Yield the states of all parts.
 
     Args:
         optimizer: a built optimizer.
     """
     for part in optimizer.parts:
-        for index in range(len(part.pieces)):
-            yield PieceState(part, index)
-        if part.split is not None and part.split.transform_keys:
-            for index in range(len(part.split.exchange.owned)):
-                yield OwnedState(part, index, part.split)
-
-
-def is_elementwise(key: str, value: Any, shape: Sequence[int], scalars: Collection[str]) -> bool:
-    """Return whether a state tensor has one element for every element of what is stepped.
-
-    Args:
-        key: the state's key.
-        value: the state.
-        shape: of the tensor that the inner optimizer steps.
-        scalars: keys that have one number for a parameter, even where the parameter is a scalar too.
-    """
-    return isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape) and key not in scalars
+        yield from states_of(part)
 
 
 def is_number(value: Any) -> bool:

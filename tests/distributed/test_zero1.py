@@ -453,3 +453,39 @@ def test_the_order_of_buckets_is_the_order_of_parameters(launch, first, options,
         else:
             assert "'0.weight' has the strides (36, 1, 12, 4)" in sharded
             assert "gradient_as_bucket_view=True" in sharded
+
+
+def loaded_again(rank: int, size: int, dtype: str) -> dict[str, float]:
+    """Return how far states are from what they were, in parts of the largest, once a state dict is loaded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 65), nn.Linear(65, 3))
+    settings = {"exp_avg_dtype": dtype, "exp_avg_sq_dtype": dtype, "use_precision_aware_optimizer": True}
+    stepper = build_optimizer(model, "adam", lr=1e-2, sharding="distributed", **settings)
+    for param in model.parameters():
+        param.grad = torch.randn_like(param) * 1e-3
+    stepper.step()
+    saved = stepper.state_dict()
+    moments = [
+        (param, name, key)
+        for param, name in stepper.names.items()
+        for key in ("exp_avg", "exp_avg_sq")
+        if key in stepper.state[param] and stepper.state[param][key].numel()
+    ]
+    before = {(name, key): stepper.state[param][key].clone() for param, name, key in moments}
+    for param, _, key in moments:
+        stepper.state[param][key] = torch.ones_like(stepper.state[param][key])
+    stepper.load_state_dict(saved)
+    return {
+        f"{name} {key}": float(
+            (stepper.state[param][key] - before[name, key]).abs().max() / before[name, key].abs().max()
+        )
+        for param, name, key in moments
+    }
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 0.0), ("uint8", 0.05)])
+def test_a_state_dict_has_the_values_of_states_in_codes(launch, dtype, most):
+    """What a rank has of a cut parameter is stored with scales, and a state dict has no place for these."""
+    found = launch(loaded_again, 2, dtype)
+    assert all(found)
+    assert [name for of_rank in found for name, far in of_rank.items() if far > most] == []

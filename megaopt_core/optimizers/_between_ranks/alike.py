@@ -15,7 +15,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._names import join, named_modules, named_params
 from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words
-from megaopt_core.state._spread.notes import joins_of
+from megaopt_core.state._notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
@@ -87,7 +87,7 @@ def held_alike(
         if _hold_more([chunk for _, chunk in chunks]):
             left = _left_rows(chunks, stepped, is_expert=is_expert)
             rows = [*left, *_buffer_rows(chunks, is_expert=is_expert, everything=everything)]
-        found.append(_compared(what, rows, group))
+        found.append(Comparison.of_rows(what, rows, group))
     return found
 
 
@@ -110,11 +110,6 @@ def _of_replicas(what: str, pgs: ProcessGroupCollection) -> list[tuple[str, Proc
     """Return who compares dense parameters and who those of experts: the name of it, the group, of experts or not."""
     kinds = ((what, pgs.dense_dp, False), (f"{what}, of experts", pgs.expt_dp, True))
     return [kind for kind in kinds if communicates(kind[1])]
-
-
-def _compared(what: str, rows: Rows, group: ProcessGroup | None) -> Comparison:
-    said = [(name, list(values.items())) for name, values in rows]
-    return Comparison(what, fingerprint(said), lambda: rows, group)
 
 
 def _left_rows(
@@ -175,7 +170,7 @@ def settings_of_groups(
             f"param group {index}",
             {
                 key: plain(value)
-                for key, value in values.items()
+                for key, value in sorted(values.items())
                 if _is_setting(key, value)
                 and (everything or key in WRITTEN)
                 and key not in noted.get(id(values), ())
@@ -183,8 +178,7 @@ def settings_of_groups(
         )
         for index, values in enumerate(optimizer.param_groups)
     ]
-    written = [(name, sorted(said.items())) for name, said in rows]
-    return [Comparison("the parameter groups", fingerprint(written), lambda: rows, group)]
+    return [Comparison.of_rows("the parameter groups", rows, group)]
 
 
 def _is_setting(key: str, value: Any) -> bool:
@@ -220,4 +214,4 @@ def schedules_alike(optimizer: MegatronOptimizer) -> list[Comparison]:
         )
         for index, schedule in enumerate(alive)
     ]
-    return [_compared("the schedules", rows, None)]
+    return [Comparison.of_rows("the schedules", rows, None)]

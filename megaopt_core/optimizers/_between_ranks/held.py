@@ -108,8 +108,8 @@ class Holder:
                 if isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm):
                     continue
                 group = self.pgs.expt_dp if id(module) in experts else self.pgs.dense_dp
-                for name, buffer in module._buffers.items() if _is_larger(group) else ():
-                    if buffer is not None and group is not None:
+                for name, buffer in module._buffers.items():
+                    if buffer is not None and communicates(group):
                         yield Held(f"buffer {name_of(join(path, name))!r}", buffer, (group,))
 
     def states(
@@ -164,7 +164,7 @@ class Holder:
             cut = any(placement.axis == replicate for placement in spec.dividing)
             data = None if cut else pgs.of_axis(replicate)
         tensor = None if tensor_parallel else pgs.tensor_parallel(is_expert=spec.is_expert)
-        return tuple(group for group in (data, tensor) if group is not None and communicates(group))
+        return tuple(group for group in (data, tensor) if communicates(group))
 
 
 def _spec(name: str, part: LogicalPart, dtype: torch.dtype) -> ParamSpec:
@@ -181,10 +181,6 @@ def _spec(name: str, part: LogicalPart, dtype: torch.dtype) -> ParamSpec:
         placements=part.placements,
         is_expert=part.is_expert,
     )
-
-
-def _is_larger(group: ProcessGroup | None) -> bool:
-    return group is not None and communicates(group)
 
 
 def modules_of_experts(chunk: torch.nn.Module) -> set[int]:

@@ -70,7 +70,7 @@ class Replicas:
     @_each_step.default
     def _each_step_of_replicas(self) -> StepAgreement | None:
         group = self.pgs.dense_dp
-        return StepAgreement(group) if group is not None and communicates(group) else None
+        return StepAgreement(group) if communicates(group) else None
 
     @classmethod
     def of_all(cls, several: Sequence[Replicas]) -> Replicas | None:
@@ -193,12 +193,8 @@ def wrapped_alike(
         )
         for param, name in wrapper.names.items()
     ]
-    written = [(name, list(said.items())) for name, said in rows]
     what = f"the parameters of {type(wrapper).__name__}"
-    return [
-        settings_alike(wrapper.config),
-        Comparison(what, fingerprint(written), lambda: rows, group),
-    ]
+    return [settings_alike(wrapper.config), Comparison.of_rows(what, rows, group)]
 
 
 def _comparisons(held: Iterable[Held]) -> list[Comparison]:

@@ -19,32 +19,59 @@ WHOLE = 4096
 """Values up to which all of a tensor are compared: what that costs is lost beside the kernels of its step."""
 
 
+type _Tensors = list[list[torch.Tensor]]
+
+
 @define(eq=False)
 class _Watch:
-    """Tensors that nobody but users writes to between two steps.
+    """Tensors that nobody but users writes to between two steps, for each of several owners.
 
     Args:
-        flag: whether somebody wrote to one since :meth:`record`; as of the last :meth:`look`.
+        counted: those whose version counters tell of writes.
+        watched: those whose values are compared.
+        flag: on the device: whether a value differed in the last :meth:`look`; None: nobody has looked.
+        is_counted: whether a version counter told of a write then.
     """
 
-    flag: torch.Tensor = field(factory=lambda: torch.zeros(()))
-    _versions: list[int] = field(factory=list, init=False)
+    counted: _Tensors = field(factory=list)
+    watched: _Tensors = field(factory=list)
+    flag: torch.Tensor | None = field(default=None, init=False)
+    is_counted: bool = field(default=False, init=False)
+    _versions: list[list[int]] = field(factory=list, init=False)
     _samples: Samples = field(factory=lambda: Samples(WHOLE), init=False)
     _before: Values = field(factory=dict, init=False)
+    _now: Values = field(factory=dict, init=False)
 
-    def record(self, tensors: Sequence[torch.Tensor]) -> None:
+    def record(self) -> None:
         """Remember the present values."""
-        self._versions = list(map(_version, tensors))
-        self._before = self._samples.read([[tensor] for tensor in tensors if tensor.numel()])
+        self._versions, self.is_counted = self._present_versions(), False
+        self._before = self._samples.read(self.watched)
+        self._now, self.flag = {}, None
 
-    def look(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Compare with them, on the device but for version counters and addresses."""
-        some = [[tensor] for tensor in tensors if tensor.numel()]
-        if list(map(_version, tensors)) != self._versions or self._samples.moved(some):
-            self.flag = torch.ones(())
-            return
-        differs = any_differ(self._before, self._samples.read_again(some))
-        self.flag = torch.zeros(()) if differs is None else differs
+    def look(self) -> None:
+        """Compare with them, on the device but for version counters."""
+        self.is_counted = self._present_versions() != self._versions
+        self._now = self._samples.read_again(self.watched)
+        self.flag = any_differ(self._before, self._now)
+
+    def written(self, differs: bool) -> set[int]:
+        """Return the owners to whose tensors somebody wrote, or gave other memory.
+
+        Args:
+            differs: what the flag says.
+        """
+        pairs = enumerate(zip(self._present_versions(), self._versions, strict=True))
+        found = {at for at, (now, before) in pairs if now != before}
+        if differs:
+            found |= differing_owners(self._samples, self._before, self._now)
+        return found | self.moved()
+
+    def moved(self) -> set[int]:
+        """Return the owners whose tensors have other memory now."""
+        return self._samples.moved(self.watched)
+
+    def _present_versions(self) -> list[list[int]]:
+        return [list(map(_version, tensors)) for tensors in self.counted]
 
 
 @define(eq=False)
@@ -67,27 +94,17 @@ class ForeignWrites:
 
     precision: PrecisionPolicy
     sharded: ShardedParams
-    flag: torch.Tensor | None = field(default=None, init=False)
-    """On the device: whether a value differs; None while nobody has looked."""
     is_told: bool | None = field(default=None, init=False)
     """What the host has read of the flag; None: nothing yet."""
-    is_counted: bool = field(default=False, init=False)
-    """Whether a version counter told of a write in the last look."""
     is_brought: bool = field(default=False, init=False)
     """What all ranks have agreed on: somebody wrote to what only all of them can bring to pieces."""
-    _indices: list[int] = field(init=False)
+    _indices: list[int] = field(factory=list, init=False)
     _own: set[int] = field(factory=set, init=False)
-    _counted: list[list[torch.Tensor]] = field(init=False)
-    _watched: list[list[torch.Tensor]] = field(init=False)
-    _versions: list[list[int]] = field(factory=list, init=False)
-    _samples: Samples = field(factory=lambda: Samples(WHOLE), init=False)
-    _before: Values = field(factory=dict, init=False)
-    _now: Values = field(factory=dict, init=False)
+    _watch: _Watch = field(factory=_Watch, init=False)
     _together: list[int] = field(factory=list, init=False)
     _shared: _Watch = field(factory=_Watch, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._indices, self._counted, self._watched, self._together = [], [], [], []
         for index, piece in enumerate(self.sharded.pieces):
             local = [_local(param) for param in piece.model_params]
             own = _has_own_memory(piece, local)
@@ -97,8 +114,8 @@ class ForeignWrites:
             if piece.param.numel() and (own or self.precision.extra_keys(index)):
                 self._own.update([len(self._indices)] if own else [])
                 self._indices.append(index)
-                self._counted.append(local)
-                self._watched.append(local if own else [piece.param])
+                self._watch.counted.append(local)
+                self._watch.watched.append(local if own else [piece.param])
         self.record()
 
     @property
@@ -106,38 +123,46 @@ class ForeignWrites:
         """Whether only all ranks together can bring values to the pieces."""
         return bool(getattr(self.sharded, "takes_values_together", False))
 
+    @property
+    def flag(self) -> torch.Tensor | None:
+        """On the device: whether a value differs; None while nobody has looked."""
+        return self._watch.flag
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a version counter told of a write in the last look."""
+        return self._watch.is_counted
+
     @torch.no_grad()
     def record(self) -> None:
         """Remember the model's present values as those that belong to the pieces."""
+        self._watch.record()
+        self._record_together()
+
+    def _record_together(self) -> None:
         if self.is_together:
-            self._shared.record(self.sharded.brought_together)
-        if self._indices:
-            self._versions, self.is_counted = self._present_versions(), False
-            self._before = self._samples.read(self._watched)
-            self._now, self.flag = {}, None
+            self._watch_brought()
+            self._shared.record()
+
+    def _watch_brought(self) -> None:
+        brought = self.sharded.brought_together
+        self._shared.counted = [[tensor] for tensor in brought]
+        self._shared.watched = [[tensor] for tensor in brought if tensor.numel()]
 
     @torch.no_grad()
     def look(self) -> None:
         """Compare values with those of :meth:`record` on the device, without waiting for it: see :attr:`flag`."""
         self.is_told = None
+        self._watch.look()
         if self.is_together:
-            self._shared.look(self.sharded.brought_together)
-        if self._indices:
-            self.is_counted = self._present_versions() != self._versions
-            self._now = self._samples.read_again(self._watched)
-            self.flag = any_differ(self._before, self._now)
+            self._watch_brought()
+            self._shared.look()
 
     @torch.no_grad()
     def take_over(self) -> None:
         """Bring what somebody wrote since :meth:`record` to the pieces that keep more of it; nothing else changes."""
-        if not self._indices:
-            return
-        present = self._present_versions()
-        pairs = zip(present, self._versions, strict=True)
-        written = {at for at, (now, before) in enumerate(pairs) if now != before}
-        if self.flag is not None and (self.is_told if self.is_told is not None else bool(self.flag)):
-            written |= differing_owners(self._samples, self._before, self._now)
-        written |= self._samples.moved(self._watched)
+        differs = self.flag is not None and (self.is_told if self.is_told is not None else bool(self.flag))
+        written = self._watch.written(differs)
         if written & self._own:
             self.sharded.take_model_values()
         if written:
@@ -150,7 +175,10 @@ class ForeignWrites:
         Args:
             like: of which dtype and device.
         """
-        return self._shared.flag.to(like).view(1)
+        if self._shared.is_counted or self._shared.moved():
+            return like.new_ones(1)
+        flag = self._shared.flag
+        return like.new_zeros(1) if flag is None else flag.to(like).view(1)
 
     @torch.no_grad()
     def take_over_together(self) -> None:
@@ -159,10 +187,7 @@ class ForeignWrites:
             self.is_brought = False
             self.sharded.take_model_values()
             self.precision.take_over(self._together)
-            self._shared.record(self.sharded.brought_together)
-
-    def _present_versions(self) -> list[list[int]]:
-        return [list(map(_version, tensors)) for tensors in self._counted]
+            self._record_together()
 
     def settle(self) -> None:
         """Look, and take over at once."""

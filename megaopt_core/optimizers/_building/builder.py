@@ -31,7 +31,7 @@ from megaopt_core.sharding._attached import duplicated, require_attached, requir
 from megaopt_core.sharding._layout import Peers
 from megaopt_core.sharding._live_model import LiveModel, Piece
 from megaopt_core.sharding._protocol import ParamLayout
-from megaopt_core.state._spread.notes import note_checks
+from megaopt_core.state._notes import note_checks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

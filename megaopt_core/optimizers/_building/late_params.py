@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 
 from megaopt_core.errors import OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.look import ModelLook
 from megaopt_core.optimizers._between_steps.new_groups import start_groups
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
+from megaopt_core.optimizers._building.late_pieces import add_to, replace_in
 from megaopt_core.optimizers._building.late_words import (
     changed_error,
     in_words,
@@ -21,18 +22,14 @@ from megaopt_core.optimizers._building.late_words import (
     words_of,
 )
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
-from megaopt_core.optimizers._part import OptimizerPart
-from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._overrides import ParamGroupOverride
-from megaopt_core.params._specs import ParamInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._added import route_added
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._routing import ParamRoute, Routing
-from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
-from megaopt_core.sharding._live_model import Piece
+from megaopt_core.sharding._layout import LayoutOptions, World
 
 __all__ = ["LateParams"]
 
@@ -133,10 +130,12 @@ class LateParams:
         groups = len(self.optimizer.param_groups)
         for part in self.optimizer.parts:
             part.writes.settle()
-        for name, entry in replaced.items():
-            self._replace(by_name[name], entry.param)
+        new_of = {by_name[name]: entry.param for name, entry in replaced.items()}
+        for owner in self.owners:
+            for old in new_of.keys() & owner.names.keys():
+                replace_in(owner.parts[0], old, new_of[old])
         self._add(routing, added)
-        self._finish(routing, {**replaced, **added})
+        self._finish(routing, new_of, {**replaced, **added})
         start_groups(self.optimizer, self.optimizer.param_groups[groups:])
         self.joined += len(replaced) + len(added)
         self._warn(list(replaced), list(added), len(self.optimizer.param_groups) - groups)
@@ -195,19 +194,6 @@ class LateParams:
         )
         return None if reason is None else f"sharding={where.strategy!r}: {reason}"
 
-    def _replace(self, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
-        """Let a parameter take the place of another of its name; state stays, as it does when values are copied."""
-        for owner in self.owners:
-            if old in owner.names:
-                _replace_in(owner.parts[0], old, new)
-        for optimizer in {id(each): each for each in (*self.owners, self.optimizer)}.values():
-            optimizer.names = {
-                new if param is old else param: name for param, name in optimizer.names.items()
-            }
-            optimizer.twins = Twins(
-                {param: twins for param, twins in optimizer.twins.of.items() if param is not old}
-            )
-
     def _add(self, routing: Routing, added: _Named) -> None:
         children, infos = len(self.owners), infos_of(routing)
         for at, child in enumerate(routing.children[:children]):
@@ -216,7 +202,7 @@ class LateParams:
                 if group in child.groups:
                     owner = self.owners[at]
                     counting = self._counting(routing.params[name])
-                    _add_to(
+                    add_to(
                         owner.parts[0], child.groups.index(group), routing, entry.param, infos[name], counting
                     )
                     owner.names = {**owner.names, entry.param: name}
@@ -240,17 +226,19 @@ class LateParams:
         layout = get_registry().strategy(child.strategy).layout(specs, World(routing.axes), LayoutOptions())
         return self.builder.build(child, routing, *self.builder.live(routing), layout, {})
 
-    def _finish(self, routing: Routing, joined: _Named) -> None:
+    def _finish(
+        self, routing: Routing, new_of: Mapping[torch.nn.Parameter, torch.nn.Parameter], joined: _Named
+    ) -> None:
+        """Let all optimizers know what is stepped now; state stays, as it does when values are copied."""
+        added = {entry.param: name for name, entry in joined.items()}
         twins = {entry.param: entry.twins for entry in joined.values() if entry.twins}
-        every = {id(each): each for each in (*self.owners, self.optimizer)}.values()
-        for optimizer in every:
-            optimizer.routing = routing
-        names = {entry.param: name for name, entry in joined.items()}
-        self.optimizer.names = {**self.optimizer.names, **names}
-        for optimizer in every:
-            mine = {param: others for param, others in twins.items() if param in optimizer.names}
-            optimizer.twins = Twins({**optimizer.twins.of, **mine})
-            optimizer.refresh_state()
+        for optimizer in {id(each): each for each in (*self.owners, self.optimizer)}.values():
+            names = {new_of.get(param, param): name for param, name in optimizer.names.items()}
+            if optimizer is self.optimizer:
+                names |= added
+            kept = {param: others for param, others in optimizer.twins.of.items() if param not in new_of}
+            mine = {param: others for param, others in twins.items() if param in names}
+            optimizer.know(names, {**kept, **mine}, routing)
         self.look.steps(self.optimizer.names, self.optimizer.twins)
 
     def _warn(self, replaced: Sequence[str], added: Sequence[str], new_groups: int) -> None:
@@ -271,50 +259,3 @@ class LateParams:
     def _optimizer_of(self, name: str) -> str:
         routing = self.optimizer.routing
         return "" if routing is None else routing.params[name].spec.optimizer
-
-
-def _position(part: OptimizerPart, param: torch.nn.Parameter) -> int | None:
-    for at, piece in enumerate(part.pieces):
-        if len(piece.model_params) == 1 and piece.model_params[0] is param:
-            return at
-    return None
-
-
-def _replace_in(part: OptimizerPart, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
-    for group in part.groups:
-        group["params"][:] = [new if param is old else param for param in group["params"]]
-    at = _position(part, old)
-    if at is None:
-        return
-    piece, before = part.pieces[at], part.stepped[at]
-    piece.param, piece.model_params = new, (new,)
-    after = part.precision.replace(at, old)
-    if after is not before:
-        after.param_info = before.param_info  # type: ignore[attr-defined] # what inner optimizers are told
-        part.stepped = [after if tensor is before else tensor for tensor in part.stepped]
-        for group in part.inner.param_groups:
-            group["params"][:] = [after if tensor is before else tensor for tensor in group["params"]]
-        if before in part.inner.state:
-            part.inner.state[after] = part.inner.state.pop(before)
-    part.watch_again()
-    part.precision.take_over([at])
-
-
-def _add_to(
-    part: OptimizerPart,
-    group: int,
-    routing: Routing,
-    param: torch.nn.Parameter,
-    info: ParamInfo,
-    counting: Counting,
-) -> None:
-    entry = routing.params[info.name]
-    piece = Piece(PieceSpec.of(entry.shard, entry.spec.group), param, (param,))
-    part.sharded.take_in(piece)
-    (tensor,) = part.precision.extend([piece])
-    tensor.param_info = evolve(info, peers=None)  # type: ignore[attr-defined] # what inner optimizers are told
-    part.stepped = [*part.stepped, tensor]
-    part.counting = {**part.counting, info.name: counting}
-    part.groups[group]["params"].append(param)
-    part.inner.param_groups[group]["params"].append(tensor)
-    part.watch_again()

@@ -18,7 +18,6 @@ from megaopt_core.state._pieces import PieceState
 from megaopt_core.state._sources import Request, Source
 from megaopt_core.state._values.codes import CodedRun, coded_runs
 from megaopt_core.state._values.encoding import decode, dtype_named
-from megaopt_core.state._values.ranges import distinct_values
 
 __all__ = ["MAIN_PARAM", "Member", "PieceRestore"]
 
@@ -164,7 +163,7 @@ class PieceRestore:
         )
 
     def _plan_number(self, key: str, present: Any, holders: Sequence[Member]) -> None:
-        found = [distinct_values(member.state[key], member.shard) for member in holders]
+        found = [_distinct_values(member.state[key], member.shard) for member in holders]
         if any(len(values) != 1 for values in found):
             self._mismatch(key, holders[0], "differs over the elements of the parameter")
         value = decode(_latest([values[0] for values in found]), _no_tensor)
@@ -282,6 +281,23 @@ def _same_box(entry: Sequence[Any], shard: Shard) -> bool:
 
 def _no_tensor(key: str) -> torch.Tensor:
     raise CheckpointMismatchError(f"{key!r} stands where a number is expected")
+
+
+def _distinct_values(record: Mapping[str, Any], shard: Shard) -> list[Any]:
+    """Return the values of a number that a shard's elements have; one, where it belongs to the whole parameter."""
+    if "value" in record:
+        return [record["value"]]
+    values: list[Any] = []
+    for offsets, sizes, start, stop, value in sorted(record["ranges"], key=lambda entry: entry[2:4]):
+        if not _same_box((offsets, sizes), shard):
+            raise CheckpointMismatchError(
+                f"a number in the state of {shard.name!r} differs over its parallel parts, which are cut otherwise "
+                "here",
+                names=[shard.name],
+            )
+        if max(start, shard.start) < min(stop, shard.stop) and value not in values:
+            values.append(value)
+    return values
 
 
 def _latest(values: Sequence[Any]) -> Any:

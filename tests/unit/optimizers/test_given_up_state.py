@@ -134,7 +134,6 @@ def test_state_that_lies_with_that_of_others_is_not_given_up_alone(build, mlp):
     piece = optimizer.parts[0].pieces[0]
     members = piece.spec.members
     object.__setattr__(piece.spec, "members", (*members, *members))
-    state.member = members[0]
     with pytest.raises(
         UnsupportedOperationError, match=r"cannot be given up alone: optimizer.state.clear\(\)"
     ):

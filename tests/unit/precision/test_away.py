@@ -31,7 +31,9 @@ def away(name: str) -> Any:
     if name == POLICIES[2]:
         mains = MainParams()
         mains.attach(pieces)
-        mains._stepped = [nn.Parameter(tensor.detach().cpu()) for tensor in mains._stepped]
+        (main,) = mains._storages
+        assert isinstance(main, SeparateMain)
+        main.main = nn.Parameter(main.main.detach().cpu())
         return mains
     policy = ParamRemainders(store_param_remainders=name == POLICIES[0])
     policy.attach(pieces)

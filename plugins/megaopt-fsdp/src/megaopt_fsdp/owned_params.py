@@ -9,9 +9,10 @@ import torch
 from attrs import define, field
 
 from megaopt_core.params import local_tensor
-from megaopt_core.sharding import LiveModel, Piece, PieceSpec, Sent, ShardedParams, Travel
+from megaopt_core.sharding import LiveModel, Piece, PieceSpec, Sent, ShardedParams, SharedStates, Travel
 from megaopt_fsdp.mail import Mail, Message
 from megaopt_fsdp.routes import Route, Travelling
+from megaopt_fsdp.states.shared import DTensorStates
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,13 +43,13 @@ class OwnedParams(ShardedParams):
     told: Mapping[str, Travel]
     device: torch.device
     pieces: Sequence[Piece] = field(init=False)
-    owners_group: ProcessGroup | None = field(init=False)
+    shared_states: SharedStates = field(init=False)
     _piece_of: dict[str, Piece] = field(factory=dict, init=False)
     _returning: list[tuple[Travelling, Message]] = field(factory=list, init=False)
 
-    @owners_group.default
-    def _group(self) -> ProcessGroup:
-        return self.mail.group
+    @shared_states.default
+    def _states(self) -> SharedStates:
+        return DTensorStates(self.mail.group, of_all_params=False)
 
     def __attrs_post_init__(self) -> None:
         values = {route.name: value for route, value in self._arrivals(self._values, "back")}

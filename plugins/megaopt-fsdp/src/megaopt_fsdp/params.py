@@ -9,8 +9,9 @@ import torch
 from attrs import define, field
 
 from megaopt_core.params import local_tensor
-from megaopt_core.sharding import LiveModel, Piece, PieceSpec, Sent, ShardedParams, Travel
+from megaopt_core.sharding import LiveModel, Piece, PieceSpec, Sent, ShardedParams, SharedStates, Travel
 from megaopt_fsdp.exchange import OwnerExchange
+from megaopt_fsdp.states.shared import DTensorStates
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,18 +42,17 @@ class LocalParams(ShardedParams):
         told: how the update of each travels, for reports.
     """
 
-    steps_local_tensors = True
-
     model: LiveModel
     pieces: Sequence[Piece]
     stats_group: ProcessGroup | None
     exchange: OwnerExchange | None = None
     told: Mapping[str, Travel] = {}
-    owners_group: ProcessGroup | None = field(init=False)
+    shared_states: SharedStates = field(init=False)
 
-    @owners_group.default
-    def _group(self) -> ProcessGroup | None:
-        return None if self.exchange is None else self.exchange.mail.group
+    @shared_states.default
+    def _states(self) -> SharedStates:
+        owners = None if self.exchange is None else self.exchange.mail.group
+        return DTensorStates(owners, of_all_params=True)
 
     def collect_grads(self) -> None:
         """Take the local part of every gradient."""

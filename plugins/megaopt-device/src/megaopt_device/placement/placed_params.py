@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from megaopt_core.sharding import Exchange, OverlappedParams, Piece, Sent, ShardedParams, Travel
+from megaopt_core.sharding import Exchange, OverlappedParams, Piece, Sent, ShardedParams, SharedStates, Travel
 from megaopt_device.placement.copies import Copies
 
 if TYPE_CHECKING:
@@ -72,14 +72,9 @@ class PlacedParams(ShardedParams):
         return self.source.brought_together
 
     @property
-    def steps_local_tensors(self) -> bool:  # type: ignore[override]
+    def shared_states(self) -> SharedStates | None:  # type: ignore[override]
         """As the strategy does."""
-        return self.source.steps_local_tensors
-
-    @property
-    def owners_group(self) -> ProcessGroup | None:  # type: ignore[override]
-        """The strategy's."""
-        return self.source.owners_group
+        return self.source.shared_states
 
     def collect_grads(self) -> None:
         """Collect gradients, and bring those of placed pieces down."""

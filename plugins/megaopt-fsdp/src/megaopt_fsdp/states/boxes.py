@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from megaopt_core.parallel._reduction import needs_all_ranks
-from megaopt_core.params._shards import Box, intersect, numel_of
+from megaopt_core.parallel import needs_all_ranks
+from megaopt_core.params import Box, intersect, numel_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

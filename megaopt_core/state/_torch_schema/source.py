@@ -1,24 +1,22 @@
-"""State dicts in torch's schema: what is cut over ranks says so, and what was saved in it is read by name."""
+"""State dicts in torch's schema as something to load from: what was saved in them is read by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.errors import StateDictError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
-from megaopt_core.state._collected import collect_state, joined, sliced, state_key
+from megaopt_core.state._collected import joined, sliced, state_key
 from megaopt_core.state._document import ROUTED, settings_of
-from megaopt_core.state._dtensors import as_dtensor, dtensors_of, local_like
 from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._spread.owned import tell_all
 from megaopt_core.state._values.elsewhere import StateOfOtherRanks
 from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor
@@ -26,116 +24,7 @@ from megaopt_core.state._values.sliced import SlicedTensor
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["lacking_state", "names_in", "torch_source", "with_slices"]
-
-
-def with_slices(optimizer: NamedState, state_dict: dict[str, Any], cut: Collection[str]) -> dict[str, Any]:
-    """Return a state dict in which state of cut parameters tells which part of the whole parameter it is.
-
-    Where every rank steps its local tensor of a DTensor the states are DTensors too, and so is what owners keep of
-    whole tensors that are cut over ranks: there all ranks must call it. `torch.distributed.checkpoint` saves every part
-    of the others once and reads what a rank needs on any number of ranks; nothing else can be done with them, so that
-    no part can be taken for the whole. The same holds where other ranks keep all of a parameter's state.
-
-    Args:
-        optimizer: a built optimizer.
-        state_dict: what it exports; changed in place.
-        cut: names of the parameters of which this rank does not step everything.
-    """
-    dtensors = [dtensors_of(part) for part in optimizer.parts]
-    names = {optimizer.names[param] for some in dtensors for param in some}.union(cut)
-    tensors = collect_state(optimizer, with_placeholders=True).tensors if names else {}
-    exported: dict[str, dict[str, Any]] = {}
-    for group in state_dict["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"], strict=True):
-            values = exported[name] = state_dict["state"].setdefault(index, {})
-            for key in values if name in names else ():
-                part = tensors.get(state_key(name, key))
-                if isinstance(part, SlicedTensor):
-                    values[key] = part.read_once()
-    for some in dtensors:
-        _tell(some, [exported[optimizer.names[param]] for param in some])
-    tell_all(optimizer, exported)
-    elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not exported[name]}
-    if not elsewhere and not any(exported.values()):
-        state_dict["state"] = {}  # as in torch
-    for group in state_dict["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"], strict=True):
-            if name in elsewhere:
-                state_dict["state"][index] = elsewhere[name]
-    return state_dict
-
-
-def _of_other_ranks(optimizer: NamedState, cut: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield cut parameters whose optimizer keeps states, as far as this rank knows, with what stands for their state.
-
-    It has a tensor without boxes where all of the optimizer's pieces here keep one of the same key: torch's functions
-    that make one state dict of those of all ranks then meet something that they cannot take for a value.
-    """
-    for part in optimizer.parts:
-        pieces = [piece for piece in piece_states(optimizer) if piece.part is part]
-        if pieces and not any(piece.inner or piece.extra for piece in pieces):
-            continue
-        like = _common_state(pieces)
-        for param in (param for group in part.groups for param in group["params"]):
-            name, state = optimizer.names[param], StateOfOtherRanks()
-            if name not in cut or is_dtensor(param):
-                continue
-            if like is not None and _is_undivided(optimizer, param):
-                key, value = like
-                state[key] = SlicedTensor(param.shape, value.dtype, value.device, (), _no_box)
-            yield name, state
-
-
-def _common_state(pieces: Sequence[PieceState]) -> tuple[str, torch.Tensor] | None:
-    """Return a state that every piece keeps for each of its elements."""
-    kept = [
-        {
-            key: value
-            for key, value in (*piece.inner.items(), *piece.extra.items())
-            if piece.is_elementwise(key, value) and not piece.part.precision.is_code(key)
-        }
-        for piece in pieces
-    ]
-    first = kept[0] if kept else {}
-    return next(((key, value) for key, value in first.items() if all(key in other for other in kept)), None)
-
-
-def _is_undivided(optimizer: NamedState, param: torch.nn.Parameter) -> bool:
-    """Return whether this rank's model has all of a parameter."""
-    entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
-    return entry is not None and tuple(entry.spec.shape) == tuple(param.shape)
-
-
-def _no_box(index: int) -> NoReturn:
-    raise LookupError(index)
-
-
-def _tell(params: Sequence[torch.nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
-    """Make states DTensors; where a rank has nothing of a parameter, it has as many of no elements."""
-    for param, values in zip(params, states, strict=True):
-        for key in values:
-            values[key] = _told(param, values[key])
-    like = max(states, key=lambda values: sum(map(_is_dtensor_state, values.values())), default={})
-    for param, values in zip(params, states, strict=True):
-        here = local_tensor(param)
-        for key, value in like.items() if here.numel() == 0 else ():
-            if _is_dtensor_state(value) and key not in values:
-                values[key] = as_dtensor(param, here.new_empty(here.shape, dtype=value.dtype))
-
-
-def _is_dtensor_state(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and is_dtensor(value)
-
-
-def _told(param: torch.nn.Parameter, value: Any) -> Any:
-    """Return a state that has an element for each of a DTensor's local tensor as a DTensor, anything else as it is."""
-    here = local_tensor(param)
-    if isinstance(value, SlicedTensor):
-        is_one_box = [chunk.sizes for chunk in value.chunks] == [tuple(here.shape)]
-        return as_dtensor(param, value.local(0)) if is_one_box else value
-    is_empty = isinstance(value, torch.Tensor) and value.ndim > 0 and here.numel() == value.numel() == 0
-    return as_dtensor(param, value) if is_empty else value
+__all__ = ["lacking_state", "names_in", "torch_source"]
 
 
 def names_in(state_dict: Mapping[str, Any]) -> list[str] | None:
@@ -347,7 +236,8 @@ class _Here:
 
     def is_nothing(self, name: str, value: Any) -> bool:
         """Return whether a state is the part of a DTensor that a rank has which steps nothing of it."""
-        return _is_dtensor_state(value) and name not in self._pieces and local_tensor(value).numel() == 0
+        is_dtensor_state = isinstance(value, torch.Tensor) and is_dtensor(value)
+        return is_dtensor_state and name not in self._pieces and local_tensor(value).numel() == 0
 
     def record(
         self,
@@ -361,7 +251,7 @@ class _Here:
         """Return a state's record, and put it into `tensors` if it has one element for each of its parameter."""
         stored = state_key(name, key)
         is_tensor = isinstance(value, torch.Tensor) and not self._is_number(here, key)
-        local = local_like(self._params.get(here), value) if is_tensor else None
+        local = _local_like(self._params.get(here), value) if is_tensor else None
         if local is not None and sum(shard.numel for shard in self._stepped(here, key)) == local.numel():
             tensors[stored] = self._slices(here, key, local)
         elif is_tensor and tuple(value.shape) == shape:
@@ -384,3 +274,13 @@ class _Here:
             start += shard.numel
         assert found is not None  # noqa: S101 - a part of a parameter has pieces
         return found
+
+
+def _local_like(param: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
+    """Return the local tensor of a DTensor that is cut as a parameter is; None for anything else."""
+    if param is None or not is_dtensor(param) or not is_dtensor(value):
+        return None
+    ours: Any = param
+    theirs: Any = value
+    same = (ours.device_mesh, ours.placements) == (theirs.device_mesh, theirs.placements)
+    return local_tensor(value) if same and ours.shape == theirs.shape else None

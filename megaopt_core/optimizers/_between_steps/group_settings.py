@@ -1,0 +1,135 @@
+"""Settings of groups, which users and schedulers write between steps: checked, copied inward, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from megaopt_core.config._group_values import GroupChecks
+from megaopt_core.errors import ConfigurationError, UnsupportedOperationError
+
+__all__ = ["GroupSettings", "common_defaults"]
+
+_ABSENT = object()
+_NOT_COPIED = ("params", "param_names")
+
+
+@define(eq=False)
+class GroupSettings:
+    """The settings of an inner optimizer's groups, of which users have their own dictionaries.
+
+    Args:
+        inner: the torch optimizer.
+        groups: the public groups, in the order of the inner ones.
+        checks: key of a group to what may stand there.
+    """
+
+    inner: torch.optim.Optimizer
+    groups: Sequence[dict[str, Any]]
+    checks: GroupChecks
+    _seen: dict[int, dict[str, Any]] = field(factory=dict, init=False)
+    _member_ids: list[list[int]] = field(factory=list, init=False)
+    _guarded: list[dict[str, Any]] | None = field(default=None, init=False)
+
+    def know_members(self) -> None:
+        """Take the parameters that the groups have for those that are stepped."""
+        self._member_ids = [list(map(id, group["params"])) for group in self.groups]
+
+    def guard_inner(self) -> None:
+        """Refuse steps, from now on, before which somebody else wrote into the inner optimizer's groups."""
+        self._guarded = [
+            {key: value for key, value in group.items() if key not in _NOT_COPIED}
+            for group in self.inner.param_groups
+        ]
+
+    def require_valid(self) -> None:
+        """Raise for what somebody wrote into the groups and that cannot be; before anything changes.
+
+        Raises:
+            ConfigurationError: a value cannot be; the message names group, key, value and what is allowed.
+            UnsupportedOperationError: a group has other parameters than it was given, or somebody wrote into the
+                groups of an optimizer that is wrapped.
+        """
+        name = type(self.inner).__name__
+        self._require_unwritten(name)
+        if self._member_ids != [list(map(id, group["params"])) for group in self.groups]:
+            raise UnsupportedOperationError(
+                f"the parameters of a group of {name} were changed by hand, which changes nothing that is stepped. "
+                "Freeze what is not to be stepped (requires_grad_(False)); what is added to the model or unfrozen is "
+                "stepped by itself"
+            )
+        for index, group in enumerate(self.groups):
+            seen = self._seen.setdefault(index, {})
+            for key, check in self.checks.items():
+                value = group.get(key, _ABSENT)
+                if value is not seen.get(key, _ABSENT):
+                    wrong = None if value is _ABSENT else check(value)
+                    if wrong is not None:
+                        raise ConfigurationError(
+                            f"param group {index} of {name}: {key}={value!r}: {wrong}",
+                            setting=key,
+                            value=value,
+                        )
+                    seen[key] = value
+
+    def _require_unwritten(self, name: str) -> None:
+        for group, seen in zip(self.inner.param_groups, self._guarded or (), strict=False):
+            for key, value in seen.items():
+                if group.get(key, value) is not value and _differ(group[key], value):
+                    raise UnsupportedOperationError(
+                        f"{key}={group[key]!r} was written into a group of the {name} that is wrapped, which changes "
+                        "nothing that is stepped: write into the param_groups of the optimizer that wraps it, and give "
+                        "schedulers that one"
+                    )
+
+    def copy_inward(self) -> None:
+        """Give the inner optimizer the settings of the public groups."""
+        for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
+            if "momentum" in outer and "momentum" not in inner:
+                _cycle_first_beta(outer)
+            for key, value in outer.items():
+                if key not in _NOT_COPIED:
+                    inner[key] = value
+
+    def copy_outward(self) -> None:
+        """Take over what the inner optimizer has changed of its settings."""
+        for outer, inner in zip(self.groups, self.inner.param_groups, strict=True):
+            for key, value in inner.items():
+                if key not in _NOT_COPIED and outer.get(key, _NOT_COPIED) is not value:
+                    outer[key] = value
+        if self._guarded is not None:
+            self.guard_inner()
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor) or bool(one != other)
+
+
+def _cycle_first_beta(group: dict[str, Any]) -> None:
+    """Let what torch's schedulers set as `momentum` on every group of a mixed chain mean this group's first beta."""
+    momentum = group.pop("momentum")
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+
+
+def common_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    """Return the first optimizer's defaults that all have: what torch's schedulers may count on in every group.
+
+    `momentum` is among them where one optimizer has it and the others have it or betas: set on a group with betas, it
+    means the first of them.
+
+    Args:
+        optimizers: what is stepped as one.
+    """
+    if not optimizers:
+        return {}
+    every = [optimizer.defaults for optimizer in optimizers]
+    first, *others = every
+    common = {key: value for key, value in first.items() if all(key in other for other in others)}
+    momenta = [defaults["momentum"] for defaults in every if "momentum" in defaults]
+    if momenta and "betas" not in common:
+        common.setdefault("momentum", momenta[0])
+    return common

@@ -1,0 +1,79 @@
+"""Pieces of a part that are added, or replaced, in the middle of a run."""
+
+from __future__ import annotations
+
+import torch
+from attrs import evolve
+
+from megaopt_core.optimizers._gradients.norm_deduplication import Counting
+from megaopt_core.optimizers._part import OptimizerPart
+from megaopt_core.params._specs import ParamInfo
+from megaopt_core.routing._routing import Routing
+from megaopt_core.sharding._layout import PieceSpec
+from megaopt_core.sharding._live_model import Piece
+
+__all__ = ["add_to", "replace_in"]
+
+
+def replace_in(part: OptimizerPart, old: torch.nn.Parameter, new: torch.nn.Parameter) -> None:
+    """Let a parameter take the place of another; its state stays.
+
+    Args:
+        part: steps it.
+        old: what has its place so far.
+        new: of the same shape, dtype and device.
+    """
+    for group in part.groups:
+        group["params"][:] = [new if param is old else param for param in group["params"]]
+    at = _position(part, old)
+    if at is None:
+        return
+    piece, before = part.pieces[at], part.stepped[at]
+    piece.param, piece.model_params = new, (new,)
+    after = part.precision.replace(at, old)
+    if after is not before:
+        after.param_info = before.param_info  # type: ignore[attr-defined] # what inner optimizers are told
+        part.stepped = [after if tensor is before else tensor for tensor in part.stepped]
+        for group in part.inner.param_groups:
+            group["params"][:] = [after if tensor is before else tensor for tensor in group["params"]]
+        if before in part.inner.state:
+            part.inner.state[after] = part.inner.state.pop(before)
+    part.watch_again()
+    part.precision.take_over([at])
+
+
+def add_to(
+    part: OptimizerPart,
+    group: int,
+    routing: Routing,
+    param: torch.nn.Parameter,
+    info: ParamInfo,
+    counting: Counting,
+) -> None:
+    """Step one more parameter, whole.
+
+    Args:
+        part: steps it from now on.
+        group: position of its group among the part's.
+        routing: knows it.
+        param: the parameter.
+        info: what the inner optimizer is told of it.
+        counting: how it enters norms.
+    """
+    entry = routing.params[info.name]
+    piece = Piece(PieceSpec.of(entry.shard, entry.spec.group), param, (param,))
+    part.sharded.take_in(piece)
+    (tensor,) = part.precision.extend([piece])
+    tensor.param_info = evolve(info, peers=None)  # type: ignore[attr-defined] # what inner optimizers are told
+    part.stepped = [*part.stepped, tensor]
+    part.counting = {**part.counting, info.name: counting}
+    part.groups[group]["params"].append(param)
+    part.inner.param_groups[group]["params"].append(tensor)
+    part.watch_again()
+
+
+def _position(part: OptimizerPart, param: torch.nn.Parameter) -> int | None:
+    for at, piece in enumerate(part.pieces):
+        if len(piece.model_params) == 1 and piece.model_params[0] is param:
+            return at
+    return None

@@ -1,0 +1,1 @@
+"""State dicts in torch's schema."""

@@ -69,6 +69,20 @@ class PluginChoice:
             return _blocked(info, f"{ALLOW}={','.join(self.allowed)} leaves it out")
         return info
 
+    def named_in_vain(self, plugins: Iterable[PluginInfo]) -> list[str]:
+        """Return a line for every name that no installed plugin goes by, such as a misspelt one.
+
+        Args:
+            plugins: every installed plugin.
+        """
+        plugins = tuple(plugins)
+        return [
+            f"{variable} names {name!r}, and no installed plugin goes by that"
+            for variable, names in ((DISABLE, self.disabled), (ALLOW, self.allowed or ()))
+            for name in names
+            if not any(info.goes_by(name) for info in plugins)
+        ]
+
 
 def _blocked(info: PluginInfo, why: str) -> PluginInfo:
     return attrs.evolve(info, status=PluginStatus.BLOCKED, error=why)

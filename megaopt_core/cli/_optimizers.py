@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.errors import PluginError
+from megaopt_core.registry._catalogue import OPTIMIZERS
 from megaopt_core.registry._registry import get_registry
 
 __all__ = ["run", "settings_of_optimizer"]
@@ -28,16 +30,28 @@ def run(args: Namespace) -> int:
         return 0
     if not everything:
         print("No optimizer is installed. Optimizers are plugins: `pip install` the one that you want.")
+        _tell_who_brings(args.words)
         return 0
     if not found:
         print(
             f"None of {', '.join(optimizer['name'] for optimizer in everything)} has {' and '.join(args.words)}."
         )
+        _tell_who_brings(args.words)
         return 0
     rows = [[optimizer["name"], optimizer["plugin"], optimizer["description"]] for optimizer in found]
     print_table(["optimizer", "plugin", "what it is"], rows)
     print("\n`megaopt describe NAME` explains the settings of one.")
     return 0
+
+
+def _tell_who_brings(words: Sequence[str]) -> None:
+    """Print why an optimizer of ours that is asked for by its name is not here."""
+    for word in words:
+        try:
+            if word in OPTIMIZERS:
+                get_registry().optimizer(word)
+        except PluginError as error:
+            print(f"The {error}")
 
 
 def _has(optimizer: dict[str, Any], words: Sequence[str]) -> bool:

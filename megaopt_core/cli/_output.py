@@ -8,13 +8,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from megaopt_core.reporting._text_table import format_table
 
-__all__ = ["any_output", "print_json", "print_table", "silence_output", "terminal_width"]
+__all__ = ["any_output", "print_beside", "print_json", "print_table", "silence_output", "terminal_width"]
 
 
 def terminal_width() -> int | None:
@@ -39,6 +39,13 @@ def any_output() -> Iterator[None]:
             for stream, handler in errors:
                 stream.reconfigure(errors=handler)
             sys.stdout, sys.stderr = as_before
+
+
+@contextmanager
+def print_beside() -> Iterator[None]:
+    """Send what plugins print while they are loaded to the error stream: a program may read the output as JSON."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def silence_output() -> None:

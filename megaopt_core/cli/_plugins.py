@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from megaopt_core.cli._output import print_json, print_table
+from megaopt_core.cli._output import print_beside, print_json, print_table
 from megaopt_core.cli._parser import CommandParser
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
@@ -35,13 +35,14 @@ def run(args: argparse.Namespace) -> int:
     commands = PluginCommands()
     wrong: list[MegaoptError] = []
     if args.load:
-        with warnings.catch_warnings():
+        with print_beside(), warnings.catch_warnings():
             warnings.simplefilter("ignore", BrokenPluginWarning)  # the table says it
             registry.load()
         scratch = CommandParser().add_subparsers()
         for name in CORE_COMMANDS:
             scratch.add_parser(name)
-        commands.add_all(registry, scratch)
+        with print_beside():
+            commands.add_all(registry, scratch)
         wrong = [*registry.conflicts(), *commands.failed, *commands.conflicts.values()]
     provided = {plugin.info: _provided(plugin, commands) for plugin in registry.loaded_plugins()}
     infos = registry.plugins()
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         for info in infos:
             if info.traceback:
                 print(f"\n{info.name} failed to load:\n\n{info.traceback.rstrip()}")
+    for words in registry.named_in_vain():
+        print(f"megaopt: warning: {words}", file=sys.stderr)
     for error in wrong:
         print(f"megaopt: error: {error}", file=sys.stderr)
     return 2 if wrong else 0

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from megaopt_core.cli._arguments import add_core_commands
-from megaopt_core.cli._output import any_output, silence_output
+from megaopt_core.cli._output import any_output, print_beside, silence_output
 from megaopt_core.cli._parser import CommandParser
 from megaopt_core.cli._plugin_commands import CORE_COMMANDS, PluginCommands
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
@@ -82,7 +82,9 @@ def _run(parsed: Namespace, theirs: PluginCommands) -> int:
     """Run a command whose arguments are right, and show what goes wrong in a line."""
     try:
         if parsed.command != "plugins":  # which tells of conflicts itself
-            for conflict in get_registry().conflicts():
+            with print_beside():
+                conflicts = get_registry().conflicts()
+            for conflict in conflicts:
                 print(f"megaopt: warning: {conflict}", file=sys.stderr)
         return theirs.run(parsed.command, parsed)
     except MegaoptError as error:
@@ -111,7 +113,8 @@ def build_parser(
     add_core_commands(commands)
     if with_plugins:
         theirs = PluginCommands() if plugin_commands is None else plugin_commands
-        theirs.add_all(get_registry(), commands)
+        with print_beside():
+            theirs.add_all(get_registry(), commands)
         for failure in (*theirs.failed, *theirs.conflicts.values()):
             print(f"megaopt: warning: {failure}", file=sys.stderr)
     return parser

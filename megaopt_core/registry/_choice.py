@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from attrs import evolve
 
 from megaopt_core.registry._infos import PluginInfo, PluginStatus
 
-__all__ = ["ALLOW", "DISABLE", "chosen"]
+__all__ = ["ALLOW", "DISABLE", "chosen", "named_in_vain"]
 
 DISABLE = "MEGAOPT_DISABLE_PLUGINS"
 """Environment variable: the plugins named here, separated by commas, are left out."""
@@ -31,7 +31,26 @@ def chosen(info: PluginInfo, environ: Mapping[str, str]) -> PluginInfo:
     for variable, does in ((DISABLE, "blocks it"), (ALLOW, "leaves it out")):
         if info.is_core or variable not in environ:
             continue
-        names = [name.strip() for name in environ[variable].split(",") if name.strip()]
+        names = _names(environ[variable])
         if any(map(info.goes_by, names)) is (variable == DISABLE):
             return evolve(info, status=PluginStatus.BLOCKED, error=f"{variable}={','.join(names)} {does}")
     return info
+
+
+def named_in_vain(plugins: Collection[PluginInfo], environ: Mapping[str, str]) -> list[str]:
+    """Return a line for every name in the two variables that no installed plugin goes by, such as a misspelt one.
+
+    Args:
+        plugins: every installed plugin.
+        environ: `os.environ`, or a stand-in.
+    """
+    return [
+        f"{variable} names {name!r}, and no installed plugin goes by that"
+        for variable in (DISABLE, ALLOW)
+        for name in _names(environ.get(variable, ""))
+        if not any(info.goes_by(name) for info in plugins)
+    ]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

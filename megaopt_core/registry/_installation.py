@@ -10,7 +10,7 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 from typing import TYPE_CHECKING
 
 from megaopt_core.errors import BrokenPluginWarning, PluginError
-from megaopt_core.registry._choice import chosen
+from megaopt_core.registry._choice import chosen, named_in_vain
 from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus, told_by
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
@@ -41,6 +41,7 @@ class Installation:
     def __init__(self, given: Iterable[EntryPoint] | None, environ: Mapping[str, str]) -> None:
         self._points = _in_one_order(given)
         self.infos = [chosen(PluginInfo.of(point), environ) for point in self._points]
+        self._environ = dict(environ)
         self.lock = threading.RLock()
         self._contents: Contents | None = None
         self._loading = False
@@ -49,6 +50,10 @@ class Installation:
     def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that have been loaded and work; loads none."""
         return () if self._contents is None else self._contents.plugins
+
+    def named_in_vain(self) -> list[str]:
+        """Return a line for every name in the two variables that no installed plugin goes by."""
+        return named_in_vain(self.infos, self._environ)
 
     def contents(self) -> Contents:
         """Return what all plugins together offer; the first call loads them."""

@@ -65,6 +65,10 @@ class PluginRegistry:
         """Return every installed plugin, the core's own first, then by name; imports none."""
         return tuple(self._installed.infos)
 
+    def named_in_vain(self) -> list[str]:
+        """Return a line for every name in the two variables that no installed plugin goes by."""
+        return self._installed.named_in_vain()
+
     def loaded_plugins(self) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that have been loaded and work, with what each offers; loads none."""
         return self._installed.loaded_plugins()

@@ -159,6 +159,11 @@ def test_words_filter(capsys) -> None:
     assert "\nboth " not in printed
     assert main(["optimizers", "nonsense"]) == 0
     assert capsys.readouterr().out == "None of kept, both has nonsense.\n"
+    assert main(["optimizers", "muon"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "None of kept, both has muon.",
+        "The optimizer 'muon' comes with megaopt-muon, which is not installed: pip install megaopt-muon",
+    ]
     assert main(["describe", "kept", "PAST"]) == 0
     printed = capsys.readouterr().out
     assert "\nkept_beta " in printed

@@ -79,6 +79,44 @@ def test_json(capsys) -> None:
     assert "provides" not in loaded["bad"]
 
 
+LOUD = """
+print("imported")
+
+@hookimpl
+def megaopt_commands(commands):
+    print("asked for commands")
+
+@hookimpl
+def megaopt_optimizer_entries():
+    print("asked for optimizers")
+    return {"plain": OptimizerEntry(torch.optim.SGD)}
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [["plugins", "--load"], ["optimizers"], ["describe", "plain"]], ids=lambda words: words[0]
+)
+def test_what_plugins_print_while_they_load_is_not_among_the_json(plugins, capsys, command) -> None:
+    """It is on the error stream."""
+    plugins.install("loud", LOUD)
+    plugins.registry()
+    assert main([*command, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)
+    assert sorted(captured.err.splitlines()) == ["asked for commands", "asked for optimizers", "imported"]
+
+
+def test_a_name_in_vain_is_told(plugins, capsys) -> None:
+    """A misspelt name blocks nothing, and a name of the other variable's list lets nothing in."""
+    plugins.install("good", GOOD)
+    plugins.registry(MEGAOPT_DISABLE_PLUGINS="godo, ,", MEGAOPT_PLUGINS="good;other,good,core")
+    assert main(["plugins"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "megaopt: warning: MEGAOPT_DISABLE_PLUGINS names 'godo', and no installed plugin goes by that",
+        "megaopt: warning: MEGAOPT_PLUGINS names 'good;other', and no installed plugin goes by that",
+    ]
+
+
 def test_a_conflict_is_shown_below_the_table(plugins, capsys) -> None:
     """The table tells who provides what, the error what to do."""
     plugins.install("first", GOOD)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import PluginError, RoutingError
@@ -18,8 +18,6 @@ from megaopt_core.params._overrides import (
     validate_override,
 )
 from megaopt_core.params._roles import Doubt
-from megaopt_core.params._specs import ParamSpec
-from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import GroupKey
@@ -58,6 +56,7 @@ class Assigner:
     followed: StoredRouting | None = None
     _settings: OverrideSettings = field(init=False)
     _keys: dict[tuple[Any, ...], GroupKey] = field(factory=dict)
+    _following: dict[str, str | None] = field(factory=dict)
     _of_fallback: ParamGroupOverride | None = None
 
     @_settings.default
@@ -129,20 +128,13 @@ class Assigner:
             )
         tried = [name]
         while True:
-            fallback = get_registry().optimizer(name).fallback
-            if fallback is None:
+            following = self._fallback_of(name)
+            if following is None:
                 raise RoutingError(
                     f"{name!r} does not take {item.name!r} (shape {item.part.shape}): {refusal}; it names no fallback. "
                     f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
                     names=[item.name],
                 )
-            with get_registry().blaming("optimizer", name):
-                following = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
-                if not isinstance(following, str):
-                    raise PluginError(
-                        f"fallback of optimizer {name!r} returned {following!r}; it must return the name of another"
-                    )
-            get_registry().require_fallback(name, following)
             name = following
             if name in tried:
                 raise RoutingError(
@@ -154,6 +146,21 @@ class Assigner:
             if refused_again is None:
                 return name, f"{why}; not for {tried[0]}: {refusal}"
             refusal = refused_again
+
+    def _fallback_of(self, name: str) -> str | None:
+        """Return the optimizer that steps what another refuses: the configuration's, so asked for once."""
+        if name not in self._following:
+            fallback = get_registry().optimizer(name).fallback
+            if fallback is not None:
+                with get_registry().blaming("optimizer", name):
+                    fallback = fallback(copy.deepcopy(self.config)) if callable(fallback) else fallback
+                    if not isinstance(fallback, str):
+                        raise PluginError(
+                            f"fallback of optimizer {name!r} returned {fallback!r}; it must return the name of another"
+                        )
+                get_registry().require_fallback(name, fallback)
+            self._following[name] = fallback
+        return self._following[name]
 
     def _with_fallback_override(self, match: Match) -> tuple[Match, str]:
         """Return a match with what the run's optimizer says of what it leaves to its fallback, and a note."""
@@ -181,7 +188,7 @@ class Assigner:
         if doubtful and item.decision.view is not None:
             return "what it is is doubtful"
         # What it costs is not known of a parameter that may not be accepted.
-        spec = item.spec(name, 0, evolve(entry, step_cost=_no_cost))
+        spec = item.spec_without_cost(name, 0, entry)
         with get_registry().blaming("optimizer", name):
             reason = entry.accepts(spec, item.decision.view)
             if reason is not None and not isinstance(reason, str):
@@ -196,7 +203,3 @@ def _override_tuple(group: Mapping[str, Any], asked: str | None) -> tuple[tuple[
     """Return the override in a group's key: who is sent to an optimizer shares no group with who is there anyway."""
     override = {**group, **({} if asked is None else {"optimizer": asked})}
     return param_group_override_to_tuple(override) if override else None  # type: ignore[arg-type]
-
-
-def _no_cost(spec: ParamSpec, view: MatrixView | None) -> float:
-    return 0.0

@@ -106,15 +106,35 @@ class InventoryItem:
         """Class name of the module that owns it."""
         return type(self.named.owners[0][1]).__name__
 
-    def spec(self, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
+    def spec(
+        self, optimizer: str, group: int, entry: OptimizerEntry, *, peers: int | None = None
+    ) -> ParamSpec:
         """Return the parameter as pure data.
 
         Args:
             optimizer: name of the optimizer that steps it.
             group: index of its group.
             entry: of the optimizer: how finely its work may be cut, and what it supports.
+            peers: how many ranks were asked to step it together.
         """
-        spec = ParamSpec(
+        spec = self.spec_without_cost(optimizer, group, entry)
+        cost = entry.step_cost(spec, self.decision.view)
+        if not isinstance(cost, (int, float)) or not 0 <= cost < math.inf:
+            raise PluginError(
+                f"step_cost of optimizer {optimizer!r} returned {cost!r} for {self.name!r}; it must be a finite "
+                "number, at least 0"
+            )
+        return evolve(spec, cost=float(cost), peers=peers)
+
+    def spec_without_cost(self, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
+        """Return the parameter as pure data for an optimizer that may not take it: what it costs there is not asked.
+
+        Args:
+            optimizer: name of the optimizer.
+            group: index of its group.
+            entry: of the optimizer.
+        """
+        return ParamSpec(
             name=self.name,
             shape=self.part.shape,
             dtype=self.dtype,
@@ -131,13 +151,6 @@ class InventoryItem:
             splits=entry.split_step is not None,
             takes_peers=entry.supports_peers,
         )
-        cost = entry.step_cost(spec, self.decision.view)
-        if not isinstance(cost, (int, float)) or not 0 <= cost < math.inf:
-            raise PluginError(
-                f"step_cost of optimizer {optimizer!r} returned {cost!r} for {self.name!r}; it must be a finite "
-                "number, at least 0"
-            )
-        return evolve(spec, cost=float(cost))
 
 
 @define

@@ -15,6 +15,7 @@ from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._specs import ParamSpec
+from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._agreement import Holding
@@ -125,7 +126,7 @@ def route_this_rank(
     failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
     held = Holding.of(inventory.trainable, assignments)
     # Entries are asked here: what fails on one rank has to be told before the ranks agree.
-    specs = {item.name: _spec_of(item, assignments[item.name], config) for item in inventory.trainable}
+    specs = _specs_of(inventory.trainable, assignments, config)
     return RankRouting(
         inventory, assignments, specs, held, _digest(stored), strategies_that_claim(inventory.trainable)
     )
@@ -135,13 +136,20 @@ def _digest(stored: StoredRouting | None) -> str:
     return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
 
 
-def _spec_of(item: InventoryItem, given: Assignment, config: OptimizerConfig) -> ParamSpec:
-    """Return a parameter as pure data, of the first group until groups have their order."""
-    optimizer = given.key.optimizer
+def _specs_of(
+    items: Sequence[InventoryItem], assignments: Mapping[str, Assignment], config: OptimizerConfig
+) -> dict[str, ParamSpec]:
+    """Return parameters as pure data, of the first group until groups have their order."""
     registry = get_registry()
-    with registry.blaming("optimizer", optimizer):
-        entry = registry.optimizer(optimizer).configured(config)
-        return evolve(item.spec(optimizer, 0, entry), peers=config.peers_per_matrix)
+    specs: dict[str, ParamSpec] = {}
+    configured: dict[str, OptimizerEntry] = {}
+    for item in items:
+        optimizer = assignments[item.name].key.optimizer
+        with registry.blaming("optimizer", optimizer):
+            if optimizer not in configured:
+                configured[optimizer] = registry.optimizer(optimizer).configured(config)
+            specs[item.name] = item.spec(optimizer, 0, configured[optimizer], peers=config.peers_per_matrix)
+    return specs
 
 
 def param_route(mine: RankRouting, item: InventoryItem, group: int, strategy: str) -> ParamRoute:

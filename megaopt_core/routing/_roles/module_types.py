@@ -90,10 +90,9 @@ def is_linear(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear):
         return True
     weight = module._parameters.get("weight")
-    if weight is None:
+    if weight is None or torch.nn.parameter.is_lazy(weight) or weight.dim() != 2:
         return False
-    sizes = (stated(module, "out_features"), stated(module, "in_features"))
-    return not torch.nn.parameter.is_lazy(weight) and tuple(weight.shape) == sizes
+    return tuple(weight.shape) == (stated(module, "out_features"), stated(module, "in_features"))
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -102,12 +101,14 @@ def is_conv1d(module: nn.Module) -> bool:
     Args:
         module: any module.
     """
-    if "weight" not in module._parameters or not any(
-        base.__name__ == "Conv1D" for base in type(module).__mro__
+    weight = module._parameters.get("weight")
+    if (
+        weight is None
+        or weight.dim() != 2
+        or not any(base.__name__ == "Conv1D" for base in type(module).__mro__)
     ):
         return False
-    weight, outputs = module._parameters.get("weight"), stated(module, "nf")
-    return weight is not None and weight.dim() == 2 and weight.shape[1] == outputs
+    return weight.shape[1] == stated(module, "nf")
 
 
 def stated(module: nn.Module, name: str) -> int | None:

@@ -32,6 +32,7 @@ from megaopt_core.errors import (
     RoutingError,
     UnmatchedKeyError,
 )
+from megaopt_core.plugin_api import OptimizerEntry
 from megaopt_core.routing._groups import GroupKey, order_children
 from megaopt_core.sharding import Replicated, ShardingStrategy
 
@@ -62,6 +63,37 @@ def test_what_the_optimizer_refuses_goes_to_its_fallback_with_the_reason():
     assert routing.params["embed.weight"].reason == "table of Embedding; not for whole: not a matrix"
     assert routing.params["head.weight"].decision.role is Role.OUTPUT
     assert [child.optimizer for child in routing.children] == ["whole", "plain"]
+
+
+def test_the_configuration_decides_on_a_fallback_once_for_all_parameters():
+    """A model has many parameters: what depends on the configuration alone is not asked again for each."""
+    asked = []
+
+    class Counting:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+            return {
+                "counting": OptimizerEntry(
+                    torch.optim.SGD,
+                    granularity_for=lambda config: asked.append("granularity") or Granularity.TENSOR,
+                    accepts=lambda spec, view: None if view is not None else "not a matrix",
+                    fallback=lambda config: asked.append("fallback") or "plain",
+                )
+            }
+
+    with temporary_plugin(Counting()):
+        small = route(OptimizerConfig(optimizer="counting", lr=0.1), Model())
+        few = list(asked)
+        asked.clear()
+        large = route(
+            OptimizerConfig(optimizer="counting", lr=0.1), torch.nn.ModuleList([Model() for _ in range(5)])
+        )
+    assert _optimizers(small)["embed.weight"] == _optimizers(large)["0.embed.weight"] == "plain"
+    assert len(large.params) == 5 * len(small.params)
+    assert asked == few
+    assert asked.count("fallback") == 1
 
 
 def test_groups_have_every_key_and_take_effect_at_once():

@@ -105,5 +105,5 @@ def _outside_base(modules: dict[str, nn.Module]) -> set[int]:
         if base is None:
             continue
         inside = {id(part) for part in base.modules()}
-        found |= {id(part) for part in module.modules() if is_projection(part) and id(part) not in inside}
+        found |= {id(part) for part in module.modules() if id(part) not in inside and is_projection(part)}
     return found

@@ -46,6 +46,7 @@ class ModelReading:
         self._modules = modules
         self._ends: dict[tuple[int, int | None], Ends] = {}
         self._templates = Templates()
+        self._scaling: dict[int, bool] = {}
         self._owners: dict[int, nn.Module] = {}
         seen: set[int] = set()
         for module in modules.values():
@@ -130,12 +131,12 @@ class ModelReading:
             holder = self._modules.get(name)
         return holder is None or holder is module or is_torchs(holder)
 
-    @property
+    @cached_property
     def consumed(self) -> frozenset[int]:
         """The projections, and weights used by hand, whose output a later layer takes, by identity."""
         return self._consumers[0] | self._consumers[1]
 
-    @property
+    @cached_property
     def scaled(self) -> frozenset[int]:
         """Those of them whose output nothing but norms and gains take: these may stand behind a head, too."""
         return self._consumers[1] - self._consumers[0]
@@ -172,9 +173,18 @@ class ModelReading:
                     for dep in call.deps
                     if dep != ARGUMENT and (dep.order < start or not _comes_from(dep, call))
                 ]
-                which = _only_scales(call.module)
+                which = self._only_scales(call.module)
                 found[which].update(self.origins(frozenset(fed), done[which])[0])
         return frozenset(found[0]), frozenset(found[1])
+
+    def _only_scales(self, module: nn.Module | nn.Parameter) -> bool:
+        """True for a norm, a gain or an activation with parameters: nothing in it has more than one dimension."""
+        if not isinstance(module, nn.Module):
+            return False
+        structure = self._templates.structure(module)
+        if structure not in self._scaling:
+            self._scaling[structure] = all(param.dim() < 2 for param in module.parameters())
+        return self._scaling[structure]
 
     @cached_property
     def head_columns(self) -> dict[int, int]:
@@ -217,11 +227,6 @@ class ModelReading:
         for axis, split in analysis.cuts.items():
             if not self.cuts.get(axis):
                 self.cuts[axis] = split
-
-
-def _only_scales(module: nn.Module | nn.Parameter) -> bool:
-    """True for a norm, a gain or an activation with parameters: nothing in it has more than one dimension."""
-    return isinstance(module, nn.Module) and all(param.dim() < 2 for param in module.parameters())
 
 
 def _comes_from(dep: Any, call: Call) -> bool:

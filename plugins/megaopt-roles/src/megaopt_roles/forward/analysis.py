@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from megaopt_roles.forward.objects import Bound, Choice
 from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Source, Use, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Use, deps_of, weights_of
 
 __all__ = ["Analysis", "analyze", "returned_by"]
 
@@ -79,6 +79,8 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
         result.reads += trace.reads
         if rank == ranks[0]:
             result.calls, result.readable = trace.calls, complete
+        if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
+            break
         if not may_split(module, forward) or (result.splits and all(result.splits.values())):
             break
     return result
@@ -208,22 +210,25 @@ def _first_taker(module: nn.Module) -> nn.Module | int | None:
 def _collect(trace: Trace, result: Analysis) -> None:
     for key, uses in trace.uses.items():
         result.uses.setdefault(key, set()).update(uses)
-    tables: tuple[tuple[dict[Any, Source], dict[Any, Any]], ...] = (
-        (trace.sources, result.splits),
-        (trace.cuts, result.cuts),
-    )
-    for sources, splits in tables:
-        for key, source in sources.items():
-            found = find_split(source)
-            if not splits.get(key):
-                splits[key] = found if found or key not in splits or found is None else splits[key]
+    found = {key: find_split(source) for key, source in trace.sources.items()}
+    _note_splits(found, result.splits)
+    _note_splits({key: find_split(source) for key, source in trace.cuts.items()}, result.cuts)
     for (key, _), source in trace.cuts.items():
         if not is_covered(source):  # a size that stands in for another one may have cut it
             result.uses.setdefault(key, set()).add(Use("sliced"))
     for key, source in trace.sources.items():
-        split = find_split(source)
+        split = found[key]
         heads = () if split is None else find_heads(source, split)
         if heads and (key not in result.heads or len(heads) > len(result.heads[key])):
             result.heads[key] = heads
         if are_gates(source):
             result.gates.add(key)
+
+
+def _note_splits(
+    found: Mapping[Any, tuple[int, ...] | None], splits: dict[Any, tuple[int, ...] | None]
+) -> None:
+    """Add splits to those of other ranks: one that a view describes wins, then one that none does."""
+    for key, split in found.items():
+        if not splits.get(key) and (split or key not in splits or split is None):
+            splits[key] = split

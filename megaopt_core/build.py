@@ -24,6 +24,7 @@ from megaopt_core.optimizers._building.asked import (
     require_supported,
     require_trainable,
     unused,
+    warn_where_idle,
 )
 from megaopt_core.optimizers._building.builder import ChildBuilder, grad_scaler
 from megaopt_core.optimizers._building.late_params import LateParams
@@ -153,6 +154,7 @@ def get_megatron_optimizer(
     pgs = groups_of_wrapped(chunks, given)
     routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
     require_trainable(routed)
+    warn_where_idle(config, routed)
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
 from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, MegatronGradScaler
+from megaopt_core.params._roles import Doubt
 from megaopt_core.precision._choice import require_possible
 from megaopt_core.registry._catalogue import RESOLVER
 from megaopt_core.registry._registry import get_registry
@@ -31,6 +33,7 @@ __all__ = [
     "require_supported",
     "require_trainable",
     "unused",
+    "warn_where_idle",
 ]
 
 _STRATEGY_SETTINGS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
@@ -77,6 +80,24 @@ def require_trainable(routing: Routing) -> None:
             setting="model",
         )
     raise ConfigurationError("there is nothing to train: the model has no parameters", setting="model")
+
+
+def warn_where_idle(config: OptimizerConfig, routing: Routing) -> None:
+    """Warn where the optimizer that was asked for steps nothing, because nobody knows what parameters are.
+
+    Args:
+        config: the run's configuration.
+        routing: what was routed.
+    """
+    doubtful = [entry for entry in routing.params.values() if entry.decision.doubt is Doubt.ROLE]
+    if doubtful and all(child.optimizer != config.optimizer for child in routing.children):
+        steps = ", ".join(sorted({child.optimizer for child in routing.children}))
+        warnings.warn(
+            f"{config.optimizer!r} steps no parameter, {steps} all: what {len(doubtful)} of them are is in doubt, "
+            f"as with {doubtful[0].name!r} ({doubtful[0].decision.reason})",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def require_supported(config: OptimizerConfig, routing: Routing) -> None:

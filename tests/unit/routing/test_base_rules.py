@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from megaopt_core import OptimizerConfig, route
+from megaopt_core import OptimizerConfig, build_optimizer, route
 from megaopt_core.errors import BrokenPluginError, BrokenPluginWarning, PluginNotInstalledError, RoutingError
 from megaopt_core.params import Role
 from megaopt_core.registry import PluginRegistry, reset_registry
@@ -163,3 +163,31 @@ def test_a_reader_of_one_parameter_settles_no_other(plugins) -> None:
     ):
         route(ASKS, model)
     assert infer_roles(model)["1.weight"].reason.endswith(HINT)
+
+
+MATRICES = """
+def accepts(spec, view):
+    return None if view is not None else "not a hidden matrix"
+
+@hookimpl
+def megaopt_optimizer_entries():
+    return {
+        "plain": OptimizerEntry(torch.optim.SGD),
+        "of_matrices": OptimizerEntry(torch.optim.SGD, accepts=accepts, fallback="plain"),
+    }
+"""
+
+
+def test_an_optimizer_that_steps_nothing_for_want_of_a_reader_is_warned_of(plugins) -> None:
+    """Whoever has asked for it would find another one's run."""
+    plugins.install("matrices", MATRICES)
+    plugins.registry()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with pytest.warns(UserWarning, match="'of_matrices' steps no parameter, plain all") as caught:
+        build_optimizer(model, "of_matrices", lr=0.1)
+    assert "what 2 of them are is in doubt, as with '0.weight' (weight of Linear: hidden or" in str(
+        caught[0].message
+    )
+    assert "pip install megaopt-roles" in str(caught[0].message)
+    model[0].weight.matrix_view = "matrix"
+    assert build_optimizer(model, "of_matrices", lr=0.1).report().params[0].optimizer == "of_matrices"

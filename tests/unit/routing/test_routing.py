@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -84,18 +85,16 @@ def test_the_configuration_decides_on_a_fallback_once_for_all_parameters():
             }
 
     with temporary_plugin(Counting()):
-        for _ in range(2):  # the first asks for more where none of these has been seen before
-            asked.clear()
-            small = route(OptimizerConfig(optimizer="counting", lr=0.1), Model())
-        few = list(asked)
+        small = route(OptimizerConfig(optimizer="counting", lr=0.1), Model())
+        few = Counter(asked)
         asked.clear()
         large = route(
             OptimizerConfig(optimizer="counting", lr=0.1), torch.nn.ModuleList([Model() for _ in range(5)])
         )
     assert _optimizers(small)["embed.weight"] == _optimizers(large)["0.embed.weight"] == "plain"
     assert len(large.params) == 5 * len(small.params)
-    assert asked == few
-    assert asked.count("fallback") == 1
+    assert Counter(asked) <= few
+    assert few["fallback"] == 1
 
 
 def test_groups_have_every_key_and_take_effect_at_once():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -188,13 +187,13 @@ def find_split(source: Source) -> tuple[int, ...] | None:
     leaves = list(_leaves(source.root))
     if len(leaves) < 2:
         return ()
-    labels = [-1] * source.size
+    labels = torch.full((source.size,), -1, device="cpu")
     for label, leaf in enumerate(leaves):
-        for row in leaf.rows:
-            if labels[row] >= 0:
-                return None
-            labels[row] = label
-    return None if -1 in labels else _sizes(labels, len(leaves))
+        rows = torch.tensor(leaf.rows, dtype=torch.long, device="cpu")
+        if bool((labels[rows] >= 0).any()):
+            return None
+        labels[rows] = label
+    return None if bool((labels < 0).any()) else _sizes(labels, len(leaves))
 
 
 def is_covered(source: Source) -> bool:
@@ -223,8 +222,10 @@ def _leaves(piece: Piece) -> Iterator[Piece]:
         yield from _leaves(child)
 
 
-def _sizes(labels: list[int], count: int) -> tuple[int, ...] | None:
-    runs = [(label, sum(1 for _ in run)) for label, run in groupby(labels)]
+def _sizes(labels: torch.Tensor, count: int) -> tuple[int, ...] | None:
+    """Return the sizes of the parts that repeat; None where they do not, or where one part is in several places."""
+    found, sizes = torch.unique_consecutive(labels, return_counts=True)
+    runs = list(zip(found.tolist(), sizes.tolist(), strict=True))
     period = runs[:count]
     if len({label for label, _ in period}) != count or period * (len(runs) // count) != runs:
         return None

@@ -12,8 +12,10 @@ from megaopt_roles.forward.values import Call, Part
 
 __all__ = ["Templates"]
 
-type Read = tuple[str, str, Any]
-"""Path of a module inside a layer, an attribute, its value."""
+type Reads = dict[str, list[tuple[str, Any]]]
+"""Attributes with their values, by the path of a module inside a layer."""
+
+_MISSING = object()
 
 
 class Templates:
@@ -26,7 +28,7 @@ class Templates:
     def __init__(self) -> None:
         self._structures: dict[int, int] = {}
         self._numbers: dict[object, int] = {}
-        self._known: dict[int, list[tuple[nn.Module, Analysis, list[Read]]]] = {}
+        self._known: dict[int, list[tuple[nn.Module, Analysis, Reads]]] = {}
 
     def analysis(self, module: nn.Module) -> Analysis:
         """Return what the forward of a module says.
@@ -35,14 +37,15 @@ class Templates:
             module: any module.
         """
         known = self._known.setdefault(self.structure(module), [])
-        for template, analysis, reads in known:
-            if _agree(module, reads):
+        for template, analysis, agreed in known:
+            if _agree(module, agreed):
                 return _transfer(analysis, template, module)
         analysis = analyze(module)
         paths = {id(part): path for path, part in module.named_modules()} if analysis.reads else {}
-        reads = [
-            (paths[id(owner)], name, value) for owner, name, value in analysis.reads if id(owner) in paths
-        ]
+        reads: Reads = {}
+        for owner, name, value in analysis.reads:
+            if id(owner) in paths:
+                reads.setdefault(paths[id(owner)], []).append((name, value))
         known.append((module, analysis, reads))
         return analysis
 
@@ -71,16 +74,17 @@ def _shape(param: nn.Parameter | None) -> tuple[int, ...] | None:
     return None if param is None or nn.parameter.is_lazy(param) else tuple(param.shape)
 
 
-def _agree(module: nn.Module, reads: list[Read]) -> bool:
-    missing = object()
-    for path, name, value in reads:
-        other = module.get_submodule(path).__dict__.get(name, missing)
-        if other is value:
-            continue
-        plain = isinstance(value, int | float | str | tuple | list) and type(other) is type(value)
-        if not plain or not _equal(other, value):
+def _agree(module: nn.Module, reads: Reads) -> bool:
+    for path, attributes in reads.items():
+        own = module.get_submodule(path).__dict__
+        if not all(_is_same(own.get(name, _MISSING), value) for name, value in attributes):
             return False
     return True
+
+
+def _is_same(other: Any, value: Any) -> bool:
+    plain = isinstance(value, int | float | str | tuple | list) and type(other) is type(value)
+    return other is value or (plain and _equal(other, value))
 
 
 def _equal(first: Any, second: Any) -> bool:

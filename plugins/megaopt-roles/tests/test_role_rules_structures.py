@@ -1,6 +1,7 @@
 """Heads wherever a model may have them: never a matrix that is certain; what is hidden stays certain."""
 
 import importlib.util
+import sys
 import textwrap
 from pathlib import Path
 
@@ -226,3 +227,56 @@ def test_heads_anywhere(case):
         assert found[name].role is not Role.MATRIX or found[name].doubt is Doubt.ROLE, found[name].reason
     for name in hidden:
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
+
+
+WORDS = {  # how it is made, its forward: the head is certain
+    "an import in the forward": (HEAD, "import operator\nreturn operator.matmul(x, self.head.weight.T)"),
+    "a name imported in the forward": (
+        HEAD,
+        "from torch.nn.functional import linear as apply\nreturn apply(x, self.head.weight)",
+    ),
+    "a module imported under another name": (
+        HEAD,
+        "import torch.nn.functional as ops\nreturn ops.linear(x, self.head.weight)",
+    ),
+    "a dictionary that another is added to": (
+        HEAD,
+        "found = {'hidden': x}\nfound |= {'logits': self.head(x)}\nreturn found['logits']",
+    ),
+    "layers of a list and one more": (
+        HEAD + "\nself.turns = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])",
+        "for layer in [*self.turns, self.head]:\n    x = layer(x)\nreturn x",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_what_python_writes_in_several_ways_is_read_alike(case):
+    """Imports inside of a forward, unions of dictionaries and starred layers leave no doubt."""
+    made, forward = WORDS[case]
+    source = (
+        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{textwrap.indent(made, ' ' * 8)}\n    def forward(self, ids):\n        x = self.body(ids)\n"
+        f"{textwrap.indent(forward, ' ' * 8)}\n"
+    )
+    with torch.device("meta"):
+        model = generated.module(source)()
+        model(torch.zeros(2, 8, dtype=torch.long))
+    found = infer_roles(model)
+    assert (found["head.weight"].role, found["head.weight"].doubt) == (Role.OUTPUT, Doubt.NONE)
+    doubtful = [name for name, decision in found.items() if decision.uncertain]
+    assert doubtful == []
+
+
+def test_an_import_in_a_forward_imports_nothing():
+    """A module that nobody has imported stays unknown, and is not loaded to be looked at."""
+    source = (
+        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        {HEAD}\n    def forward(self, ids):\n        import this\n        from . import absent\n"
+        "        return this.apply(absent, self.head(self.body(ids)))\n"
+    )
+    with torch.device("meta"):
+        model = generated.module(source)()
+    found = infer_roles(model)
+    assert "this" not in sys.modules
+    assert found["head.weight"].role is not Role.MATRIX or found["head.weight"].doubt is Doubt.ROLE

@@ -8,8 +8,8 @@ from typing import Any
 
 from megaopt_roles.forward.calls import CallEvaluator
 from megaopt_roles.forward.expressions import Closure, Frame
-from megaopt_roles.forward.objects import MOST_ITEMS, items_of, merge_values
-from megaopt_roles.forward.source import function_tree
+from megaopt_roles.forward.objects import MOST_ITEMS, abstract, items_of, merge_values
+from megaopt_roles.forward.source import function_tree, imported
 from megaopt_roles.forward.values import Flow
 
 __all__ = ["Evaluator"]
@@ -86,6 +86,16 @@ class Evaluator(CallEvaluator):
     def _do_augassign(self, node: ast.AugAssign, frame: Frame, returned: list[Any]) -> None:
         before = self.evaluate(node.target, frame)
         self.assign(node.target, self.binary(type(node.op), before, self.evaluate(node.value, frame)), frame)
+
+    def _do_import(self, node: ast.Import, frame: Frame, returned: list[Any]) -> None:
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            frame.names[alias.asname or name] = abstract(imported(frame.function, name))
+
+    def _do_importfrom(self, node: ast.ImportFrom, frame: Frame, returned: list[Any]) -> None:
+        for alias in node.names:
+            value = imported(frame.function, "." * node.level + (node.module or ""), alias.name)
+            frame.names[alias.asname or alias.name] = abstract(value)
 
     def _do_functiondef(self, node: ast.FunctionDef, frame: Frame, returned: list[Any]) -> None:
         frame.names[node.name] = Closure(node, frame)

@@ -141,7 +141,8 @@ class ExpressionEvaluator(OperatorEvaluator):
         for node in nodes:
             if isinstance(node, ast.Starred):
                 value = self.evaluate(node.value, frame)
-                values.extend(value if isinstance(value, list | tuple) else [self.trace.unknown(value)])
+                held = quiet.items(value) if isinstance(value, list | tuple | nn.Module) else None
+                values.extend([self.trace.unknown(value)] if held is None else map(abstract, held))
             else:
                 values.append(self.evaluate(node, frame))
         return values

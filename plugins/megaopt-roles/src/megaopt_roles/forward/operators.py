@@ -118,6 +118,8 @@ class OperatorEvaluator(ABC):
         symbol, function = _BINARY.get(kind, ("*", operator.or_))
         if isinstance(left, list | tuple) and isinstance(right, list | tuple):
             return [*left, *right]
+        if kind is ast.BitOr and isinstance(left, dict) and isinstance(right, dict):
+            return {**left, **right}
         if kind is ast.Mult and isinstance(left, list | tuple) and isinstance(right, int):
             return [*left] * right
         if isinstance(left, list | tuple) or isinstance(right, list | tuple):

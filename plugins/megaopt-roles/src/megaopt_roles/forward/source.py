@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import sys
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["forward_of", "function_tree", "global_of", "home_of", "is_readable", "own_methods"]
+__all__ = ["forward_of", "function_tree", "global_of", "home_of", "imported", "is_readable", "own_methods"]
 
 _UNREAD: Callable[..., Any] = print
 """Stands for a function without a source."""
@@ -76,6 +79,29 @@ def global_of(function: Callable[..., Any], name: str) -> tuple[bool, Any]:
     builtins = scope.get("__builtins__", {})
     builtins = builtins if isinstance(builtins, dict) else vars(builtins)
     return name in builtins, builtins.get(name)
+
+
+def imported(function: Callable[..., Any], module: str, name: str = "") -> Any:
+    """Return what an import inside a function gives; nothing is imported, and what was not yet is not known.
+
+    Args:
+        function: the function, relative to whose package a module may be.
+        module: name of the module, with leading dots where it is relative.
+        name: of what is imported from it; empty for the module itself.
+
+    Returns:
+        None where it is not known.
+    """
+    package = inspect.unwrap(function).__globals__.get("__package__")
+    if module.startswith("."):
+        try:
+            module = importlib.util.resolve_name(module, package)
+        except ImportError:
+            return None
+    found = sys.modules.get(module)
+    if not name or not isinstance(found, types.ModuleType):
+        return found
+    return vars(found).get(name, sys.modules.get(f"{module}.{name}"))
 
 
 def home_of(kind: type) -> str:

@@ -154,7 +154,8 @@ def get_megatron_optimizer(
     pgs = groups_of_wrapped(chunks, given)
     routed = route(config, chunks, config_overrides, pgs, fqn=fqn, example=example, routing=routing)
     require_trainable(routed)
-    warn_where_idle(config, routed)
+    if routing is None:
+        warn_where_idle(config, routed)
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )

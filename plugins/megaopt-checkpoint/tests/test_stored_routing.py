@@ -76,6 +76,12 @@ def build(**settings: Any) -> tuple[nn.Sequential, MegatronOptimizer]:
     return model, build_optimizer(model, "matrices", lr=0.1, **settings)
 
 
+def build_unread() -> tuple[nn.Sequential, MegatronOptimizer]:
+    """Return the same where nobody has read what the weights are, which the build warns of."""
+    with pytest.warns(UserWarning, match="'matrices' steps no parameter, rest all"):
+        return build()
+
+
 def step(model: nn.Module, optimizer: MegatronOptimizer) -> None:
     """Take one step."""
     for param in model.parameters():
@@ -97,7 +103,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_run_goes_on_as_it_was_without_who_read_its_roles(folder) -> None:
     """Without the reader the routing is another one and a load refuses; with the stored one all is as before."""
-    model, otherwise = build()
+    model, otherwise = build_unread()
     assert otherwise.routing.params["0.weight"].spec.optimizer == "rest"
     with pytest.raises(CheckpointMismatchError, match=r"routes 1 parameters otherwise.*routing="):
         load_checkpoint(folder, model, otherwise)
@@ -118,7 +124,7 @@ def test_a_run_goes_on_as_it_was_without_who_read_its_roles(folder) -> None:
 
 def test_a_matrix_that_was_stepped_by_the_fallback_stays_there(tmp_path) -> None:
     """A reader that is installed since then changes nothing."""
-    model, optimizer = build()
+    model, optimizer = build_unread()
     step(model, optimizer)
     save_checkpoint(tmp_path / "last", model, optimizer)
     with temporary_plugin(Reader(), name="reader"):
@@ -146,7 +152,7 @@ def test_files_of_format_2_have_optimizers_and_no_roles(folder) -> None:
 
 def test_what_holds_no_routing_is_an_error(folder) -> None:
     """Each has its own words."""
-    model, optimizer = build()
+    model, optimizer = build_unread()
     save_checkpoint(folder.parent / "bare", model, None)
     (folder.parent / "empty").mkdir()
     (folder.parent / "file").write_text("x")

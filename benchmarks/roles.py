@@ -19,11 +19,13 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import contextlib
+from unittest import mock
 
 import torch
 from harness import write_result
 from roles_oracle import OUTPUT_LIKE, graph_roles
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from megaopt_core.params import Doubt, Role, RoleDecision
 from megaopt_core.routing import infer_roles
@@ -54,12 +56,12 @@ def timm_models() -> Iterator[Named]:
 
     for module in timm.list_modules():
         names = list(timm.list_models(module=module))
-        for name in {names[0], names[-1]} if names else ():
+        for name in dict.fromkeys((names[0], names[-1])) if names else ():
             yield name, lambda name=name: timm.create_model(name)
 
 
 def transformers_models() -> Iterator[Named]:
-    """Yield the base model, and one with a head, of every kind of configuration of transformers."""
+    """Yield one model for every configuration of transformers, the kinds of heads in turn."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
@@ -70,18 +72,18 @@ def transformers_models() -> Iterator[Named]:
         auto.MODEL_FOR_OBJECT_DETECTION_MAPPING, auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING,
         auto.MODEL_MAPPING,
     ]  # fmt: skip
-    seen: Counter[Any] = Counter()
     transformers.logging.set_verbosity_error()
+    kinds: dict[Any, list[Any]] = {}
     for table in tables:
         for config in table:
-            try:
-                kind = table[config]
-            except ValueError:  # of a kind that this version names and does not have
-                continue
-            kind = kind[0] if isinstance(kind, tuple) else kind
-            if seen[config] < 2:
-                seen[config] += 1
-                yield kind.__name__, lambda kind=kind, config=config: kind(_small(config()))
+            kinds.setdefault(config, []).append(table)
+    for i, (config, having) in enumerate(sorted(kinds.items(), key=lambda item: item[0].__name__)):
+        try:
+            kind = having[i % len(having)][config]
+        except ValueError:  # of a kind that this version names and does not have
+            continue
+        kind = kind[0] if isinstance(kind, tuple) else kind
+        yield kind.__name__, lambda kind=kind, config=config: kind(_small(config()))
 
 
 def _small(config: Any) -> Any:
@@ -126,14 +128,37 @@ def roles_of_detector(model: nn.Module) -> dict[int, str]:
 
 
 def run(model: nn.Module) -> list[torch.Tensor | None]:
-    """Return the outputs of a run with some inputs: predictions, None, the others."""
+    """Return the outputs of a run with some inputs: predictions, None, the others.
+
+    Grouped products of experts are there for bfloat16 alone: what fails in float32 is tried in it, too.
+    """
     error: Exception | None = None
-    for args, kwargs in _inputs(model):
-        try:
-            return _sorted(model, model(*args, **kwargs))
-        except Exception as failed:  # noqa: BLE001 - inputs are tried
-            error = failed
+    for part in model.modules():
+        if hasattr(getattr(part, "config", None), "use_cache"):
+            part.config.use_cache = False
+    for dtype in (torch.float32, torch.bfloat16):
+        for args, kwargs in _inputs(model):
+            given = tree_map_only(torch.Tensor, lambda x, dtype=dtype: _as(x, dtype), (args, kwargs))
+            try:
+                with _without_values():
+                    return _sorted(model, model(*given[0], **given[1]))
+            except Exception as failed:  # noqa: BLE001 - inputs are tried
+                error = error or failed
+        if not hasattr(model, "config"):
+            break
+        model.to(torch.bfloat16)
     raise error or RuntimeError("no inputs")
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.detach().to(dtype).requires_grad_() if tensor.is_floating_point() else tensor
+
+
+@contextlib.contextmanager
+def _without_values() -> Iterator[None]:
+    """Take conditions on tensors that have no values for false, such as whether nothing is masked."""
+    with mock.patch.object(torch.Tensor, "__bool__", return_value=False):
+        yield
 
 
 def _inputs(model: nn.Module) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -215,7 +240,7 @@ def judge(
 
 
 def main() -> None:
-    """Measure, print, and write `results/roles.json`."""
+    """Measure, print, and write `results/roles_LIBRARY.json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("libraries", nargs="+", choices=LIBRARIES)
     parser.add_argument("--limit", type=int, default=10**9)
@@ -254,6 +279,7 @@ def main() -> None:
                 print(line, flush=True)
         slowest = sorted(seconds.items(), key=lambda pair: -pair[1])[:5]
         result = {
+            "part": args.part,
             "counts": dict(total),
             "timed": len(seconds),
             "slowest": slowest,

@@ -243,6 +243,15 @@ WORDS = {  # how it is made, its forward: the head is certain
         HEAD,
         "found = {'hidden': x}\nfound |= {'logits': self.head(x)}\nreturn found['logits']",
     ),
+    "a scan": (
+        "import torch._higher_order_ops.associative_scan\n"
+        + HEAD
+        + "\nself.decay = nn.Parameter(torch.zeros(8, 16))",
+        "from torch._higher_order_ops.associative_scan import associative_scan\n"
+        "def combine(left, right): return left[0] * right[0], right[0] * left[1] + right[1]\n"
+        "_, x = associative_scan(combine, (self.decay * x, x), dim=1, combine_mode='generic')\n"
+        "return self.head(x)",
+    ),
     "layers of a list and one more": (
         HEAD + "\nself.turns = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])",
         "for layer in [*self.turns, self.head]:\n    x = layer(x)\nreturn x",
@@ -261,7 +270,8 @@ def test_what_python_writes_in_several_ways_is_read_alike(case):
     )
     with torch.device("meta"):
         model = generated.module(source)()
-        model(torch.zeros(2, 8, dtype=torch.long))
+        if case != "a scan":  # torch runs it in a compiled graph
+            model(torch.zeros(2, 8, dtype=torch.long))
     found = infer_roles(model)
     assert (found["head.weight"].role, found["head.weight"].doubt) == (Role.OUTPUT, Doubt.NONE)
     doubtful = [name for name, decision in found.items() if decision.uncertain]
@@ -280,3 +290,38 @@ def test_an_import_in_a_forward_imports_nothing():
     found = infer_roles(model)
     assert "this" not in sys.modules
     assert found["head.weight"].role is not Role.MATRIX or found["head.weight"].doubt is Doubt.ROLE
+
+
+RETURNED = {  # what is returned beside the output of the last projection; whether the input is added to it
+    "an object": ("Output(sample=out, cache=x)", False),
+    "an object or a tuple": ("Output(sample=out, cache=x) if self.training else (out, x)", False),
+    "an object with a sum": ("Output(sample=x + out, cache=x)", True),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_what_is_returned_beside_an_output_is_not_added_to_it(case):
+    """A projection to the width of the input is a head, or doubtful, unless its output is added to the input."""
+    returned, added = RETURNED[case]
+    source = f"""{COMMON}
+import dataclasses
+
+@dataclasses.dataclass
+class Output:
+    sample: torch.Tensor
+    cache: torch.Tensor
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.block, self.norm = nn.Linear(24, 16), Block(), nn.LayerNorm(24)
+        self.out = nn.Linear(16, 24)
+    def forward(self, x):
+        out = self.out(self.block(self.into(x)))
+        return {returned}
+"""
+    with torch.device("meta"):
+        model = generated.module(source)()
+        model(torch.zeros(2, 8, 24))
+    found = infer_roles(model)["out.weight"]
+    assert ((found.role, found.doubt) == (Role.MATRIX, Doubt.NONE)) is added, found.reason

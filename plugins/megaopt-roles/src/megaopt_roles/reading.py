@@ -16,7 +16,7 @@ from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use
 from megaopt_roles.head_columns import find_head_columns
 from megaopt_roles.unread import guessed_ends, is_torchs
 
-__all__ = ["ModelReading"]
+__all__ = ["Ends", "ModelReading"]
 
 _HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -9,7 +9,7 @@ from torch import nn
 from megaopt_core.routing import is_projection
 from megaopt_roles.features import inputs_of, outputs_of, widths_taken
 from megaopt_roles.forward.values import ARGUMENT
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.reading import Ends, ModelReading
 
 __all__ = ["Stream"]
 
@@ -40,8 +40,7 @@ class Stream:
             for param in module._parameters.values():
                 if param is not None and param.dim() > 1:
                     self._by_hand(param)
-        parts = reading.analysis(model).parts if not is_projection(model) else ()
-        self._items = [reading.ends(model, i) for i in range(len(parts))] or [reading.ends(model)]
+        self._items = _items(model, reading)
         first = [call.module for call in reading.analysis(model).calls if call.deps <= {ARGUMENT}]
         self._inputs = {
             inputs_of(part) for part in first if isinstance(part, nn.Module) and is_projection(part)
@@ -91,3 +90,14 @@ class Stream:
 
     def _begins(self, other: int, width: int | None) -> bool:
         return self._widths.get(other) == width and (other in self._tables or other in self._reading.consumed)
+
+
+def _items(model: nn.Module, reading: ModelReading) -> list[Ends]:
+    """Return what each item comes from that a model returns: of a tuple, or of an object that it makes."""
+    if is_projection(model):
+        return [reading.ends(model)]
+    analysis = reading.analysis(model)
+    if analysis.parts:
+        return [reading.ends(model, i) for i in range(len(analysis.parts))]
+    made = [deps for deps in analysis.held if deps]
+    return [reading.origins(deps) for deps in made] if len(made) > 1 else [reading.ends(model)]

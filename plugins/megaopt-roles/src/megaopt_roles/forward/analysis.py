@@ -20,7 +20,7 @@ from megaopt_roles.forward.objects import Bound, Choice
 from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Use, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Use, deps_of, held_by, weights_of
 
 __all__ = ["Analysis", "analyze", "returned_by"]
 
@@ -36,6 +36,7 @@ class Analysis:
         calls: calls of children, in order.
         returned: what the result depends on.
         parts: the same for each item, where it is a tuple or a dictionary.
+        held: the same for each item of whatever may be returned, an object too.
         uses: how parameters are used, by identity.
         splits: sizes along the outputs of projections and weights, by identity of the owner; None where they are
             split in a way that a view cannot describe.
@@ -49,6 +50,7 @@ class Analysis:
     calls: list[Call] = field(factory=list)
     returned: frozenset[Any] = frozenset()
     parts: tuple[frozenset[Any], ...] = ()
+    held: tuple[frozenset[Any], ...] = ()
     uses: dict[int, set[Use]] = field(factory=dict)
     splits: dict[int, tuple[int, ...] | None] = field(factory=dict)
     cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
@@ -111,14 +113,14 @@ def _evaluate(
     complete = any(
         function_tree(function) is not None for function in (methods if forward is None else [forward])
     )
-    returned, parts = frozenset[Any](), tuple[frozenset[Any], ...]()
+    returned, parts, held = frozenset[Any](), tuple[frozenset[Any], ...](), tuple[frozenset[Any], ...]()
     try:
         if forward is not None:
             value = _run(evaluator, module, forward)
             returned |= deps_of(value)
             trace.use_all(weights_of(value), "returned")
-            items = value.values() if isinstance(value, dict) else value
-            parts = tuple(map(deps_of, items)) if isinstance(value, list | tuple | dict) else ()
+            held = held_by(value)
+            parts = held if isinstance(value, list | tuple | dict) else ()
     except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
         complete = False
     passed = {key for key, uses in trace.uses.items() if any(use.kind == "passed" for use in uses)}
@@ -132,7 +134,7 @@ def _evaluate(
     for key in trace.uses.keys() - passed - own:  # by methods that initialize or count
         trace.uses[key] = {use for use in trace.uses[key] if use.kind != "passed"}
     if result is not None:
-        result.returned, result.parts = returned, parts
+        result.returned, result.parts, result.held = returned, parts, held
     return complete
 
 

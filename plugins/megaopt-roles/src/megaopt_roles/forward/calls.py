@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward import ops, products, quiet
@@ -21,7 +22,7 @@ from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
 from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, items_of, merge_values
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
-from megaopt_roles.forward.values import Flow, Weight, flows_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 
 __all__ = ["CallEvaluator"]
 
@@ -210,7 +211,10 @@ class CallEvaluator(ModuleCallEvaluator):
         found = weights_of((args, kwargs))
         if len(found) == 1 and not any(flow.deps for flow in flows_of((args, kwargs))):
             return found[0]  # a function of a weight alone: quantized, masked, gathered
-        return self.trace.passed(found, callee, args, kwargs)
+        made = self.trace.passed(found, callee, args, kwargs)
+        if isinstance(callee, type):  # an object that holds what it is made of
+            return evolve(made, held=tuple(map(deps_of, (*args, *kwargs.values()))))
+        return made
 
     def _call_python(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         nested = sum(function is other for other in self.running)

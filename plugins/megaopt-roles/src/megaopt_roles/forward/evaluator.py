@@ -10,7 +10,7 @@ from megaopt_roles.forward.calls import CallEvaluator
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.objects import MOST_ITEMS, abstract, items_of, merge_values
 from megaopt_roles.forward.source import function_tree, imported
-from megaopt_roles.forward.values import Flow
+from megaopt_roles.forward.values import Flow, deps_of, held_by
 
 __all__ = ["Evaluator"]
 
@@ -45,7 +45,9 @@ class Evaluator(CallEvaluator):
         if len(values) == 1:
             return values[0]
         lengths = {len(value) if isinstance(value, list | tuple) else -1 for value in values}
-        return self._either(values) if len(lengths) == 1 else self.trace.unknown(values)
+        if len(lengths) == 1 and not any(isinstance(value, Flow) and value.held for value in values):
+            return self._either(values)
+        return Flow(deps_of(values), held=tuple(part for value in values for part in held_by(value)))
 
     def _block(self, body: Sequence[ast.stmt], frame: Frame, returned: list[Any]) -> str | None:
         for statement in body:
@@ -90,12 +92,13 @@ class Evaluator(CallEvaluator):
     def _do_import(self, node: ast.Import, frame: Frame, returned: list[Any]) -> None:
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
-            frame.names[alias.asname or name] = abstract(imported(frame.function, name))
+            frame.names[alias.asname or name] = _known(imported(frame.function, name))
 
     def _do_importfrom(self, node: ast.ImportFrom, frame: Frame, returned: list[Any]) -> None:
+        module = "." * node.level + (node.module or "")
         for alias in node.names:
-            value = imported(frame.function, "." * node.level + (node.module or ""), alias.name)
-            frame.names[alias.asname or alias.name] = abstract(value)
+            value = imported(frame.function, module, alias.name)
+            frame.names[alias.asname or alias.name] = _known(value)
 
     def _do_functiondef(self, node: ast.FunctionDef, frame: Frame, returned: list[Any]) -> None:
         frame.names[node.name] = Closure(node, frame)
@@ -176,3 +179,8 @@ class Evaluator(CallEvaluator):
             for handler in node.handlers:
                 signal = self._block(handler.body, frame, returned)
         return self._block(node.finalbody, frame, returned) or signal
+
+
+def _known(value: Any) -> Any:
+    """Return what was imported in the form that the evaluator computes with; of None nothing is known."""
+    return Flow() if value is None else abstract(value)

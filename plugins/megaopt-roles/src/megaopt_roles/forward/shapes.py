@@ -55,6 +55,8 @@ SHAPE_OPS = frozenset(
 )
 _SHAPING = frozenset(["view", "reshape", "unflatten", "rearrange"])
 _PIECEWISE = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
+_MOST_PARTS = 512
+"""Parts that are followed one by one: an axis in more is one of features, which a wrong guess of the shape made."""
 
 
 def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -82,6 +84,8 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         else:
             note_axes(value, result)
         return relabel(result, value)
+    if len(result) > _MOST_PARTS:
+        return _many(name, trace.unknown(value), args, kwargs)
     return [relabel(part, value) for part in result]
 
 

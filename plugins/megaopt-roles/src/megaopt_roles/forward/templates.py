@@ -112,6 +112,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
         list(calls.values()),
         moved(analysis.returned),
         tuple(moved(part) for part in analysis.parts),
+        tuple(moved(part) for part in analysis.held),
         {id(twin[key]): uses for key, uses in analysis.uses.items() if key in twin},
         {id(twin[key]): split for key, split in analysis.splits.items() if key in twin},
         {(id(twin[key]), axis): split for (key, axis), split in analysis.cuts.items() if key in twin},

@@ -1,4 +1,4 @@
-"""Functions that call what they are given: checkpoints, `functional_call`, `vmap`, `partial`, `reduce`."""
+"""Functions that call what they are given: checkpoints, `functional_call`, `vmap`, `partial`, `reduce`, scans."""
 
 from __future__ import annotations
 
@@ -88,6 +88,12 @@ def _reduce(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, An
     return first
 
 
+def _scan(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a scan makes of its entries: what its function makes of two of them."""
+    entries = argument(1, "xs", args, kwargs)
+    return call(args[0], [entries, entries], {})
+
+
 def _vmap(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Prepared:
     dims = argument(1, "in_dims", args, kwargs)
     return Prepared(args[0], in_dims=0 if dims is None else dims)
@@ -101,6 +107,7 @@ TRANSFORMS = {
     ("torch", "checkpoint"): _checkpoint,
     ("torch", "checkpoint_sequential"): _checkpoint_sequential,
     ("torch", "functional_call"): _functional_call,
+    ("torch", "associative_scan"): _scan,
     ("torch", "vmap"): _vmap,
     ("_functools", "reduce"): _reduce,
     ("functools", "partial"): _partial,

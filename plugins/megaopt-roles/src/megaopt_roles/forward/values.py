@@ -20,6 +20,7 @@ __all__ = [
     "Weight",
     "deps_of",
     "flows_of",
+    "held_by",
     "weights_of",
 ]
 
@@ -149,6 +150,8 @@ class Flow:
     """All zeros: what a recurrence begins with."""
     call: Call | None = None
     """The call of a module that returned it, while nothing was done to it."""
+    held: tuple[frozenset[Any], ...] = ()
+    """What each item depends on of an object, or of several values that may be returned: they are no sum."""
 
     def part(self, index: int) -> Flow:
         """Return one item of it, taken for a tuple that a module returned."""
@@ -245,6 +248,14 @@ def weights_of(value: Any) -> list[Weight]:
     if isinstance(value, list | tuple):
         return [weight for item in value for weight in weights_of(item)]
     return []
+
+
+def held_by(value: Any) -> tuple[frozenset[Any], ...]:
+    """Return what each item of a container or object depends on, or a value as a whole."""
+    if isinstance(value, Flow) and value.held:
+        return value.held
+    items = value.values() if isinstance(value, dict) else value
+    return tuple(map(deps_of, items)) if isinstance(value, list | tuple | dict) else (deps_of(value),)
 
 
 def deps_of(value: Any) -> frozenset[Any]:

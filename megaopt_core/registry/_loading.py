@@ -139,16 +139,40 @@ def check_entry(name: str, entry: OptimizerEntry, core_fields: Collection[str]) 
 
 _KINDS = {str: ("description", "example"), bool: ("supports_fp16", "supports_peers")}
 
+_INSTEAD: Mapping[type, str] = {
+    list: "a tuple, or field(factory=list)",
+    dict: "field(factory=dict)",
+    set: "a frozenset, or field(factory=set)",
+}
+"""What changes in place to what to write as a default in its place."""
+
 
 def _require_settings(whose: str, settings: type | None) -> None:
-    """Raise unless a settings class can be used: it is one of attrs, and takes its own defaults."""
+    """Raise unless a settings class can be used, and does not silently do what nobody has meant.
+
+    It is one of attrs, takes its own defaults, shares none that can be changed, and its choices are several texts.
+    """
     if settings is None:
         return
     if not (isinstance(settings, type) and attrs.has(settings)):
         raise PluginError(f"{whose}: settings={settings!r} is no attrs class")
     try:
-        settings()
+        made = settings()
     except Exception as error:
         raise PluginError(
             f"{whose}: {settings.__name__} cannot be made of its defaults: {words_of(error)}"
         ) from error
+    for setting in attrs.fields(settings):
+        choices = setting.metadata.get("choices", ())
+        if isinstance(choices, str):
+            raise PluginError(
+                f"{whose}: {settings.__name__}: the choices of {setting.name!r} are the text {choices!r}; they must be "
+                f"a tuple of texts: ({choices!r},)"
+            )
+        kind = next((each for each in _INSTEAD if isinstance(setting.default, each)), None)
+        # A converter may make a tuple of it.
+        if kind is not None and getattr(made, setting.name) is setting.default:
+            raise PluginError(
+                f"{whose}: {settings.__name__}: the default of {setting.name!r} is a {kind.__name__}, which all "
+                f"configurations would share; give {_INSTEAD[kind]}"
+            )

@@ -122,7 +122,19 @@ def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:
                 raise PluginError(f"it implements {caller.name!r}, which is no hook{_meant(caller.name)}")
             if impl.wrapper or impl.hookwrapper:
                 raise PluginError(f"its {caller.name!r} is a wrapper; megaopt calls every plugin by itself")
+            _require_no_default(caller, impl)
     return manager
+
+
+def _require_no_default(caller: pluggy.HookCaller, impl: pluggy.HookImpl) -> None:
+    """Raise where a hook gives a default to what it would be given: pluggy hands over what has none, and only that."""
+    given = caller.spec.argnames if caller.spec is not None else ()
+    wrong = [name for name in impl.kwargnames if name in given]
+    if wrong:
+        raise PluginError(
+            f"its {caller.name!r} would never be given {', '.join(map(repr, wrong))}, which has a default: pluggy "
+            "hands over arguments without one; remove the default"
+        )
 
 
 def _meant(name: str) -> str:

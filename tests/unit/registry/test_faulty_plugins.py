@@ -256,8 +256,35 @@ IN_USE = {
 }
 
 ENTRY = "@hookimpl\ndef megaopt_optimizer_entries(): return {{'bad': OptimizerEntry(torch.optim.SGD, {})}}"
+STYLE = "@hookimpl\ndef megaopt_schedules(): return {{'bad': ScheduleStyle({})}}"
+OWN = "settings=S, setting_prefixes=('bad',)"
+CLASS = "@frozen\nclass S:\n    betas: object = {}\n"
 
 MISTAKES = {
+    "choices without a comma": (
+        "@frozen\nclass S:\n    a: str = field(default='ns', metadata={'choices': 'ns'})\n"
+        + ENTRY.format(OWN),
+        "optimizer 'bad': S: the choices of 'a' are the text 'ns'; they must be a tuple of texts: ('ns',)",
+    ),
+    "a list as a default": (
+        CLASS.format("[0.9]") + ENTRY.format(OWN),
+        "optimizer 'bad': S: the default of 'betas' is a list, which all configurations would share; give a tuple, or "
+        "field(factory=list)",
+    ),
+    "a dict as a default": (
+        CLASS.format("{}") + ENTRY.format(OWN),
+        "optimizer 'bad': S: the default of 'betas' is a dict, which all configurations would share; give "
+        "field(factory=dict)",
+    ),
+    "a set as a default of a style": (
+        CLASS.format("{1}") + STYLE.format("learning_rate=lambda point: 1.0, settings=S"),
+        "schedule 'bad': S: the default of 'betas' is a set, which all configurations would share; give a frozenset, "
+        "or field(factory=set)",
+    ),
+    "a hook with a default": (
+        "@hookimpl\ndef megaopt_param_overrides(config, model_chunks=()): return {}",
+        "its 'megaopt_param_overrides' would never be given 'model_chunks', which has a default",
+    ),
     "prefixes without a comma": (
         ENTRY.format("setting_prefixes='bad'"),
         "OptimizerEntry(setting_prefixes='bad'): must be a tuple of names: ('bad',)",

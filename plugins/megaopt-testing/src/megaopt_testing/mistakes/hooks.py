@@ -22,7 +22,7 @@ def check_hooks(plugin: Any, given: Mapping[str, Sequence[str]]) -> None:
         given: hook to the arguments that it is given.
 
     Raises:
-        PluginError: one takes something else, or gives a default to what it would be given.
+        PluginError: one takes something else.
     """
     for attribute, value in inspect.getmembers(plugin, inspect.isroutine):
         marks = getattr(value, "megaopt_impl", None)
@@ -36,10 +36,4 @@ def check_hooks(plugin: Any, given: Mapping[str, Sequence[str]]) -> None:
             raise PluginError(
                 f"its {attribute!r} takes {', '.join(map(repr, unknown))}, which the hook is not given; it may take "
                 f"{', '.join(allowed) or 'no arguments'}{meant(unknown[0], allowed)}"
-            )
-        defaults = [name for name in impl.kwargnames if name in allowed]
-        if defaults:
-            raise PluginError(
-                f"its {attribute!r} would never be given {', '.join(map(repr, defaults))}, which has a default: pluggy "
-                "hands over arguments without one; remove the default"
             )

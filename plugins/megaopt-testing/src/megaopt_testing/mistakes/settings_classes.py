@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -12,15 +10,6 @@ import attrs
 from megaopt_core.errors import PluginError
 
 __all__ = ["check_defaults", "check_settings_class"]
-
-_INSTEAD: Mapping[type, str] = MappingProxyType(
-    {
-        list: "a tuple, or field(factory=list)",
-        dict: "field(factory=dict)",
-        set: "a frozenset, or field(factory=set)",
-    }
-)
-"""What changes in place to what to write as a default in its place."""
 
 
 def check_settings_class(whose: str, settings: Any) -> None:
@@ -46,13 +35,6 @@ def check_settings_class(whose: str, settings: Any) -> None:
     required = [setting.name for setting in attrs.fields(settings) if setting.default is attrs.NOTHING]
     if required:
         raise PluginError(f"{whose}: {settings.__name__} has no default for {', '.join(required)}")
-    for setting in attrs.fields(settings):
-        choices = setting.metadata.get("choices", ())
-        if isinstance(choices, str):
-            raise PluginError(
-                f"{whose}: {settings.__name__}: the choices of {setting.name!r} are the text {choices!r}; they must be "
-                f"a tuple of texts: ({choices!r},)"
-            )
 
 
 def _unless_attrs(settings: type) -> str:
@@ -64,7 +46,7 @@ def _unless_attrs(settings: type) -> str:
 
 
 def check_defaults(whose: str, settings: type) -> None:
-    """Raise unless a settings class takes its own defaults, and no two instances share one that can be changed.
+    """Raise unless a settings class takes its own defaults.
 
     Args:
         whose: whose settings they are, in words.
@@ -74,7 +56,7 @@ def check_defaults(whose: str, settings: type) -> None:
         PluginError: they cannot be the defaults; the message names the setting.
     """
     try:
-        made = settings()
+        settings()
     except Exception as error:
         where = _refused_field(settings, error)
         called = (
@@ -86,14 +68,6 @@ def check_defaults(whose: str, settings: type) -> None:
         raise PluginError(
             f"{whose}: {settings.__name__}: {told}: {type(error).__name__}: {error}{called}"
         ) from error
-    for setting in attrs.fields(settings):
-        kind = next((each for each in _INSTEAD if isinstance(setting.default, each)), None)
-        # A converter may make a tuple of it.
-        if kind is not None and getattr(made, setting.name) is setting.default:
-            raise PluginError(
-                f"{whose}: {settings.__name__}: the default of {setting.name!r} is a {kind.__name__}, which all "
-                f"configurations would share; give {_INSTEAD[kind]}"
-            )
 
 
 def _refused_field(settings: Any, error: Exception) -> tuple[str, str] | None:

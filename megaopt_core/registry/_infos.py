@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from megaopt_core.errors import DuplicateNameError, PluginHookError
 from megaopt_core.registry._faults import traceback_of, words_of
 
-__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus", "contested", "told_by"]
+__all__ = ["CORE_MODULE", "PluginInfo", "PluginStatus", "contested"]
 
 CORE_MODULE = "megaopt_core.builtins"
 """What the entry point of the core's own plugin names."""
@@ -58,7 +58,7 @@ class PluginInfo:
         Args:
             point: the entry point; it is not loaded.
         """
-        return cls(point.name, point.value, *told_by(point))
+        return cls(point.name, point.value, *_told_by(point))
 
     def broken_by(self, error: BaseException) -> PluginInfo:
         """Return this with status broken, and what broke it in one line.
@@ -100,20 +100,6 @@ class PluginInfo:
         return f"plugin {self.name!r} ({self.source})"
 
 
-def told_by(point: EntryPoint) -> tuple[str | None, str | None]:
-    """Return name and version of an entry point's distribution; None where there is none, or its metadata are gone.
-
-    Args:
-        point: the entry point.
-    """
-    if point.dist is None:
-        return None, None
-    try:
-        return point.dist.name, point.dist.version
-    except (KeyError, TypeError, DeprecationWarning):  # which of them depends on the version of Python
-        return None, None
-
-
 def contested(
     what: str, name: str, first: PluginInfo | None, second: PluginInfo, *, by: str = "given by"
 ) -> DuplicateNameError:
@@ -133,6 +119,16 @@ def contested(
         name=name,
         owners=(core if first is None else first.source, second.source),
     )
+
+
+def _told_by(point: EntryPoint) -> tuple[str | None, str | None]:
+    """Return name and version of an entry point's distribution; None where there is none, or its metadata are gone."""
+    if point.dist is None:
+        return None, None
+    try:
+        return point.dist.name, point.dist.version
+    except (KeyError, TypeError, DeprecationWarning):  # which of them depends on the version of Python
+        return None, None
 
 
 def _normal(name: str) -> str:

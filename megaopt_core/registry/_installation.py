@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from megaopt_core.errors import BrokenPluginWarning, PluginError
 from megaopt_core.registry._choice import chosen, named_in_vain
 from megaopt_core.registry._faults import words_of
-from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus, told_by
+from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
 
 if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their commands does not
@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
     from megaopt_core.registry._loading import LoadedPlugin
 
 __all__ = ["GROUP", "Installation"]
+
+type _Found = tuple[EntryPoint, PluginInfo]
 
 GROUP = "megaopt"
 """The entry-point group in which plugins are found."""
@@ -39,8 +41,9 @@ class Installation:
     """
 
     def __init__(self, given: Iterable[EntryPoint] | None, environ: Mapping[str, str]) -> None:
-        self._points = _in_one_order(given)
-        self.infos = [chosen(PluginInfo.of(point), environ) for point in self._points]
+        found = _in_one_order(given)
+        self._points = [point for point, _ in found]
+        self.infos = [chosen(info, environ) for _, info in found]
         self._environ = dict(environ)
         self.lock = threading.RLock()
         self._contents: Contents | None = None
@@ -123,17 +126,19 @@ class Installation:
             return collect(tuple(plugins))
 
 
-def _in_one_order(given: Iterable[EntryPoint] | None) -> list[EntryPoint]:
+def _in_one_order(given: Iterable[EntryPoint] | None) -> list[_Found]:
     """Return entry points, the core's own first, the others by name, so that every rank has one order.
 
     Args:
         given: the entry points; None: those of group `megaopt` that are installed.
     """
-    points = _once(_installed() if given is None else given)
-    core = [point for point in points if point.value == CORE_MODULE]
-    others = [point for point in points if point.value != CORE_MODULE]
-    others.sort(key=lambda point: (point.name, told_by(point)[0] or "", point.value))
-    return [*(core[:1] or [CORE_PLUGIN]), *others]
+    # What a distribution says of itself is read from its files each time that it is asked.
+    points = _installed() if given is None else given
+    found = _once([(point, PluginInfo.of(point)) for point in points])
+    core = [each for each in found if each[1].is_core]
+    others = [each for each in found if not each[1].is_core]
+    others.sort(key=lambda each: (each[1].name, each[1].distribution or "", each[1].module))
+    return [*(core[:1] or [(CORE_PLUGIN, PluginInfo.of(CORE_PLUGIN))]), *others]
 
 
 def _installed() -> list[EntryPoint]:
@@ -158,16 +163,15 @@ def _points_of(distribution: Distribution) -> list[EntryPoint]:
         return []
 
 
-def _once(points: Iterable[EntryPoint]) -> list[EntryPoint]:
+def _once(points: Iterable[_Found]) -> list[_Found]:
     """Return each entry point of a distribution once: an interrupted installer leaves a second folder of metadata."""
-    found: dict[tuple[str, str, str | None], EntryPoint] = {}
-    for point in points:
-        name, its_version = told_by(point)
-        key = (point.name, point.value, name)
-        if key not in found or (name and its_version == version(name)):
-            found[key] = point
+    found: dict[tuple[str, str, str | None], _Found] = {}
+    for point, info in points:
+        key = (info.name, info.module, info.distribution)
+        if key not in found or (info.distribution and info.version == version(info.distribution)):
+            found[key] = point, info
     owned = {key[:2] for key in found if key[2]}
-    return [point for (*what, name), point in found.items() if name or tuple(what) not in owned]
+    return [each for (*what, name), each in found.items() if name or tuple(what) not in owned]
 
 
 def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:

@@ -87,6 +87,9 @@ class SharedStates(Protocol):
             params: all parameters by name, the same on all ranks.
             states: what this rank has of the state of each; changed in place.
             keys: see the class.
+
+        Raises:
+            StateDictError: the form cannot hold what owners keep; on all ranks.
         """
 
     def take(
@@ -101,6 +104,9 @@ class SharedStates(Protocol):
             states: what the state dict has of each parameter.
             owned: the whole tensors that this rank keeps a state of, by the name of their parameter.
             keys: see the class.
+
+        Raises:
+            StateDictError: ranks load different states.
         """
 
 

@@ -32,11 +32,7 @@ class DTensorStates:
     of_all_params: bool
 
     def group(self, keys: frozenset[str]) -> ProcessGroup | None:
-        """Return the ranks that own whole tensors, where owners keep states of them.
-
-        Args:
-            keys: state keys that a split step keeps of whole tensors.
-        """
+        """Return the ranks that own whole tensors, where owners keep states of them."""
         keeps = bool(keys) or not self.of_all_params
         return self.owners if keeps and communicates(self.owners) else None
 
@@ -46,16 +42,7 @@ class DTensorStates:
         states: Mapping[str, MutableMapping[str, Any]],
         keys: frozenset[str],
     ) -> None:
-        """Make states DTensors, and show on every rank what owners keep.
-
-        Args:
-            params: all parameters by name.
-            states: the state of each; changed in place.
-            keys: state keys that a split step keeps of whole tensors.
-
-        Raises:
-            StateDictError: no DTensor can hold what owners keep; on all ranks.
-        """
+        """Make states DTensors, and show on every rank what owners keep."""
         if self.of_all_params:
             show_parts(params, states)
         group = self.group(keys)
@@ -68,16 +55,7 @@ class DTensorStates:
         owned: Mapping[str, Sequence[Shard]],
         keys: frozenset[str],
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Return the states of which owners have theirs again.
-
-        Args:
-            states: what a state dict has of each parameter.
-            owned: the whole tensors that this rank keeps a state of.
-            keys: state keys that a split step keeps of whole tensors.
-
-        Raises:
-            StateDictError: ranks load different states.
-        """
+        """Return the states of which owners have theirs again."""
         group = self.group(keys)
         return (
             {}

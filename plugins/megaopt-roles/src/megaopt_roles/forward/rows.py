@@ -187,13 +187,13 @@ def find_split(source: Source) -> tuple[int, ...] | None:
     leaves = list(_leaves(source.root))
     if len(leaves) < 2:
         return ()
-    labels = torch.full((source.size,), -1, device="cpu")
-    for label, leaf in enumerate(leaves):
-        rows = torch.tensor(leaf.rows, dtype=torch.long, device="cpu")
-        if bool((labels[rows] >= 0).any()):
-            return None
+    parts = [torch.tensor(leaf.rows, dtype=torch.long, device="cpu") for leaf in leaves]
+    if bool((torch.bincount(torch.cat(parts), minlength=source.size) != 1).any()):
+        return None
+    labels = torch.empty(source.size, dtype=torch.long, device="cpu")
+    for label, rows in enumerate(parts):
         labels[rows] = label
-    return None if bool((labels < 0).any()) else _sizes(labels, len(leaves))
+    return _sizes(labels, len(leaves))
 
 
 def is_covered(source: Source) -> bool:

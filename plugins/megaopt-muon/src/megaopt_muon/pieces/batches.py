@@ -10,7 +10,7 @@ import torch
 
 from megaopt_muon.choice.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
-from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, normalized
+from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, are_worth_it_alone, normalized
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import compute_dtype
@@ -74,8 +74,7 @@ def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device
     narrow = is_narrow(compute_dtype(ns.precision, dtype, device), device)
     if not narrow or len(shape) != 2:
         return False
-    elements = math.prod(shape)
-    return elements > _NARROW_ALONE or (min(shape) >= SMALLEST_ALONE and elements > SMALLEST_ALONE**2)
+    return math.prod(shape) > _NARROW_ALONE or are_worth_it_alone(*shape)
 
 
 def is_swept(ns: NewtonSchulz, plan: MatrixPlan, param: torch.Tensor, grad: torch.Tensor) -> bool:

@@ -1,10 +1,5 @@
-"""Imported last by the server of warm processes: what all that are forked from it would do, done once."""
-
-import gc
+"""Imported last by the server of warm processes: it loads plugins once, for all that are forked from it."""
 
 from megaopt_core import get_registry
 
 get_registry().optimizers()
-# What is here stays: no collection in a forked process walks over it, which would copy its memory.
-gc.collect()
-gc.freeze()

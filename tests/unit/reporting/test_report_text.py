@@ -97,6 +97,8 @@ def test_a_model_without_repeated_layers_is_one_screen_too(build) -> None:
     """Parameters that are stepped alike for one reason share a row then."""
     sizes = range(3, 45)
     model = torch.nn.ModuleDict({f"part{size}": torch.nn.Linear(size, size) for size in sizes})
+    for layer in model.values():
+        layer.weight.matrix_view = "matrix"
     text = str(build(model).report())
     assert len(text.splitlines()) <= 40
     assert "part3.bias and 41 more" in text
@@ -106,6 +108,7 @@ def test_a_model_without_repeated_layers_is_one_screen_too(build) -> None:
 def test_after_a_step_it_says_what_changed(build) -> None:
     """In a column that is not there before."""
     model = torch.nn.Linear(4, 4)
+    model.weight.matrix_view = "output"
     optimizer = build(model)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()

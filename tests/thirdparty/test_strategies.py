@@ -113,7 +113,7 @@ def compare(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tens
         )
 
 
-@pytest.mark.parametrize("ranks", ["alone", "by_two", "by_four"])
+@pytest.mark.parametrize("ranks", sometimes(["alone", "by_two", "by_four"], ["alone", "by_four"]))
 def test_ranks_together_train_as_one_process(request, alone, ranks):
     """Parameters and states of every optimizer are equal: bit for bit, to 1e-6 where a norm clips."""
     trained = request.getfixturevalue(ranks)

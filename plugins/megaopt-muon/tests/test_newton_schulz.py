@@ -46,7 +46,7 @@ MODES = {
         always=[
             (name, mode)
             for name, mode in itertools.product(TYPES, MODES)
-            if mode != "medium in bfloat16" or name in {"quintic", "cans", "deepseekv4"}
+            if mode != "medium in bfloat16" or name in {"quintic", "cans"}
         ],
     ),
 )

@@ -19,6 +19,7 @@ from megaopt_roles.forward.objects import (
     attribute_of,
     is_abstract,
     items_of,
+    one_of,
 )
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
 from megaopt_roles.forward.source import global_of
@@ -174,10 +175,10 @@ class ExpressionEvaluator(OperatorEvaluator):
         if is_abstract(value):
             return shapes.index(self.trace, value, key)
         if isinstance(value, Choice):
-            value = value.modules[0]
+            return one_of([self.item(module, key) for module in value.modules])
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict) and is_abstract(key):
             children = list(value.values()) if isinstance(value, nn.ModuleDict) else list(value)
-            return Choice(tuple(children)) if children else Flow()
+            return one_of(children) if children else Flow()
         if isinstance(value, nn.ParameterList | nn.ParameterDict) and is_abstract(key):
             found = [
                 abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)

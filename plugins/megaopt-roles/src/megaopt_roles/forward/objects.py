@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -17,7 +18,7 @@ from megaopt_roles.forward import quiet
 from megaopt_roles.forward.source import forward_of, home_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight
-from megaopt_roles.forward.weight_forms import whole_weight
+from megaopt_roles.forward.weight_forms import any_of, whole_weight
 from megaopt_roles.forward.weight_parts import taken
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "is_abstract",
     "items_of",
     "merge_values",
+    "one_of",
 ]
 
 MOST_ITEMS = 64
@@ -65,6 +67,28 @@ class Choice:
 
     modules: tuple[nn.Module, ...]
 
+    def items(self) -> list[Any] | None:
+        """Return what a loop over it sees; None where one of them is no list of modules."""
+        held = [quiet.items(part) for part in self.modules if not isinstance(part, nn.ModuleDict)]
+        lists = [part for part in held if part is not None]
+        if len(lists) < len(self.modules):
+            return None
+        absent = object()
+        columns = itertools.zip_longest(*lists, fillvalue=absent)
+        return [one_of([item for item in column if item is not absent]) for column in columns]
+
+
+def one_of(values: Sequence[Any]) -> Any:
+    """Return what stands for one of several values; which one is not known.
+
+    Args:
+        values: at least one.
+    """
+    modules = tuple(value for value in values if isinstance(value, nn.Module))
+    if modules and len(modules) == sum(value is not None for value in values):
+        return Choice(modules)
+    return functools.reduce(merge_values, map(abstract, values))
+
 
 def is_abstract(value: Any) -> bool:
     """True for values that are not plain Python objects."""
@@ -88,6 +112,9 @@ def attribute_of(owner: Any, name: str) -> Any:
         found = [_module_attribute(module, name) for module in owner.modules]
         if found and all(isinstance(item, nn.Module) for item in found):
             return Choice(tuple(found))
+        weights = [item for item in found if isinstance(item, Weight)]
+        if weights:
+            return any_of(weights)
         return found[0] if found else Flow()
     if type(owner) is list and name in ("values", "indices") and len(owner) == 2:  # of topk and sort
         return owner[name == "indices"]
@@ -176,6 +203,9 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
     """Return what a loop over a value sees; of long plain sequences the two ends."""
     if isinstance(value, Weight):  # its rows
         return [taken(value, 0, None) if value.shape and value.axes else value]
+    items = value.items() if isinstance(value, Choice) else None
+    if items is not None:
+        return items
     if is_abstract(value) or value is None or isinstance(value, Choice | Bound):
         return [trace.unknown(value)] * 2
     items = quiet.items(value)

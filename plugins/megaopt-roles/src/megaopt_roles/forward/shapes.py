@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from megaopt_roles.forward.objects import items_of
+from megaopt_roles.forward.objects import Choice, items_of
 from megaopt_roles.forward.rows import note_axes, note_heads, relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight
@@ -241,7 +241,7 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
     """
     if isinstance(value, torch.Size):
         value = list(value)
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module | Choice):
         value = items_of(trace, value)
     if isinstance(value, list | tuple):
         items = list(value)

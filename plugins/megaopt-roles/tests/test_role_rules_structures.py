@@ -325,3 +325,47 @@ class Model(nn.Module):
         model(torch.zeros(2, 8, 24))
     found = infer_roles(model)["out.weight"]
     assert ((found.role, found.doubt) == (Role.MATRIX, Doubt.NONE)) is added, found.reason
+
+
+CHOSEN = {  # how layers are held, and a loop over them of which nobody knows the order
+    "parts of a layer": (
+        "self.layers = nn.ModuleList([nn.ModuleList([nn.LayerNorm(16), Block()]) for _ in range(2)])",
+        "for norm, block in [self.layers[i] for i in order]:\n    x = x + block(norm(x))",
+    ),
+    "columns of several lists": (
+        "self.skips = nn.ModuleList([None, None])\n"
+        "self.layers = nn.ModuleList([nn.ModuleList([nn.LayerNorm(16), Block()]) for _ in range(2)])",
+        "columns = tuple(tuple(column[i] for i in order) for column in (self.skips, self.layers))\n"
+        "for skip, (norm, block) in zip(*columns):\n"
+        "    if skip is not None:\n        x = skip(x)\n"
+        "    x = x + block(norm(x))",
+    ),
+    "stages of layers, by two indices": (
+        "self.layers = nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])",
+        "for i, j in order:\n    x = self.layers[i][j](x)",
+    ),
+    "stages of layers, in a loop": (
+        "self.layers = nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])",
+        "for i in order:\n    for block in self.layers[i]:\n        x = block(x)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_layers_of_which_the_order_is_an_argument_are_all_followed(case):
+    """No layer is in doubt because another may come in its place."""
+    made, loop = CHOSEN[case]
+    source = (
+        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{textwrap.indent(f'{HEAD}\n{made}', ' ' * 8)}\n"
+        f"    def forward(self, ids, order):\n        x = self.body(ids)\n{textwrap.indent(loop, ' ' * 8)}\n"
+        "        return self.head(x)\n"
+    )
+    with torch.device("meta"):
+        model = generated.module(source)()
+    found = infer_roles(model)
+    matrices = [name for name in found if name.endswith(("up.weight", "down.weight"))]
+    assert len(matrices) > 6
+    for name in matrices:
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), (name, found[name].reason)
+    assert (found["head.weight"].role, found["head.weight"].doubt) == (Role.OUTPUT, Doubt.NONE)

@@ -24,9 +24,10 @@ from megaopt_roles.forward.objects import (
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
 from megaopt_roles.forward.source import global_of
 from megaopt_roles.forward.values import Flow, Weight, deps_of
-from megaopt_roles.forward.weight_forms import any_of
 
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
+
+_STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def _indexable(value: Any, held: list[Any]) -> Any:
@@ -176,14 +177,9 @@ class ExpressionEvaluator(OperatorEvaluator):
             return shapes.index(self.trace, value, key)
         if isinstance(value, Choice):
             return one_of([self.item(module, key) for module in value.modules])
-        if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict) and is_abstract(key):
-            children = list(value.values()) if isinstance(value, nn.ModuleDict) else list(value)
+        if isinstance(value, _STACKS) and is_abstract(key):
+            children = list(value.values() if isinstance(value, nn.ModuleDict | nn.ParameterDict) else value)
             return one_of(children) if children else Flow()
-        if isinstance(value, nn.ParameterList | nn.ParameterDict) and is_abstract(key):
-            found = [
-                abstract(item) for item in (value.values() if isinstance(value, nn.ParameterDict) else value)
-            ]
-            return any_of(found) if found else Flow()
         held = quiet.items(value)
         if held is None or not (quiet.is_plain(key) or isinstance(value, dict)):
             return Flow()

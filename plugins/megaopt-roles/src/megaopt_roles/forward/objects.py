@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import types
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -69,13 +68,13 @@ class Choice:
 
     def items(self) -> list[Any] | None:
         """Return what a loop over it sees; None where one of them is no list of modules."""
-        held = [quiet.items(part) for part in self.modules if not isinstance(part, nn.ModuleDict)]
-        lists = [part for part in held if part is not None]
-        if len(lists) < len(self.modules):
-            return None
-        absent = object()
-        columns = itertools.zip_longest(*lists, fillvalue=absent)
-        return [one_of([item for item in column if item is not absent]) for column in columns]
+        lists: list[list[Any]] = []
+        for module in self.modules:
+            held = None if isinstance(module, nn.ModuleDict) else quiet.items(module)
+            if held is None:
+                return None
+            lists.append(held)
+        return [one_of([held[i] for held in lists if i < len(held)]) for i in range(max(map(len, lists)))]
 
 
 def one_of(values: Sequence[Any]) -> Any:
@@ -84,10 +83,15 @@ def one_of(values: Sequence[Any]) -> Any:
     Args:
         values: at least one.
     """
-    modules = tuple(value for value in values if isinstance(value, nn.Module))
-    if modules and len(modules) == sum(value is not None for value in values):
-        return Choice(modules)
-    return functools.reduce(merge_values, map(abstract, values))
+    there: list[Any] = []
+    for value in values:
+        if value is not None:
+            there.extend(value.modules if isinstance(value, Choice) else [abstract(value)])
+    if there and all(isinstance(value, nn.Module) for value in there):
+        return Choice(tuple(there))
+    if there and all(isinstance(value, Weight) for value in there):
+        return any_of(there)
+    return functools.reduce(merge_values, there, None)
 
 
 def is_abstract(value: Any) -> bool:
@@ -110,12 +114,8 @@ def attribute_of(owner: Any, name: str) -> Any:
         return _module_attribute(owner, name)
     if isinstance(owner, Choice):
         found = [_module_attribute(module, name) for module in owner.modules]
-        if found and all(isinstance(item, nn.Module) for item in found):
-            return Choice(tuple(found))
-        weights = [item for item in found if isinstance(item, Weight)]
-        if weights:
-            return any_of(weights)
-        return found[0] if found else Flow()
+        alike = all(isinstance(item, nn.Module) for item in found)
+        return one_of(found) if alike or any(isinstance(item, Weight) for item in found) else found[0]
     if type(owner) is list and name in ("values", "indices") and len(owner) == 2:  # of topk and sort
         return owner[name == "indices"]
     if type(owner) in (list, dict, tuple, str, set, torch.Size) and hasattr(owner, name):
@@ -203,11 +203,11 @@ def items_of(trace: Trace, value: Any) -> list[Any]:
     """Return what a loop over a value sees; of long plain sequences the two ends."""
     if isinstance(value, Weight):  # its rows
         return [taken(value, 0, None) if value.shape and value.axes else value]
-    items = value.items() if isinstance(value, Choice) else None
-    if items is not None:
-        return items
-    if is_abstract(value) or value is None or isinstance(value, Choice | Bound):
+    if is_abstract(value) or value is None or isinstance(value, Bound):
         return [trace.unknown(value)] * 2
+    if isinstance(value, Choice):
+        items = value.items()
+        return [trace.unknown(value)] * 2 if items is None else items
     items = quiet.items(value)
     if items is None:
         return [trace.unknown(value)] * 2 if isinstance(value, nn.Module) else [Flow()]

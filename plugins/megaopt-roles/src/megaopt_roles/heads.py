@@ -11,6 +11,7 @@ from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.stream import Stream
+from megaopt_roles.unread import is_torchs
 from megaopt_roles.widths import Widths
 
 __all__ = ["find_heads"]
@@ -44,12 +45,11 @@ def find_heads(
         if param is not None and param.dim() != 2
     }
     kept = candidates - reading.consumed - stacks - reading.passed
-    also_taken = (
-        (stream.alone & reading.consumed & reading.softened) - tables - set(found) - stacks - reading.passed
-    )
+    also_taken = (ends & reading.consumed) - tables - set(found) - stacks - reading.passed - _torchs(modules)
     if not kept and not also_taken:
         return found
-    widths = Widths(model, modules, reading, kept | also_taken | set(found))
+    alone = stream.alone
+    widths = Widths(model, modules, reading, kept | (also_taken & alone) | set(found))
     for projection in kept:
         if projection in outside:
             head = output("stands outside the base model, and no other layer takes its output")
@@ -58,10 +58,27 @@ def find_heads(
             if not widths.is_hidden(projection):
                 found[projection] = doubted(output("probably the last projection: no forward says so"))
         elif not widths.is_hidden(projection, residual=stream.takes(projection)):
-            found[projection] = output("the last projection before the model's output")
+            head = output("the last projection before the model's output")
+            chooses = projection in reading.choosing
+            found[projection] = doubted(head, "a softmax chooses by it") if chooses else head
     read_back = doubted(output("the model returns its output, and other layers take it"))
-    visible = (part for part in also_taken if not widths.is_hidden(part, residual=stream.takes(part)))
+    visible = (
+        part
+        for part in also_taken
+        if not stream.takes(part)
+        and (not widths.is_hidden(part) or (part in alone and not widths.is_handed_on(part)))
+    )
     return {**found, **dict.fromkeys(visible, read_back)}
+
+
+def _torchs(modules: dict[str, nn.Module]) -> set[int]:
+    """Return the projections in torch's own layers, which are no heads."""
+    return {
+        id(child)
+        for module in modules.values()
+        if is_torchs(module) and not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        for child in module._modules.values()
+    }
 
 
 def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:

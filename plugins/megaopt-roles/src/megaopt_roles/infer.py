@@ -124,9 +124,10 @@ class _Rules:
             head = self.heads[id(param)]
             return doubted(head, found.reason) if found.uncertain else head
         found = with_split(found, param, shape, self.reading)
-        if id(param) in self.reading.consumed or self.stream.takes(id(param)):
+        consumed, ends = id(param) in self.reading.consumed, id(param) in self.ends
+        if self.stream.takes(id(param)) or (consumed and not (ends and len(shape) > 2)):
             return found
-        if id(param) in self.ends:
+        if ends:
             return doubted(found, "it may be a head, or several")
         return doubted(found, "no layer that was read takes the output of the product")
 

@@ -12,7 +12,7 @@ from megaopt_core.routing import is_projection
 from megaopt_roles.forward.analysis import Analysis
 from megaopt_roles.forward.source import forward_of, own_methods
 from megaopt_roles.forward.templates import Templates
-from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use
+from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use, is_mark
 from megaopt_roles.head_columns import find_head_columns
 from megaopt_roles.unread import guessed_ends, is_torchs
 
@@ -151,6 +151,11 @@ class ModelReading:
         """The weights of whose products softmaxes are taken, and the projections that own them, by identity."""
         return self._used_as("softened")
 
+    @property
+    def choosing(self) -> frozenset[int]:
+        """The weights of queries and keys, and the projections that own them, by identity."""
+        return self._used_as("choosing")
+
     def _used_as(self, kind: str) -> frozenset[int]:
         found = {key for key, uses in self.uses.items() if any(use.kind == kind for use in uses)}
         return frozenset(found | {id(self._owners[key]) for key in found & self._owners.keys()})
@@ -167,11 +172,13 @@ class ModelReading:
             for call in self.analysis(module).calls:
                 by_hand = isinstance(call.module, nn.Parameter)
                 start = call.order if by_hand else first.setdefault((id(call.module), call.site), call.order)
-                # the input aside, and what is fed back in a loop
+                # the input aside, what is fed back in a loop, and what a layer takes of itself
                 fed = [
                     dep
                     for dep in call.deps
-                    if dep != ARGUMENT and (dep.order < start or not _comes_from(dep, call))
+                    if not is_mark(dep)
+                    and dep.module is not call.module
+                    and (dep.order < start or not _comes_from(dep, call))
                 ]
                 which = self._only_scales(call.module)
                 found[which].update(self.origins(frozenset(fed), done[which])[0])
@@ -206,8 +213,8 @@ class ModelReading:
             if dep in seen:
                 continue
             seen.add(dep)
-            if dep == ARGUMENT:
-                passes = True
+            if is_mark(dep):
+                passes |= dep == ARGUMENT
                 continue
             inside, through = self.ends(dep.module, dep.index if isinstance(dep, Part) else None)
             found |= inside
@@ -234,7 +241,7 @@ def _comes_from(dep: Any, call: Call) -> bool:
     stack, seen = [dep], set[Any]()
     while stack:
         at = stack.pop()
-        if at == ARGUMENT or at in seen:
+        if is_mark(at) or at in seen:
             continue
         seen.add(at)
         made = at.call if isinstance(at, Part) else at

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
 
+from attrs import frozen
 from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.features import inputs_of, outputs_of, widths_taken
-from megaopt_roles.forward.values import ARGUMENT
-from megaopt_roles.reading import Ends, ModelReading
+from megaopt_roles.forward.values import ARGUMENT, JOINED, Part, is_mark
+from megaopt_roles.reading import ModelReading
 
 __all__ = ["Stream"]
 
@@ -17,9 +21,9 @@ __all__ = ["Stream"]
 class Stream:
     """What a model returns, item by item, and which of its last projections add to something as wide.
 
-    A stack of matrices returns to it where its output is as wide as what the model takes. Any other projection adds to
-    a stream where the same item also comes, with nothing in between, from a table as wide as
-    its output, from a projection as wide whose output other layers take, or from an input as wide.
+    A projection adds to a stream where the same item also comes, with nothing in between, from a table or a projection
+    as wide as its output whose output other layers take, or from an input as wide, and where the last thing that was
+    done to it was to add, not to lay side by side.
 
     Args:
         model: the model, unwrapped.
@@ -30,11 +34,9 @@ class Stream:
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading) -> None:
         self._reading = reading
         self._widths: dict[int, int] = {}
-        self._tables: set[int] = set()
         for module in modules.values():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 self._widths[id(module)] = module.embedding_dim
-                self._tables.add(id(module))
             elif is_projection(module):
                 self._widths[id(module)] = outputs_of(module)
             for param in module._parameters.values():
@@ -48,12 +50,6 @@ class Stream:
         for part in first:
             if isinstance(part, nn.Parameter):
                 self._inputs |= widths_taken(part, reading.uses.get(id(part), ()))
-        self._stacks = {
-            id(param)
-            for module in modules.values()
-            for param in module._parameters.values()
-            if param is not None and param.dim() > 2 and not is_projection(module)
-        }
 
     def _by_hand(self, param: nn.Parameter) -> None:
         uses = self._reading.uses.get(id(param), ())
@@ -62,16 +58,15 @@ class Stream:
             self._widths.setdefault(id(param), outputs.pop())
         if param.dim() == 2 and any(use.kind == "indexed" for use in uses):
             self._widths[id(param)] = param.shape[1]
-            self._tables.add(id(param))
 
     @property
     def alone(self) -> set[int]:
         """The projections whose output an item of what the model returns is, with nothing added to it."""
         return {
             projection
-            for found, passes in self._items
-            if len(found) == 1 and not passes
-            for projection in found
+            for item in self._items
+            if item.joined or (len(item.found) == 1 and not item.passes)
+            for projection in item.found
         }
 
     def takes(self, projection: int) -> bool:
@@ -81,23 +76,63 @@ class Stream:
             projection: its identity, or that of a weight used by hand.
         """
         width = self._widths.get(projection)
-        holding = [item for item in self._items if projection in item[0]]
+        own = int(projection in self._reading.consumed)
+        holding = [item for item in self._items if projection in item.found]
         return bool(holding) and all(
-            (width in self._inputs and (passes or projection in self._stacks))
-            or any(self._begins(other, width) for other in found - {projection})
-            for found, passes in holding
+            not item.joined and ((width in self._inputs and item.passes) or self._begun[item][width] > own)
+            for item in holding
         )
 
-    def _begins(self, other: int, width: int | None) -> bool:
-        return self._widths.get(other) == width and (other in self._tables or other in self._reading.consumed)
+    @cached_property
+    def _begun(self) -> dict[_Item, Counter[int | None]]:
+        """How many in each item hand on an output of a width."""
+        consumed = self._reading.consumed
+        return {
+            item: Counter(self._widths.get(projection) for projection in item.found & consumed)
+            for item in self._items
+        }
 
 
-def _items(model: nn.Module, reading: ModelReading) -> list[Ends]:
-    """Return what each item comes from that a model returns: of a tuple, or of an object that it makes."""
+@frozen(eq=False)
+class _Item:
+    """What a model returns, or one item of it.
+
+    Args:
+        found: identities of the projections that it comes from, with nothing that has parameters in between.
+        passes: the model's input comes through.
+        joined: they lie side by side in it.
+    """
+
+    found: frozenset[int]
+    passes: bool
+    joined: bool
+
+
+def _items(model: nn.Module, reading: ModelReading) -> list[_Item]:
+    """Return each item that a model returns: of a tuple, of an object that it makes, or of several returns."""
     if is_projection(model):
-        return [reading.ends(model)]
+        return [_Item(*reading.ends(model), joined=False)]
     analysis = reading.analysis(model)
     if analysis.parts:
-        return [reading.ends(model, i) for i in range(len(analysis.parts))]
-    made = [deps for deps in analysis.held if deps]
-    return [reading.origins(deps) for deps in made] if len(made) > 1 else [reading.ends(model)]
+        parts = [(reading.ends(model, i), deps) for i, deps in enumerate(analysis.parts)]
+    else:
+        made = [deps for deps in analysis.held if deps]
+        parts = [(reading.origins(deps), deps) for deps in made] if len(made) > 1 else []
+    parts = parts or [(reading.ends(model), analysis.returned)]
+    return [_Item(*ends, joined=_is_joined(reading, deps)) for ends, deps in parts]
+
+
+def _is_joined(reading: ModelReading, deps: frozenset[Any]) -> bool:
+    """True where a value was put together of several, side by side, and nothing was added to it since."""
+    seen: set[int] = set()
+    while JOINED not in deps:
+        dep: Any = next(iter(deps)) if len(deps) == 1 else ARGUMENT
+        if is_mark(dep) or isinstance(dep.module, nn.Parameter) or is_projection(dep.module):
+            return False
+        if id(dep.module) in seen:
+            return False
+        seen.add(id(dep.module))
+        analysis = reading.analysis(dep.module)
+        item = dep.index if isinstance(dep, Part) else None
+        deps = analysis.returned if item is None or item >= len(analysis.parts) else analysis.parts[item]
+    return True

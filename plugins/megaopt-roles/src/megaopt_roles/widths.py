@@ -29,6 +29,7 @@ class Widths:
     def __init__(
         self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading, heads: set[int]
     ) -> None:
+        self._modules, self._reading = modules, reading
         self._by_identity: dict[int, int] = {}
         self._rows: set[int] = set()
         norms, made, taken = set[int](), set[int](), set[int]()
@@ -60,6 +61,24 @@ class Widths:
         if any(use.kind == "indexed" for use in uses):
             self._rows.add(param.shape[0])
             tables.add(param.shape[1])
+
+    def is_handed_on(self, projection: int) -> bool:
+        """True for a projection of whose output some layer takes all features, or one that does not say how many.
+
+        Args:
+            projection: its identity.
+        """
+        width = self._by_identity.get(projection, 0)
+        taking = (
+            call.module
+            for module in {id(part): part for part in self._modules.values()}.values()
+            for call in self._reading.calls(module)
+            if projection in self._reading.origins(call.deps - {ARGUMENT})[0]
+        )
+        return any(
+            not isinstance(taker, nn.Module) or not is_projection(taker) or inputs_of(taker) >= width
+            for taker in taking
+        )
 
     def is_hidden(self, projection: int, *, residual: bool = False) -> bool:
         """True for a projection that hands a hidden width on; not when it is as wide as a table is long.

@@ -35,6 +35,9 @@ _SEQUENCES = (itertools.chain, itertools.pairwise, itertools.product, itertools.
 _OPERATORS = {"matmul": ast.MatMult, "add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "truediv": ast.Div}
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 
+_GROWS = ("append", "appendleft", "extend", "insert")
+"""Methods of lists, which a forward may have been handed."""
+
 
 class CallEvaluator(ModuleCallEvaluator):
     """Evaluates calls; the bodies of functions are left to the subclass."""
@@ -74,11 +77,11 @@ class CallEvaluator(ModuleCallEvaluator):
         return args, kwargs
 
     def _in_place(self, node: ast.Call, result: Any, frame: Frame) -> None:
-        """Note what a method that ends in an underscore did to its variable."""
+        """Note what a method that ends in an underscore did to its variable, or one that puts more into a list."""
         function = node.func
         if (
             isinstance(function, ast.Attribute)
-            and function.attr.endswith("_")
+            and (function.attr.endswith("_") or function.attr in _GROWS)
             and not function.attr.startswith("__")
             and isinstance(function.value, ast.Name)
             and isinstance(frame.names.get(function.value.id), Flow)

@@ -9,7 +9,7 @@ import torch
 
 from megaopt_roles.forward import weights
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, is_mark, weights_of
 
 __all__ = [
     "argument",
@@ -60,7 +60,7 @@ def rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow
 def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
     for dep in deps_of((args, kwargs)):
-        if dep != ARGUMENT and isinstance(dep.module, torch.nn.Parameter):
+        if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter):
             trace.uses.setdefault(id(dep.module), set()).add(Use("padded"))
     trace.use_all(weights_of((args, kwargs)), "elementwise")
     return trace.unknown(args, kwargs)
@@ -106,6 +106,7 @@ def attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.scaled_dot_product_attention(q, k, v)`."""
     for weight in weights_of((args, kwargs)):
         trace.use(weight, Use("attending" if _is_matrix(weight.base) else "elementwise"))
+    trace.soften(deps_of((argument(0, "query", args, kwargs), argument(1, "key", args, kwargs))))
     return trace.unknown(args, kwargs)
 
 

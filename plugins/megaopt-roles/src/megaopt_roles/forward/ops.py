@@ -14,7 +14,7 @@ from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import BOUNDED, CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
 from megaopt_roles.forward.rows import bound, lies_along, merge
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, JOINED, Flow, Use, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weight_forms import join
 
 __all__ = ["arithmetic", "is_known", "operation"]
@@ -46,12 +46,20 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     if name in JOINS:
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
-        return arithmetic(trace, "+" if name in SUMS else "*", args[0], args[1])
+        return _mixed(trace, "+" if name in SUMS else "*", args, kwargs)
     if name in BOUNDED:
         bound(flows_of(args[:1]))
     if name in KEEPS_SHAPE and args:
         return _keep(trace, args, kwargs)
     return _anything(trace, name, args, kwargs)
+
+
+def _mixed(trace: Trace, symbol: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a sum or product of two values, and of what else goes into it: the weight of an interpolation."""
+    result, others = arithmetic(trace, symbol, args[0], args[1]), (*args[2:], *kwargs.values())
+    trace.use_all(weights_of(others), "elementwise")
+    deps = deps_of(others)
+    return evolve(result, deps=result.deps | deps) if deps and isinstance(result, Flow | Weight) else result
 
 
 def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
@@ -67,21 +75,30 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if symbol == "@":
         return weights.product(trace, left, right)
     if isinstance(left, Weight) and isinstance(right, Weight):
-        return weights.scale(trace, left, right) if symbol == "*" else weights.combine(left, right)
+        return weights.scale(trace, left, right) if symbol == "*" else weights.add(trace, left, right)
     if isinstance(left, Weight):
         return _with_weight(trace, symbol, left, right)
     if isinstance(right, Weight):
         return _with_weight(trace, symbol, right, left)
     if isinstance(left, Flow) and isinstance(right, Flow):
-        return _of_two(left, right)
+        result = _of_two(left, right)
+        return _added(result, left, right) if symbol == "+" else result
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
         return trace.unknown(left, right)
     return Flow(flow.deps, flow.tensor, flow.piece, one_hot=flow.one_hot)
 
 
+def _added(total: Flow, left: Flow, right: Flow) -> Flow:
+    """Return a sum of two activations: what lay side by side before has been added to."""
+    alike = left.deps <= right.deps or right.deps <= left.deps
+    return total if alike or JOINED not in total.deps else evolve(total, deps=total.deps - {JOINED})
+
+
 def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     if not isinstance(other, Flow) or not other.deps:
+        if symbol == "*" and isinstance(other, Flow) and other.tensor is not None:
+            trace.masked.update(map(id, weight.params) if other.tensor.shape == weight.shape else ())
         return weight
     trace.use(weight, Use("elementwise"))
     if symbol == "*" and len(weight.shape or ()) > 3:  # a modulated kernel
@@ -173,7 +190,8 @@ def _join(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
         added = "stack" in name
         return join(found, dim if isinstance(dim, int) and name in ("cat", "stack") else None, added=added)
     trace.use_all(found, "elementwise")
-    return trace.unknown(args, kwargs)
+    joined = trace.unknown(args, kwargs)
+    return evolve(joined, deps=joined.deps | {JOINED}) if len(joined.deps) > 1 else joined
 
 
 def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +65,8 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     """Return what a shape operation makes of its first argument."""
     value = args[0]
     if isinstance(value, Weight):
-        return _move_weight(trace, name, value, args[1:], kwargs)
+        move_weight = _rearranged if name == "rearrange" else _move_weight
+        return move_weight(trace, name, value, args[1:], kwargs)
     if isinstance(value, Flow) and value.terms:
         return _together(value, [move(trace, name, [term, *args[1:]], kwargs) for term in value.terms])
     if not isinstance(value, Flow) or value.tensor is None:
@@ -178,7 +181,22 @@ def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], k
             return _picked(trace, name, weight, *args, **kwargs)
     except Exception:  # noqa: BLE001 - sizes that are not known; the axes are lost
         return lost
-    return lost if name == "rearrange" else weight
+    return weight
+
+
+def _rearranged(
+    trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Weight:
+    """Return `einops.rearrange(weight, pattern)`; its axes are lost where the pattern does more than move and merge."""
+    try:
+        before, after = args[0].split("->")
+        names = before.split()
+        groups = [group.split() for group in re.findall(r"(?<=\()[^()]*(?=\))|[^\s()]+", after)]
+        moved = reorder(weight, [names.index(name) for group in groups for name in group])
+        sizes = dict(zip(names, weight.shape or (), strict=True))
+        return reshape(moved, [math.prod(sizes[name] for name in group) for group in groups])
+    except Exception:  # noqa: BLE001 - any pattern
+        return Weight(weight.params, None, None, weight.base, weight.deps)
 
 
 def _picked(

@@ -10,7 +10,7 @@ from attrs import define, field
 from torch import nn
 
 from megaopt_roles.forward.rows import numbered
-from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Source, Use, Weight, deps_of
+from megaopt_roles.forward.values import Call, Flow, Source, Use, Weight, deps_of, is_mark
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
@@ -39,6 +39,7 @@ class Trace:
         sites: the call expressions that are being evaluated, by identity, the outermost first.
         takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
             one forward share it.
+        masked: parameters, by identity, that something fixed of their shape multiplies.
     """
 
     rank: int = 3
@@ -51,6 +52,7 @@ class Trace:
     silent: int = 0
     sites: list[int] = field(factory=list)
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
+    masked: set[int] = field(factory=set)
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -113,14 +115,17 @@ class Trace:
     def soften(self, deps: frozenset[Any]) -> None:
         """Note a projection whose output, and nothing else, goes through a softmax: its features are classes.
 
+        Of what several make together a softmax chooses: queries and keys.
+
         Args:
             deps: what the softmax is taken of.
         """
-        made = [dep.module for dep in deps if dep != ARGUMENT]
-        if len(made) == 1:
-            weight = made[0]._parameters.get("weight") if isinstance(made[0], nn.Module) else made[0]
+        made = [dep.module for dep in deps if not is_mark(dep)]
+        for owner in made:
+            weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
             if weight is not None:
-                self.uses.setdefault(id(weight), set()).add(Use("softened"))
+                kind = "softened" if len(made) == 1 else "choosing"
+                self.uses.setdefault(id(weight), set()).add(Use(kind))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

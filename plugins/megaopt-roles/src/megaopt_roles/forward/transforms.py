@@ -103,6 +103,11 @@ def _partial(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, A
     return Prepared(args[0], tuple(args[1:]), kwargs)
 
 
+def _cast(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what `typing.cast` returns: the value as it is."""
+    return args[1] if len(args) > 1 else kwargs.get("val")
+
+
 TRANSFORMS = {
     ("torch", "checkpoint"): _checkpoint,
     ("torch", "checkpoint_sequential"): _checkpoint_sequential,
@@ -111,5 +116,6 @@ TRANSFORMS = {
     ("torch", "vmap"): _vmap,
     ("_functools", "reduce"): _reduce,
     ("functools", "partial"): _partial,
+    ("typing", "cast"): _cast,
 }
 """By the library that they are from, and their name."""

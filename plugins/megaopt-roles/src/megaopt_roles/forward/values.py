@@ -10,6 +10,7 @@ from torch import nn
 
 __all__ = [
     "ARGUMENT",
+    "JOINED",
     "Axis",
     "Call",
     "Flow",
@@ -21,11 +22,24 @@ __all__ = [
     "deps_of",
     "flows_of",
     "held_by",
+    "is_mark",
     "weights_of",
 ]
 
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""
+
+JOINED = "joined"
+"""Among the dependencies of a value: it was put together of several, side by side; nothing was added to it since."""
+
+
+def is_mark(dep: Any) -> bool:
+    """True for what stands among dependencies and is no call.
+
+    Args:
+        dep: one of the dependencies of a value.
+    """
+    return isinstance(dep, str)
 
 
 @define(eq=False)
@@ -213,8 +227,8 @@ class Use:
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
             `elementwise`, `returned`, `padded` (the result of its product), `attending` (that goes through a
             softmax over what it met, or chosen among by one, or handed to attention), `softened` (a softmax is taken
-            of what its product gives, and of nothing else), `row` (one row of it meets an activation) or `passed` (to
-            something that cannot be read).
+            of what its product gives, and of nothing else), `choosing` (a softmax is taken of what several products
+            make), `row` (one row of it meets an activation) or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -32,15 +32,34 @@ def combine(first: Weight, second: Weight) -> Weight:
     return Weight(params, large.shape, large.axes, large.base, first.deps | second.deps)
 
 
+def add(trace: Trace, first: Weight, second: Weight) -> Weight:
+    """Return the sum of two weights; one that something fixed multiplies, entry by entry, is a scale: of noise, say."""
+    for one, other in ((first, second), (second, first)):
+        fixed = all(id(param) in trace.masked for param in one.params)
+        if fixed and not any(id(param) in trace.masked for param in other.params):
+            trace.use(one, Use("elementwise"))
+    return combine(first, second)
+
+
 def scale(trace: Trace, first: Weight, second: Weight) -> Weight:
     """Return the product of two weights, element by element: the smaller one scales the larger one."""
     sizes = [None if weight.shape is None else math.prod(weight.shape) for weight in (first, second)]
     if None in sizes or sizes[0] == sizes[1]:
+        _note_scales(trace, first, second)
         return combine(first, second)
     large, small = (first, second) if sizes[0] > sizes[1] else (second, first)  # type: ignore[operator]
     own = tuple(param for param in small.params if not any(param is other for other in large.params))
     trace.use(evolve(small, params=own), Use("elementwise"))
     return evolve(large, deps=first.deps | second.deps)
+
+
+def _note_scales(trace: Trace, first: Weight, second: Weight) -> None:
+    """Note that each of two whole matrices scales the other, entry by entry; what does not train is a mask."""
+    if len(first.params) != 1 or len(second.params) != 1 or first.base is second.base:
+        return
+    fixed = [weight for weight in (first, second) if not weight.base.requires_grad]
+    if first.shape == second.shape:
+        trace.use_all(fixed or (first, second), "elementwise")
 
 
 def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Sequence[int]) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import doctest
 import os
 import random
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ torch.set_num_threads(1)
 # What a command prints does not depend on the terminal that runs the tests.
 os.environ.pop("COLUMNS", None)
 
+ANY_PYTHON = re.compile(r"^pytestmark = .*\bany_python\b", re.MULTILINE)
+
 LONG = os.environ.get("MEGAOPT_TESTS") == "long"
 
 # Plain `tox` says the same twice; long runs look where nobody has looked. A slow machine is no failure.
@@ -38,6 +41,13 @@ with contextlib.suppress(ImportError):
     settings.register_profile("repeatable", patient, derandomize=True)
     settings.register_profile("random", patient, derandomize=False)
     settings.load_profile("random" if LONG else "repeatable")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file all of whose tests are left out: on another Python these are more than half."""
+    if config.option.markexpr != "not any_python" or not collection_path.match("test_*.py"):
+        return None
+    return ANY_PYTHON.search(collection_path.read_text()) is not None or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

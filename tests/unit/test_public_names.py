@@ -23,6 +23,7 @@ def check(stage):
 """
 
 
+@pytest.mark.any_python
 def test_importing_is_lazy(plugins) -> None:
     """No plugin, no emerging-optimizers, no checkpoint code; a configuration of core fields loads no plugin either."""
     plugins.install("one", "print('imported')")

@@ -43,6 +43,7 @@ def test_configuration_gives_its_own_betas():
     assert {key: optimizer.defaults[key] for key in given} == given
 
 
+@pytest.mark.any_python
 def test_listing_entries_imports_no_algorithm():
     """The plugin's module does not import the optimizer."""
     code = (

@@ -77,6 +77,7 @@ def test_step_cost_follows_the_iteration():
     assert cost((64, 64, 3, 3), MatrixView()) == 5 * (4 * 576 * 64**2 + 2 * 64**3)
 
 
+@pytest.mark.any_python
 def test_listing_entries_imports_no_algorithm():
     """The plugin's module imports neither emerging-optimizers nor an optimizer of ours."""
     code = (

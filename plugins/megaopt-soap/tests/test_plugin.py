@@ -106,6 +106,7 @@ def test_step_cost_follows_products_and_decompositions():
     assert cost((24, 8), MatrixView(split_sizes=(8, 8, 8))) == 3 * cost((8, 8), plain)
 
 
+@pytest.mark.any_python
 def test_listing_entries_imports_no_algorithm():
     """The plugin's module imports neither emerging-optimizers nor the optimizer."""
     code = (
@@ -115,6 +116,7 @@ def test_listing_entries_imports_no_algorithm():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.any_python
 def test_only_orthogonalized_updates_import_emerging_optimizers():
     """A step of plain SOAP needs nothing of it."""
     code = (

@@ -296,6 +296,7 @@ def test_the_learning_rate_says_whose_it_is(capsys) -> None:
     assert "default" not in printed
 
 
+@pytest.mark.any_python
 @pytest.mark.parametrize("model", ["Deep", "Drawn"])
 def test_explaining_imports_no_compiler(model, folder, plugins) -> None:
     """Random numbers on the meta device would, for seconds."""

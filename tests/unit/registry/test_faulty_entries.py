@@ -13,6 +13,8 @@ from torch import nn
 from megaopt_core import OptimizerEntry, ParamKey, build_optimizer, hookimpl
 from megaopt_core.errors import BrokenPluginWarning, MegaoptError
 
+pytestmark = pytest.mark.any_python
+
 
 class Evil:
     """Something of which nothing can be asked."""

@@ -46,6 +46,8 @@ def find_heads(
     }
     kept = candidates - reading.consumed - stacks - reading.passed
     also_taken = (ends & reading.consumed) - tables - set(found) - stacks - reading.passed - _torchs(modules)
+    # What a softmax chooses by, or what is shaped into heads: a model may return what attention weighs with.
+    also_taken -= reading.choosing.union(key for key, sizes in reading.heads.items() if sizes)
     if not kept and not also_taken:
         return found
     alone = stream.alone

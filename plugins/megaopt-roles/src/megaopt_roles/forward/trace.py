@@ -10,7 +10,7 @@ from attrs import define, field
 from torch import nn
 
 from megaopt_roles.forward.rows import numbered
-from megaopt_roles.forward.values import Call, Flow, Source, Use, Weight, deps_of, is_mark
+from megaopt_roles.forward.values import JOINED, Call, Flow, Source, Use, Weight, deps_of, is_mark
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
@@ -124,7 +124,7 @@ class Trace:
         for owner in made:
             weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
             if weight is not None:
-                kind = "softened" if len(made) == 1 else "choosing"
+                kind = "softened" if len(made) == 1 or JOINED in deps else "choosing"
                 self.uses.setdefault(id(weight), set()).add(Use(kind))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megaopt_core.params import Role
+from megaopt_core.params import Role, RoleDecision
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
 
@@ -141,7 +141,7 @@ SCALES = {  # entry by entry
 }
 
 
-def _decisions(made, forward):
+def _decisions(made: str, forward: str) -> dict[str, RoleDecision]:
     """Return the roles in a model that is written so."""
     source = (
         "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -47,7 +47,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no file all of whose tests are left out: on another Python these are more than half."""
     if config.option.markexpr != "not any_python" or not collection_path.match("test_*.py"):
         return None
-    return ANY_PYTHON.search(collection_path.read_text()) is not None or None
+    return True if ANY_PYTHON.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

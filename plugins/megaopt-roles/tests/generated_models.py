@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-__all__ = ["language_model", "module"]
+__all__ = ["language_model", "model", "module"]
 
 _numbers = itertools.count()
 
@@ -46,6 +46,14 @@ def module(source: str, name: str = "Model") -> type[nn.Module]:
     scope = {"torch": torch, "nn": nn, "F": F, "FusedLoss": FusedLoss, "OwnLinear": OwnLinear}
     exec(compile(source, file, "exec"), scope)  # noqa: S102 - the sources are those of the tests
     return scope[name]
+
+
+def model(made: str, methods: str, before: str = "") -> type[nn.Module]:
+    """Return the class of a model: how it is made, its methods, and the classes that stand before it."""
+    return module(
+        f"{before}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{textwrap.indent(made, ' ' * 8)}\n{textwrap.indent(methods, ' ' * 4)}\n"
+    )
 
 
 _LANGUAGE_MODEL = """

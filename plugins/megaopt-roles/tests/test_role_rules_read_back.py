@@ -1,23 +1,13 @@
 """Heads whose output other layers take as well, or that stand beside features: never a matrix that is certain."""
 
-import importlib.util
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 
-from megaopt_core.params import Role, RoleDecision
+from megaopt_core.params import Role
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
-
-_spec = importlib.util.spec_from_file_location(
-    "generated_models", Path(__file__).with_name("generated_models.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-generated = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generated)
 
 BODY = "self.body, self.norm = nn.Linear(8, 32), nn.LayerNorm(32)"
 FEATURES = "h = self.norm(self.body(x)).relu()"
@@ -141,27 +131,46 @@ SCALES = {  # entry by entry
 }
 
 
-def _decisions(made: str, forward: str) -> dict[str, RoleDecision]:
-    """Return the roles in a model that is written so."""
-    source = (
-        "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"{textwrap.indent(made, ' ' * 8)}\n    def forward(self, x, more=None):\n{textwrap.indent(forward, ' ' * 8)}\n"
-    )
-    with torch.device("meta"):
-        return infer_roles(generated.module(source)())
-
-
 @pytest.mark.parametrize("case", {**CASES, **SCALES})
-def test_what_may_be_a_head_is_no_certain_matrix(case):
+def test_what_may_be_a_head_is_no_certain_matrix(generated_models, case):
     """It is an output, element-wise, or doubtful; the layers before it are matrices, and certainly so."""
     made, forward, heads, hidden = {**CASES, **SCALES}[case]
-    found = _decisions(made, forward)
+    methods = f"def forward(self, x, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model(made, methods)())
     for name in heads:
         assert found[name].role is not Role.MATRIX or found[name].doubt is Doubt.ROLE, found[name].reason
     for name in hidden:
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), (name, found[name].reason)
 
 
+LAYERS = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(48, 16)
+    def forward(self, x):
+        return x + self.down(self.up(self.ln(x)).relu())
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Linear(16, 16)
+    def forward(self, x):
+        return self.matrix(x).relu()
+
+class Growing(nn.Sequential):
+    def __init__(self):
+        super().__init__(Layer(), Layer())
+    def forward(self, x, found):
+        for i, layer in enumerate(self):
+            found.append(layer(x) if i == 0 else layer(found[-1]))
+        return torch.cat(found, -1)
+"""
+AROUND = (
+    "self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)\n"
+    "self.blocks = nn.ModuleList([Block(), Block()])"
+)
 STREAMS = {  # how its blocks are called, its forward
     "a block by itself": ("", "for block in self.blocks:\n    x = block(x)"),
     "layers from one argument to another": (
@@ -192,26 +201,15 @@ STREAMS = {  # how its blocks are called, its forward
 
 
 @pytest.mark.parametrize("case", STREAMS)
-def test_what_adds_to_a_stream_stays_certain(case):
+def test_what_adds_to_a_stream_stays_certain(generated_models, case):
     """Blocks that add to what they take are hidden, however they are called, and the model's head is its output."""
     made, forward = STREAMS[case]
-    source = (
-        "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.ln, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(48, 16)\n"
-        "    def forward(self, x):\n        return x + self.down(self.up(self.ln(x)).relu())\n"
-        "class Layer(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.matrix = nn.Linear(16, 16)\n    def forward(self, x):\n        return self.matrix(x).relu()\n"
-        "class Growing(nn.Sequential):\n    def __init__(self):\n        super().__init__(Layer(), Layer())\n"
-        "    def forward(self, x, found):\n        for i, layer in enumerate(self):\n"
-        "            found.append(layer(x) if i == 0 else layer(found[-1]))\n        return torch.cat(found, -1)\n"
-        "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)\n"
-        "        self.blocks = nn.ModuleList([Block(), Block()])\n"
-        f"{textwrap.indent(made, ' ' * 8)}\n    def forward(self, ids, more=None):\n        x = self.table(ids)\n"
-        f"{textwrap.indent(forward, ' ' * 8)}\n        return self.head(x)\n"
+    methods = (
+        f"def forward(self, ids, more=None):\n    x = self.table(ids)\n{textwrap.indent(forward, ' ' * 4)}\n"
+        "    return self.head(x)"
     )
     with torch.device("meta"):
-        found = infer_roles(generated.module(source)())
+        found = infer_roles(generated_models.model(f"{AROUND}\n{made}", methods, LAYERS)())
     assert [name for name, decision in found.items() if decision.uncertain] == []
     assert {found[f"blocks.{i}.{name}.weight"].role for i in (0, 1) for name in ("up", "down")} == {
         Role.MATRIX

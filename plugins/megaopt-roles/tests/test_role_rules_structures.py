@@ -1,9 +1,7 @@
 """Heads wherever a model may have them: never a matrix that is certain; what is hidden stays certain."""
 
-import importlib.util
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +9,6 @@ import torch
 from megaopt_core.params import Role
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
-
-_spec = importlib.util.spec_from_file_location(
-    "generated_models", Path(__file__).with_name("generated_models.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-generated = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generated)
 
 COMMON = """
 class Block(nn.Module):
@@ -213,15 +203,11 @@ CASES = {  # how it is made, its methods, the heads, the hidden matrices that mu
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_heads_anywhere(case):
+def test_heads_anywhere(generated_models, case):
     """A head is an output, a table, or doubtful; the layers before it are matrices, and certainly so."""
     made, methods, heads, hidden = CASES[case]
-    source = (
-        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"{textwrap.indent(made, ' ' * 8)}\n{textwrap.indent(methods, ' ' * 4)}\n"
-    )
     with torch.device("meta"):
-        model = generated.module(source)()
+        model = generated_models.model(made, methods, COMMON)()
     found = infer_roles(model)
     for name in heads:
         assert found[name].role is not Role.MATRIX or found[name].doubt is Doubt.ROLE, found[name].reason
@@ -260,16 +246,12 @@ WORDS = {  # how it is made, its forward: the head is certain
 
 
 @pytest.mark.parametrize("case", WORDS)
-def test_what_python_writes_in_several_ways_is_read_alike(case):
+def test_what_python_writes_in_several_ways_is_read_alike(generated_models, case):
     """Imports inside of a forward, unions of dictionaries and starred layers leave no doubt."""
     made, forward = WORDS[case]
-    source = (
-        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"{textwrap.indent(made, ' ' * 8)}\n    def forward(self, ids):\n        x = self.body(ids)\n"
-        f"{textwrap.indent(forward, ' ' * 8)}\n"
-    )
+    methods = f"def forward(self, ids):\n    x = self.body(ids)\n{textwrap.indent(forward, ' ' * 4)}"
     with torch.device("meta"):
-        model = generated.module(source)()
+        model = generated_models.model(made, methods, COMMON)()
         if case != "a scan":  # torch runs it in a compiled graph
             model(torch.zeros(2, 8, dtype=torch.long))
     found = infer_roles(model)
@@ -278,15 +260,14 @@ def test_what_python_writes_in_several_ways_is_read_alike(case):
     assert doubtful == []
 
 
-def test_an_import_in_a_forward_imports_nothing():
+def test_an_import_in_a_forward_imports_nothing(generated_models):
     """A module that nobody has imported stays unknown, and is not loaded to be looked at."""
-    source = (
-        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"        {HEAD}\n    def forward(self, ids):\n        import this\n        from . import absent\n"
-        "        return this.apply(absent, self.head(self.body(ids)))\n"
+    forward = (
+        "def forward(self, ids):\n    import this\n    from . import absent\n"
+        "    return this.apply(absent, self.head(self.body(ids)))"
     )
     with torch.device("meta"):
-        model = generated.module(source)()
+        model = generated_models.model(HEAD, forward, COMMON)()
     found = infer_roles(model)
     assert "this" not in sys.modules
     assert found["head.weight"].role is not Role.MATRIX or found["head.weight"].doubt is Doubt.ROLE
@@ -300,7 +281,7 @@ RETURNED = {  # what is returned beside the output of the last projection; wheth
 
 
 @pytest.mark.parametrize("case", RETURNED)
-def test_what_is_returned_beside_an_output_is_not_added_to_it(case):
+def test_what_is_returned_beside_an_output_is_not_added_to_it(generated_models, case):
     """A projection to the width of the input is a head, or doubtful, unless its output is added to the input."""
     returned, added = RETURNED[case]
     source = f"""{COMMON}
@@ -321,7 +302,7 @@ class Model(nn.Module):
         return {returned}
 """
     with torch.device("meta"):
-        model = generated.module(source)()
+        model = generated_models.module(source)()
         model(torch.zeros(2, 8, 24))
     found = infer_roles(model)["out.weight"]
     assert ((found.role, found.doubt) == (Role.MATRIX, Doubt.NONE)) is added, found.reason
@@ -352,17 +333,15 @@ CHOSEN = {  # how layers are held, and a loop over them of which nobody knows th
 
 
 @pytest.mark.parametrize("case", CHOSEN)
-def test_layers_of_which_the_order_is_an_argument_are_all_followed(case):
+def test_layers_of_which_the_order_is_an_argument_are_all_followed(generated_models, case):
     """No layer is in doubt because another may come in its place."""
     made, loop = CHOSEN[case]
-    source = (
-        f"{COMMON}\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"{textwrap.indent(f'{HEAD}\n{made}', ' ' * 8)}\n"
-        f"    def forward(self, ids, order):\n        x = self.body(ids)\n{textwrap.indent(loop, ' ' * 8)}\n"
-        "        return self.head(x)\n"
+    methods = (
+        f"def forward(self, ids, order):\n    x = self.body(ids)\n{textwrap.indent(loop, ' ' * 4)}\n"
+        "    return self.head(x)"
     )
     with torch.device("meta"):
-        model = generated.module(source)()
+        model = generated_models.model(f"{HEAD}\n{made}", methods, COMMON)()
     found = infer_roles(model)
     matrices = [name for name in found if name.endswith(("up.weight", "down.weight"))]
     assert len(matrices) > 6

@@ -9,7 +9,7 @@ from torch import nn
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.reading import HOLDERS, ModelReading
 from megaopt_roles.stream import Stream
 from megaopt_roles.unread import is_torchs
 from megaopt_roles.widths import Widths
@@ -44,10 +44,9 @@ def find_heads(
         for param in part._parameters.values()
         if param is not None and param.dim() != 2
     }
-    kept = candidates - reading.consumed - stacks - reading.passed
-    also_taken = (ends & reading.consumed) - tables - set(found) - stacks - reading.passed - _torchs(modules)
-    # What a softmax chooses by, or what is shaped into heads: a model may return what attention weighs with.
-    also_taken -= reading.choosing.union(key for key, sizes in reading.heads.items() if sizes)
+    candidates -= stacks | reading.passed
+    kept = candidates - reading.consumed
+    also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
     if not kept and not also_taken:
         return found
     alone = stream.alone
@@ -73,14 +72,21 @@ def find_heads(
     return {**found, **dict.fromkeys(visible, read_back)}
 
 
-def _torchs(modules: dict[str, nn.Module]) -> set[int]:
-    """Return the projections in torch's own layers, which are no heads."""
-    return {
+def _but_layers(projections: set[int], modules: dict[str, nn.Module], reading: ModelReading) -> set[int]:
+    """Return projections without those in torch's own layers, and without those that attention weighs with.
+
+    A model may return its weights. A softmax chooses by these projections, or they are shaped into heads.
+    """
+    if not projections:
+        return projections
+    of_torch = {
         id(child)
         for module in modules.values()
-        if is_torchs(module) and not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        if is_torchs(module) and not isinstance(module, HOLDERS)
         for child in module._modules.values()
     }
+    shaped = {key for key, sizes in reading.heads.items() if sizes}
+    return projections - of_torch - shaped - reading.choosing
 
 
 def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:

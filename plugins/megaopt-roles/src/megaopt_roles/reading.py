@@ -16,9 +16,9 @@ from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use, is_mark
 from megaopt_roles.head_columns import find_head_columns
 from megaopt_roles.unread import guessed_ends, is_torchs
 
-__all__ = ["Ends", "ModelReading"]
+__all__ = ["HOLDERS", "Ends", "ModelReading"]
 
-_HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -105,7 +105,7 @@ class ModelReading:
             self.guessed |= found
             self._unread |= found
             return found, False
-        if forward_of(module) is None and not isinstance(module, _HOLDERS):  # a holder of several models
+        if forward_of(module) is None and not isinstance(module, HOLDERS):  # a holder of several models
             found, passes = self.origins(analysis.returned)
             parts = [self.ends(child)[0] for child in module._modules.values() if child is not None]
             others = frozenset[int]().union(*parts) - found
@@ -126,7 +126,7 @@ class ModelReading:
         if id(module) in self.consumed and id(module) not in self._unread:
             return True
         holder: nn.Module | None = None
-        while name and (holder is None or isinstance(holder, _HOLDERS) or holder is module):
+        while name and (holder is None or isinstance(holder, HOLDERS) or holder is module):
             name = name.rpartition(".")[0]
             holder = self._modules.get(name)
         return holder is None or holder is module or is_torchs(holder)
@@ -146,12 +146,7 @@ class ModelReading:
         """The weights that go where no source can be read, and the projections that own them, by identity."""
         return self._used_as("passed")
 
-    @property
-    def softened(self) -> frozenset[int]:
-        """The weights of whose products softmaxes are taken, and the projections that own them, by identity."""
-        return self._used_as("softened")
-
-    @property
+    @cached_property
     def choosing(self) -> frozenset[int]:
         """The weights of queries and keys, and the projections that own them, by identity."""
         return self._used_as("choosing")
@@ -267,7 +262,7 @@ def _worth_reading(module: nn.Module) -> bool:
     children = [child for child in module._modules.values() if child is not None]
     return any(
         is_projection(child)
-        or isinstance(child, _HOLDERS)
+        or isinstance(child, HOLDERS)
         or "base_layer" in child._modules
         or forward_of(child) is None  # it only holds what its parent uses
         for child in children

@@ -75,11 +75,11 @@ class Stream:
         Args:
             projection: its identity, or that of a weight used by hand.
         """
+        if self._reading.splits.get(projection):  # no sum takes all of its output
+            return False
         width = self._widths.get(projection)
         own = int(projection in self._reading.consumed)
         holding = [item for item in self._items if projection in item.found]
-        if self._reading.splits.get(projection):  # no sum takes all of its output
-            return False
         return bool(holding) and all(
             not item.joined and ((width in self._inputs and item.passes) or self._begun[item][width] > own)
             for item in holding

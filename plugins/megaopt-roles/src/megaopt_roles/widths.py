@@ -71,9 +71,9 @@ class Widths:
         width = self._by_identity.get(projection, 0)
         taking = (
             call.module
-            for module in {id(part): part for part in self._modules.values()}.values()
+            for module in self._modules.values()
             for call in self._reading.calls(module)
-            if projection in self._reading.origins(call.deps - {ARGUMENT})[0]
+            if projection in self._reading.origins(call.deps)[0]
         )
         return any(
             not isinstance(taker, nn.Module) or not is_projection(taker) or inputs_of(taker) >= width

@@ -181,7 +181,11 @@ class ExpressionEvaluator(OperatorEvaluator):
             children = list(value.values() if isinstance(value, nn.ModuleDict | nn.ParameterDict) else value)
             return one_of(children) if children else Flow()
         held = quiet.items(value)
-        if held is not None and isinstance(key, slice) and any(map(is_abstract, _bounds(key))):
+        if (
+            held is not None
+            and isinstance(key, slice)
+            and any(map(is_abstract, (key.start, key.stop, key.step)))
+        ):
             return [*map(abstract, held)]  # which of them is not known: it may be any
         if held is None or not (quiet.is_plain(key) or isinstance(value, dict)):
             return Flow()
@@ -269,7 +273,3 @@ class ExpressionEvaluator(OperatorEvaluator):
             operator.setitem(container, key, value)
         elif isinstance(target.value, ast.Name) and isinstance(container, Flow | list):
             frame.names[target.value.id] = Flow(deps_of((container, value)))
-
-
-def _bounds(key: slice) -> tuple[Any, Any, Any]:
-    return key.start, key.stop, key.step

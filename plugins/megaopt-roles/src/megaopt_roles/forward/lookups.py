@@ -106,7 +106,7 @@ def attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.scaled_dot_product_attention(q, k, v)`."""
     for weight in weights_of((args, kwargs)):
         trace.use(weight, Use("attending" if _is_matrix(weight.base) else "elementwise"))
-    trace.soften(deps_of((argument(0, "query", args, kwargs), argument(1, "key", args, kwargs))))
+    trace.note_scores(deps_of((argument(0, "query", args, kwargs), argument(1, "key", args, kwargs))))
     return trace.unknown(args, kwargs)
 
 

@@ -97,8 +97,9 @@ def _added(total: Flow, left: Flow, right: Flow) -> Flow:
 
 def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     if not isinstance(other, Flow) or not other.deps:
-        if symbol == "*" and isinstance(other, Flow) and other.tensor is not None:
-            trace.masked.update(map(id, weight.params) if other.tensor.shape == weight.shape else ())
+        shape = other.tensor.shape if isinstance(other, Flow) and other.tensor is not None else None
+        if symbol == "*" and shape is not None and shape == weight.shape:
+            trace.masked.update(map(id, weight.params))
         return weight
     trace.use(weight, Use("elementwise"))
     if symbol == "*" and len(weight.shape or ()) > 3:  # a modulated kernel
@@ -156,7 +157,7 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     lookups.note_attention(trace, args)
-    trace.soften(deps_of(args[:1]))
+    trace.note_scores(deps_of(args[:1]))
     result = _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
     if not isinstance(result, Flow):
         return result

@@ -14,7 +14,7 @@ from megaopt_roles.forward.objects import Choice, items_of
 from megaopt_roles.forward.rows import note_axes, note_heads, relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight
-from megaopt_roles.forward.weight_forms import reorder, reshape
+from megaopt_roles.forward.weight_forms import reorder, reshape, without_axes
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
 
 __all__ = ["SHAPE_OPS", "index", "move", "unpack"]
@@ -157,7 +157,7 @@ def _many(name: str, flow: Flow, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 def _move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     shape, axes = weight.shape, weight.axes
-    lost = Weight(weight.params, None, None, weight.base, weight.deps)
+    lost = without_axes(weight)
     if shape is None or axes is None:
         return [lost, lost, lost] if name in _PIECEWISE else lost
     rank = len(shape)
@@ -196,7 +196,7 @@ def _rearranged(
         sizes = dict(zip(names, weight.shape or (), strict=True))
         return reshape(moved, [math.prod(sizes[name] for name in group) for group in groups])
     except Exception:  # noqa: BLE001 - any pattern
-        return Weight(weight.params, None, None, weight.base, weight.deps)
+        return without_axes(weight)
 
 
 def _picked(

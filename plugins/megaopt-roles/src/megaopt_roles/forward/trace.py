@@ -112,20 +112,21 @@ class Trace:
             if matrix and (dep.by_row or not by_row):
                 self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
 
-    def soften(self, deps: frozenset[Any]) -> None:
-        """Note a projection whose output, and nothing else, goes through a softmax: its features are classes.
+    def note_scores(self, deps: frozenset[Any]) -> None:
+        """Note the projections that make together what a softmax is taken of: queries and keys, by which it chooses.
 
-        Of what several make together a softmax chooses: queries and keys.
+        Of one alone, and of several that lie side by side, the features are classes.
 
         Args:
             deps: what the softmax is taken of.
         """
         made = [dep.module for dep in deps if not is_mark(dep)]
+        if len(made) == 1 or JOINED in deps:
+            return
         for owner in made:
             weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
             if weight is not None:
-                kind = "softened" if len(made) == 1 or JOINED in deps else "choosing"
-                self.uses.setdefault(id(weight), set()).add(Use(kind))
+                self.uses.setdefault(id(weight), set()).add(Use("choosing"))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

@@ -226,9 +226,9 @@ class Use:
         kind: `contracted`, `factor` (of a product of parameters), `indexed` (by what the caller passed), `looked_up`
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
             `elementwise`, `returned`, `padded` (the result of its product), `attending` (that goes through a
-            softmax over what it met, or chosen among by one, or handed to attention), `softened` (a softmax is taken
-            of what its product gives, and of nothing else), `choosing` (a softmax is taken of what several products
-            make), `row` (one row of it meets an activation) or `passed` (to something that cannot be read).
+            softmax over what it met, or chosen among by one, or handed to attention), `choosing` (a softmax is taken
+            of what several products make), `row` (one row of it meets an activation) or `passed` (to something that
+            cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from megaopt_roles.forward.values import Axis, Weight
 
-__all__ = ["any_of", "join", "reorder", "reshape", "whole_weight"]
+__all__ = ["any_of", "join", "reorder", "reshape", "whole_weight", "without_axes"]
 
 
 def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
@@ -19,6 +19,11 @@ def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None
     base = params[0]
     sizes = tuple(base.shape if shape is None else shape)
     return Weight(params, sizes, tuple(Axis(index) for index in range(len(sizes))), base)
+
+
+def without_axes(weight: Weight) -> Weight:
+    """Return a weight of which nobody knows any more where its axes come from."""
+    return evolve(weight, shape=None, axes=None)
 
 
 def reorder(weight: Weight, order: Sequence[int]) -> Weight:
@@ -31,7 +36,7 @@ def reorder(weight: Weight, order: Sequence[int]) -> Weight:
 
 def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
     """Return a weight in another shape, following each axis as far as it stays recognizable."""
-    lost = Weight(weight.params, None, None, weight.base, weight.deps)
+    lost = without_axes(weight)
     if weight.shape is None or weight.axes is None or not all(isinstance(size, int) for size in sizes):
         return lost
     known = math.prod(size for size in sizes if size != -1)

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
+from megaopt_roles.forward.weight_forms import without_axes
 
 __all__ = [
     "choose",
@@ -55,10 +56,9 @@ def scale(trace: Trace, first: Weight, second: Weight) -> Weight:
 
 def _note_scales(trace: Trace, first: Weight, second: Weight) -> None:
     """Note that each of two whole matrices scales the other, entry by entry; what does not train is a mask."""
-    if len(first.params) != 1 or len(second.params) != 1 or first.base is second.base:
-        return
-    fixed = [weight for weight in (first, second) if not weight.base.requires_grad]
-    if first.shape == second.shape:
+    whole = len(first.params) == len(second.params) == 1 and first.base is not second.base
+    if whole and first.shape == second.shape:
+        fixed = [weight for weight in (first, second) if not weight.base.requires_grad]
         trace.use_all(fixed or (first, second), "elementwise")
 
 
@@ -123,7 +123,7 @@ def is_fixed(other: Any) -> bool:
 def lookup(trace: Trace, weight: Weight) -> Weight:
     """Return the product of a weight with something fixed: still a table, in another form."""
     trace.use(weight, Use("fixed"))
-    return Weight(weight.params, None, None, weight.base, weight.deps)
+    return without_axes(weight)
 
 
 def product(trace: Trace, left: Any, right: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from megaopt_muon.newton_schulz import scaled
 from megaopt_muon.newton_schulz.exact import (
     Exact,
     apply,
@@ -13,8 +12,10 @@ from megaopt_muon.newton_schulz.exact import (
     times,
 )
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
-from megaopt_muon.newton_schulz.scaled import Scaled, outer, outer_memory
+from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.batches import is_single
+from megaopt_muon.products import narrow
+from megaopt_muon.products.narrow import commuting, outer, outer_memory
 from megaopt_muon.products.workspace import Workspace
 
 pytestmark = pytest.mark.any_python
@@ -113,12 +114,34 @@ def test_a_factor_goes_with_the_product(tall):
     assert relative(got.values.double(), exact) < 2**-8
 
 
+def smaller(monkeypatch: pytest.MonkeyPatch, *, units: bool) -> None:
+    """Have block rows made of small matrices, as on a processor with matrix units or without."""
+    monkeypatch.setattr(narrow, "has_matrix_units", lambda: units)
+    settings = {"_BLOCK": 16, "_TALL": 32, "_WIDE": 32, "_LARGE": 96}
+    for name, value in {**settings, "_VECTORS": ((80, 12), (40, 16)), "_VECTORS_DEEP": (32, 8)}.items():
+        monkeypatch.setattr(narrow, name, value)
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("size", [39, 48, 70, 100])
+def test_a_square_by_block_rows_is_the_square(monkeypatch, size, with_base):
+    """Where vectors multiply, squares are made by block rows too, with and without an addend: symmetric, and right."""
+    smaller(monkeypatch, units=False)
+    a = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
+    a = (a + a.mT).bfloat16()
+    base, beta = (a, -0.5) if with_base else (None, 1.0)
+    got = commuting(a, a, 0.25, torch.empty_like(a), base, beta)
+    exact = 0.25 * a.double() @ a.double() - (0.5 * a.double() if with_base else 0.0)
+    assert torch.equal(got, got.mT)
+    assert relative(got.double(), exact) < 2**-8
+
+
 @pytest.mark.parametrize("tall", [False, True])
 @pytest.mark.parametrize(("size", "depth"), [(96, 100), (70, 150), (100, 1000), (33, 70)])
-def test_block_rows_are_the_product(monkeypatch, size, depth, tall):
+@pytest.mark.parametrize("units", [False, True])
+def test_block_rows_are_the_product(monkeypatch, size, depth, tall, units):
     """Made right of the diagonal and copied below it, in as many block rows as it takes: symmetric, and the product."""
-    for name, number in (("_BLOCK", 16), ("_TALL", 32), ("_WIDE", 32), ("_LARGE", 96)):
-        monkeypatch.setattr(scaled, name, number)
+    smaller(monkeypatch, units=units)
     x = torch.randn(size, depth, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = x.mT.contiguous() if tall else x
     gram = outer_memory(x, Workspace(), tall=tall)

@@ -16,7 +16,7 @@ from megaopt_muon.products import precision
 from megaopt_muon.muon import TensorParallelMuon
 precision.multiplies_bfloat16 = lambda: True
 torch.set_num_threads(1)
-shapes = [(512, 256), (256, 768), (48, 100), (100, 48), (64, 64)]
+shapes = [(512, 256), (256, 768), (448, 512), (48, 100), (100, 48), (64, 64)]
 params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
 optimizer = TensorParallelMuon(params, ns_plan=sys.argv[1], coefficient_type=sys.argv[2])
 for step in range(3):
@@ -46,8 +46,12 @@ def compiled(plan: str, coefficients: str) -> list[int]:
 @pytest.mark.parametrize(
     ("plan", "coefficients"),
     sometimes(
-        [("", "cans"), ("256x768:gram 256x512:gram", "quintic"), ("256x768:plain 256x512:plain", "simple")],
-        always=[("", "cans"), ("256x768:gram 256x512:gram", "quintic")],
+        [
+            ("", "cans"),
+            ("256x768:gram 256x512:gram 448x512:gram", "quintic"),
+            ("256x768:plain 256x512:plain", "simple"),
+        ],
+        always=[("", "cans"), ("256x768:gram 256x512:gram 448x512:gram", "quintic")],
     ),
 )
 def test_only_the_first_step_compiles(plan, coefficients):

@@ -13,18 +13,20 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "expected"),
+    ("capabilities", "multiplies", "has_units"),
     [
-        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, False),
-        ({"architecture": "x86_64", "avx512_bf16": True}, True),
-        ({"architecture": "x86_64", "amx_bf16": True}, True),
-        ({"architecture": "aarch64"}, True),
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, False, False),
+        ({"architecture": "x86_64", "avx512_bf16": True}, True, False),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}, True, True),
+        ({"architecture": "x86_64", "amx_bf16": True}, True, True),
+        ({"architecture": "aarch64"}, True, True),
     ],
 )
-def test_the_processor_is_asked(monkeypatch, capabilities, expected):
+def test_the_processor_is_asked(monkeypatch, capabilities, multiplies, has_units):
     """Instructions of x86 processors are known; others are taken to have them."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert precision.multiplies_bfloat16.__wrapped__() is expected
+    assert precision.multiplies_bfloat16.__wrapped__() is multiplies
+    assert precision.has_matrix_units.__wrapped__() is has_units
 
 
 def test_torch_tells_by_these_names():

@@ -17,6 +17,7 @@ import torch
 from attrs import asdict, field, frozen
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_muon.products.narrow import commuting, outer
 
 __all__ = ["DEFAULT", "Rates", "probe", "processor_kind"]
 
@@ -54,8 +55,8 @@ class Rates:
 
     Args:
         size: rows.
-        gram: of `x x^T` per multiplication, `x` four times as long as high.
-        square: of a product of square matrices per multiplication.
+        gram: of `x x^T` per multiplication of the whole product, `x` four times as long as high.
+        square: of a symmetric product of square matrices, likewise.
         apply: of a square matrix times `x` per multiplication.
         pass_: of an operation on every element, per element.
     """
@@ -107,7 +108,7 @@ def processor_kind() -> str:
 
 
 def probe() -> Rates:
-    """Measure in some milliseconds, kernels compiled: of square matrices, whose two products need two kernels."""
+    """Measure in some milliseconds, kernels compiled: of square matrices, whose products need few kernels."""
     return _measured(_PROBED, 1, rounds=3)
 
 
@@ -122,13 +123,11 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
     square, out = torch.ones(2, size, size, dtype=torch.bfloat16)
     large_out, large = torch.empty_like(x), aspect * size**3
     operations: dict[str, tuple[Callable[[], Any], int]] = {
-        "gram": (lambda: torch.mm(x, x.mT, out=out), large),
-        "square": (lambda: torch.mm(square, square, out=out), size**3),
+        "gram": (lambda: outer(x, 1.0, out, tall=False), large),
+        "square": (lambda: commuting(square, square, 1.0, out), size**3),
         "apply": (lambda: torch.mm(square, x, out=large_out), large),
         "pass_": (lambda: torch.add(x, x, alpha=0.5, out=large_out), x.numel()),
     }
-    if aspect == 1:
-        del operations["apply"]
     fastest = dict.fromkeys(operations, math.inf)
     for number in range(rounds + 1):
         if number and time.perf_counter() - begin > _ENOUGH:
@@ -140,7 +139,7 @@ def _measured(size: int, aspect: int, *, rounds: int) -> Rates:
             run()
             elapsed = max(time.perf_counter() - start, 1e-9)
             fastest[name] = min(fastest[name], elapsed / units)
-    return Rates(size=size, **{"apply": fastest["square"], **fastest})
+    return Rates(size=size, **fastest)
 
 
 def calibrated() -> tuple[Rates, ...]:

@@ -20,14 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 from attrs import frozen
 
-from megaopt_muon.newton_schulz.scaled import (
-    Scaled,
-    has_more_rows,
-    outer,
-    outer_memory,
-    product,
-    take,
-)
+from megaopt_muon.newton_schulz.scaled import Scaled, has_more_rows, take
+from megaopt_muon.products.narrow import commuting, outer, outer_memory, product
 
 if TYPE_CHECKING:
     from megaopt_muon.products.workspace import Workspace
@@ -114,7 +108,7 @@ def single_polynomial(gram: torch.Tensor, triple: Triple, out: torch.Tensor) -> 
     exact = diagonal.to(torch.float32).add_(shift)
     diagonal.copy_(exact)
     rounded = diagonal.to(torch.float32)
-    product(gram, gram, square, out)
+    commuting(gram, gram, square, out)
     lost = exact.sub_(rounded)
     exact = shifted.to(torch.float32).add_(constant - square * shift * shift)
     exact.addcmul_(rounded, lost, value=2.0 * square)
@@ -142,7 +136,7 @@ def polynomial(a: Exact, triple: Triple, out: torch.Tensor) -> Exact:
         return _stored(out, a.diagonal * linear + constant)
     shift = linear / (2.0 * square)
     shifted = _stored(a.values, a.diagonal + shift)
-    product(a.values, a.values, square, out)
+    commuting(a.values, a.values, square, out)
     diagonal = out.diagonal().to(torch.float32)
     diagonal.addcmul_(shifted.rounded, shifted.error, value=-2.0 * square).add_(
         constant - square * shift * shift
@@ -167,7 +161,7 @@ def first_polynomial(a: Exact, triple: Triple, out: torch.Tensor) -> tuple[Exact
     if beta == 0.0 or square == 0.0:
         return polynomial(a, triple, out), math.inf
     centered = _stored(a.values, a.diagonal - mean)
-    torch.addmm(a.values, a.values, a.values, beta=1, alpha=square / beta, out=out)
+    commuting(a.values, a.values, square / beta, out, a.values)
     diagonal = out.diagonal().to(torch.float32)
     of_squares = float(diagonal.sum() - centered.rounded.sum()) * beta / square
     norm = math.sqrt(of_squares + mean) if of_squares > -mean else math.inf
@@ -184,7 +178,7 @@ def times(left: Exact, right: Exact, out: torch.Tensor) -> Exact:
         out: where the result goes.
     """
     factor = left.scale * right.scale
-    product(left.values, right.values, factor, out)
+    commuting(left.values, right.values, factor, out)
     diagonal = out.diagonal().to(torch.float32)
     diagonal.addcmul_(left.rounded, right.error, value=-factor).addcmul_(
         left.error, right.rounded, value=-factor

@@ -1,4 +1,4 @@
-"""Matrices whose scale is kept beside them, and what is multiplied of them."""
+"""Matrices whose scale is kept beside them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,10 @@ from attrs import frozen
 if TYPE_CHECKING:
     from megaopt_muon.products.workspace import Workspace
 
-__all__ = ["Scaled", "has_more_rows", "outer", "outer_memory", "product", "squared_norm", "take"]
+__all__ = ["Scaled", "has_more_rows", "squared_norm", "take"]
 
 _IN_CACHE: Final = 1 << 17
 """Elements that are widened at a time: they stay in the cache of a core."""
-
-_BLOCK: Final = 256
-"""Rows of a block of symmetric products, about."""
-
-_TALL: Final = 512
-"""Rows from which on `X^T X` of a matrix at least twice as long as wide is made by blocks."""
-
-_WIDE: Final = 640
-"""The same of `X X^T`."""
-
-_LARGE: Final = 1536
-"""The same of any symmetric product."""
 
 
 @frozen(eq=False)
@@ -63,69 +51,6 @@ def squared_norm(x: torch.Tensor, workspace: Workspace) -> float:
         wide = buffer[: piece.numel()].copy_(piece)
         total += float(torch.dot(wide, wide))
     return total
-
-
-def outer_memory(x: torch.Tensor, workspace: Workspace, *, tall: bool) -> torch.Tensor:
-    """Return memory for what :func:`outer` makes.
-
-    Args:
-        x: `[n, k]` or `[matrices, n, k]`.
-        workspace: where it lies.
-        tall: the product is over the rows.
-    """
-    size = x.shape[-1] if tall else x.shape[-2]
-    shape = (*x.shape[:-2], size, size)
-    return workspace.take("gram", shape, x.dtype, x.device, dense=x.dim() == 3, odd_lines=True)
-
-
-def outer(x: torch.Tensor, factor: float, out: torch.Tensor, *, tall: bool) -> None:
-    """Make `factor * X X^T`, or `factor * X^T X` for a tall matrix, rounded once.
-
-    Of a large one, block rows are multiplied right of the diagonal only, and copied below it.
-
-    Args:
-        x: `[n, k]` or `[matrices, n, k]`.
-        factor: on the product.
-        out: where it goes.
-        tall: take the product over the rows.
-    """
-    left, right = (x.mT, x) if tall else (x, x.mT)
-    size = out.shape[-1]
-    height = _block_rows(size, x.shape[-2] if tall else x.shape[-1], tall=tall) if x.dim() == 2 else size
-    if height >= size:
-        product(left, right, factor, out)
-        return
-    for start in range(0, size, height):
-        stop = min(start + height, size)
-        product(left[start:stop], right[:, start:], factor, out[start:stop, start:])
-        if stop < size:
-            out[stop:, start:stop].copy_(out[start:stop, stop:].mT)
-
-
-def _block_rows(size: int, depth: int, *, tall: bool) -> int:
-    """Return how many rows of a symmetric product are multiplied at a time, as measured on a core with matrix units.
-
-    What is saved, up to half of the product, must be more than copies and the slower products of fewer rows cost.
-    """
-    if size >= _LARGE:
-        return _LARGE // 3
-    deep = depth >= 2 * size and size >= (_TALL if tall else _WIDE)
-    return -(-size // max(1, round(size / _BLOCK))) if deep else size
-
-
-def product(left: torch.Tensor, right: torch.Tensor, factor: float, out: torch.Tensor) -> torch.Tensor:
-    """Return `factor * left @ right`, rounded once.
-
-    Args:
-        left: a matrix, or a batch.
-        right: another.
-        factor: on the product.
-        out: where the result goes.
-    """
-    if factor == 1.0:
-        return torch.matmul(left, right, out=out)
-    multiply = torch.baddbmm if out.dim() == 3 else torch.addmm
-    return multiply(out, left, right, beta=0, alpha=factor, out=out)
 
 
 def take(name: str, like: torch.Tensor, workspace: Workspace, *, dense: bool = False) -> torch.Tensor:

@@ -32,15 +32,8 @@ from megaopt_muon.newton_schulz.exact import (
     polynomial,
     single_polynomial,
 )
-from megaopt_muon.newton_schulz.scaled import (
-    Scaled,
-    has_more_rows,
-    outer,
-    outer_memory,
-    product,
-    squared_norm,
-    take,
-)
+from megaopt_muon.newton_schulz.scaled import Scaled, has_more_rows, squared_norm, take
+from megaopt_muon.products.narrow import commuting, outer, outer_memory, product
 
 if TYPE_CHECKING:
     from megaopt_muon.products.workspace import Workspace
@@ -142,7 +135,6 @@ class _SingleSteps:
         # Small products with an addend take less time than what the diagonals of others do.
         alone = values.dim() == 2 and min(values.shape) >= _WITHOUT_ADDEND
         self._gentle = alone and are_gentle(tuple(coefficients))
-        self._multiply = torch.baddbmm if values.dim() == 3 else torch.addmm
 
     def __call__(self, x: Scaled, triple: Triple, out: torch.Tensor, factor: float) -> Scaled:
         """Return the step times a factor.
@@ -161,7 +153,5 @@ class _SingleSteps:
         if self._gentle and c != 0.0:
             factor *= x.scale * single_polynomial(gram, triple, w)
             return Scaled(product(left, right, factor, out))
-        self._multiply(
-            gram, gram, gram, beta=b, alpha=c, out=w
-        )  # the coefficients are few: each is compiled once
-        return Scaled(self._multiply(x.values, left, right, beta=a, out=out), factor * x.scale)
+        commuting(gram, gram, c, w, gram, b)  # the coefficients are few: each is compiled once
+        return Scaled(product(left, right, 1.0, out, x.values, a), factor * x.scale)

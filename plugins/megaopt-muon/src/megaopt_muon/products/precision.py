@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["compute_dtype", "matmul_precision", "multiplies_bfloat16"]
+__all__ = ["compute_dtype", "has_matrix_units", "matmul_precision", "multiplies_bfloat16"]
 
-_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "avx10_2")
+_MATRIX_UNITS: Final = "amx_bf16"
+_INSTRUCTIONS: Final = (_MATRIX_UNITS, "avx512_bf16", "avx10_2")
 
 
 def compute_dtype(precision: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -43,11 +44,25 @@ def multiplies_bfloat16() -> bool:
 
     Of x86 processors it is known. Others are taken to have them, as is any where torch is too old to be asked.
     """
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    capabilities = ask() if ask is not None else {}
+    capabilities = _capabilities()
     if capabilities.get("architecture") != "x86_64":
         return True
     return any(capabilities.get(name) for name in _INSTRUCTIONS)
+
+
+@cache
+def has_matrix_units() -> bool:
+    """Return whether the processor multiplies bfloat16 in matrix units, not in vectors.
+
+    Of x86 processors it is known, others are taken to, as any is where torch is too old to be asked.
+    """
+    capabilities = _capabilities()
+    return capabilities.get("architecture") != "x86_64" or bool(capabilities.get(_MATRIX_UNITS))
+
+
+def _capabilities() -> dict[str, Any]:
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    return ask() if ask is not None else {}
 
 
 @contextmanager

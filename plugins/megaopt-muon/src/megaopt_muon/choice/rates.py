@@ -10,7 +10,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from attrs import asdict, field, frozen
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.products.narrow import commuting, outer
+from megaopt_muon.products.precision import processor_capabilities
 
 __all__ = ["DEFAULT", "Rates", "probe", "processor_kind"]
 
@@ -99,8 +100,7 @@ def processor_kind() -> str:
         >>> processor_kind() in {"amx_bf16", "avx512_bf16", "neither", "aarch64"}
         True
     """
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    capabilities: Mapping[str, Any] = ask() if ask is not None else {}
+    capabilities = processor_capabilities()
     if capabilities.get("architecture", "x86_64") != "x86_64":
         return str(capabilities["architecture"])
     found = (name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name))

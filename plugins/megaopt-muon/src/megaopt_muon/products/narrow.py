@@ -84,9 +84,7 @@ def outer(x: torch.Tensor, factor: float, out: torch.Tensor, *, tall: bool) -> N
     """
     left, right = (x.mT, x) if tall else (x, x.mT)
     size, depth = out.shape[-1], left.shape[-1]
-    height = size
-    if x.dim() == 2:
-        height = _rows_on_matrix_units(size, depth, tall=tall) if has_matrix_units() else _rows(size, depth)
+    height = _rows_on_matrix_units(size, depth, tall=tall) if has_matrix_units() else _rows(size, depth)
     _by_rows(left, right, factor, out, height)
 
 
@@ -111,7 +109,7 @@ def commuting(
         beta: on it.
     """
     size = out.shape[-1]
-    height = size if out.dim() == 3 or has_matrix_units() else _rows(size, size)
+    height = size if has_matrix_units() else _rows(size, size)
     return _by_rows(left, right, factor, out, height, base, beta)
 
 
@@ -124,9 +122,9 @@ def _by_rows(
     base: torch.Tensor | None = None,
     beta: float = 1.0,
 ) -> torch.Tensor:
-    """Return a product that is known to be symmetric, of which so many rows are multiplied at a time."""
+    """Return a product known to be symmetric, of which so many rows are multiplied at a time; a batch is whole."""
     size = out.shape[-1]
-    if height >= size:
+    if out.dim() == 3 or height >= size:
         return product(left, right, factor, out, base, beta)
     for start in range(0, size, height):
         stop = min(start + height, size)

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["compute_dtype", "has_matrix_units", "matmul_precision", "multiplies_bfloat16"]
+__all__ = [
+    "compute_dtype",
+    "has_matrix_units",
+    "matmul_precision",
+    "multiplies_bfloat16",
+    "processor_capabilities",
+]
 
 _MATRIX_UNITS: Final = "amx_bf16"
 _INSTRUCTIONS: Final = (_MATRIX_UNITS, "avx512_bf16", "avx10_2")
@@ -44,7 +50,7 @@ def multiplies_bfloat16() -> bool:
 
     Of x86 processors it is known. Others are taken to have them, as is any where torch is too old to be asked.
     """
-    capabilities = _capabilities()
+    capabilities = processor_capabilities()
     if capabilities.get("architecture") != "x86_64":
         return True
     return any(capabilities.get(name) for name in _INSTRUCTIONS)
@@ -56,11 +62,12 @@ def has_matrix_units() -> bool:
 
     Of x86 processors it is known, others are taken to, as any is where torch is too old to be asked.
     """
-    capabilities = _capabilities()
+    capabilities = processor_capabilities()
     return capabilities.get("architecture") != "x86_64" or bool(capabilities.get(_MATRIX_UNITS))
 
 
-def _capabilities() -> dict[str, Any]:
+def processor_capabilities() -> Mapping[str, Any]:
+    """Return what torch tells of the processor; nothing where it is too old to be asked."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     return ask() if ask is not None else {}
 

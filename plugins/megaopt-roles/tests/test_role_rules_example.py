@@ -121,6 +121,36 @@ class DataDependent(nn.Module):
         return self.proj(x) if x.sum().item() > 0 else x
 
 
+class Shared(nn.Module):
+    """A table that two modules hold, in one module of two names, and that a head is tied to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(64, 8)
+        self.encoder = nn.Module()
+        self.encoder.table = self.shared
+        self.encoder.norm = nn.BatchNorm1d(8)
+        self.norm = self.encoder.norm
+        self.head = nn.Linear(8, 64, bias=False)
+        self.head.weight = self.shared.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Use both names."""
+        x = self.shared(ids) + self.encoder.table(ids)
+        return self.head(self.norm(self.encoder.norm(x.mT)).mT)
+
+
+def test_a_module_of_two_names_is_put_back():
+    """Every name of parameters and buffers holds what it held, also where modules and weights are shared."""
+    model = Shared()
+    before = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    infer_roles(model, example=IDS)
+    after = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert all(one is other for (_, one), (_, other) in zip(before, after, strict=True))
+    assert model(IDS).shape == (2, 4, 64)
+
+
 def test_a_model_that_needs_values():
     """A model that cannot be run without values keeps what was read, and a warning says why."""
     with pytest.warns(UserWarning, match="the example could not be run on the meta device"):

@@ -25,16 +25,19 @@ def run_example(model: nn.Module, example: Any) -> Meetings | None:
     Returns:
         What was seen; None, with a warning, where the model cannot be run without values.
     """
-    stand_ins = _stand_ins(model)
+    held = dict(_held(model))
+    made = {id(tensor): _on_meta(tensor) for tensor in held.values()}
+    stand_ins = {name: made[id(tensor)] for name, tensor in held.items()}  # what is tied stays tied
     seen = Meetings()
-    for name, param in model.named_parameters(remove_duplicate=False):
-        seen.add_param(param, stand_ins[name])
+    for param in model.parameters():
+        seen.add_param(param, made[id(param)])
     args, kwargs = _arguments(tree_map_only(torch.Tensor, _on_meta, example))
     for tensor in _tensors((args, kwargs)):
         seen.add_input(tensor)
     try:
         with torch.no_grad(), torch.device("meta"), seen:
-            result = torch.func.functional_call(model, stand_ins, args, kwargs)
+            # What is tied has one stand-in already; tied by torch, a module of two names would be filled twice.
+            result = torch.func.functional_call(model, stand_ins, args, kwargs, tie_weights=False)
     except Exception as error:  # noqa: BLE001 - a model may do anything
         warnings.warn(
             f"the example could not be run on the meta device ({type(error).__name__}: {error}); roles are those that "
@@ -53,11 +56,13 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
 
 
-def _stand_ins(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return tensors without values for all parameters and buffers; what is tied stays tied."""
-    made: dict[int, torch.Tensor] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {name: made.setdefault(id(tensor), _on_meta(tensor)) for name, tensor in named}
+def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers by the first name of the module that holds each: torch, which replaces them for a
+    call, would not put back what it replaced by two names of one module."""
+    for prefix, module in model.named_modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None:
+                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

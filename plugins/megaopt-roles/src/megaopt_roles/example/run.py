@@ -57,8 +57,10 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers by the first name of the module that holds each: torch, which replaces them for a
-    call, would not put back what it replaced by two names of one module."""
+    """Yield parameters and buffers, each by the first name of the module that holds it.
+
+    torch, which replaces them for a call, would not put back what it replaced by two names of one module.
+    """
     for prefix, module in model.named_modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None:

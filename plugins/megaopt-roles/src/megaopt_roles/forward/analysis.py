@@ -74,17 +74,23 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
     forward = forward_of(module)
     ranks = (3,) if flows_only else (3, 2, 4)
     takers: dict[int, nn.Module | int | None] = {}
+    doubted: dict[int, tuple[int, ...] | None] = {}
     for rank in ranks:
         trace = Trace(rank=rank, takers=takers)
         complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
-        _collect(trace, result)
+        _collect(trace, result, doubted)
         result.reads += trace.reads
         if rank == ranks[0]:
             result.calls, result.readable = trace.calls, complete
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
-        if not may_split(module, forward) or (result.splits and all(result.splits.values())):
+        settled = (
+            bool(result.splits) and all(result.splits.values()) and not doubted.keys() - result.splits.keys()
+        )
+        if settled or not may_split(module, forward):
             break
+    for key, split in doubted.items():
+        result.splits.setdefault(key, split)
     return result
 
 
@@ -209,18 +215,20 @@ def _first_taker(module: nn.Module) -> nn.Module | int | None:
     return None
 
 
-def _collect(trace: Trace, result: Analysis) -> None:
+def _collect(trace: Trace, result: Analysis, doubted: dict[int, tuple[int, ...] | None]) -> None:
+    """Add what one evaluation has seen; splits that a layer contradicts count only where no other rank says more."""
     for key, uses in trace.uses.items():
         result.uses.setdefault(key, set()).update(uses)
     found = {key: find_split(source) for key, source in trace.sources.items()}
-    _note_splits(found, result.splits)
+    _note_splits({key: split for key, split in found.items() if key not in trace.misfits}, result.splits)
+    _note_splits({key: split for key, split in found.items() if key in trace.misfits}, doubted)
     _note_splits({key: find_split(source) for key, source in trace.cuts.items()}, result.cuts)
     for (key, _), source in trace.cuts.items():
         if not is_covered(source):  # a size that stands in for another one may have cut it
             result.uses.setdefault(key, set()).add(Use("sliced"))
     for key, source in trace.sources.items():
         split = found[key]
-        heads = () if split is None else find_heads(source, split)
+        heads = () if split is None or key in trace.misfits else find_heads(source, split)
         if heads and (key not in result.heads or len(heads) > len(result.heads[key])):
             result.heads[key] = heads
         if are_gates(source):

@@ -19,7 +19,15 @@ from megaopt_roles.forward import ops, products, quiet
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
-from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, items_of, merge_values
+from megaopt_roles.forward.objects import (
+    Bound,
+    Choice,
+    abstract,
+    entries,
+    is_abstract,
+    items_of,
+    merge_values,
+)
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
@@ -72,8 +80,8 @@ class CallEvaluator(ModuleCallEvaluator):
             value = self.evaluate(keyword.value, frame)
             if keyword.arg is not None:
                 kwargs[keyword.arg] = value
-            elif isinstance(value, dict):
-                kwargs.update({str(key): item for key, item in value.items()})
+            else:
+                kwargs.update({str(key): item for key, item in (entries(value) or {}).items()})
         return args, kwargs
 
     def _in_place(self, node: ast.Call, result: Any, frame: Frame) -> None:

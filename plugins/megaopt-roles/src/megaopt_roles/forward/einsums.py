@@ -15,7 +15,7 @@ from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
 from megaopt_roles.forward.weights import choose, contract, lookup
 
-__all__ = ["einsum", "lettered"]
+__all__ = ["einsum", "lettered", "with_letters"]
 
 
 def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
@@ -60,6 +60,23 @@ def lettered(args: Sequence[Any]) -> tuple[str | None, list[Any]]:
     count = len(operands)
     equation = "->".join([",".join(terms[:count]), *terms[count:]]) if len(terms) == len(lists) else None
     return equation, list(operands)
+
+
+def with_letters(pattern: str) -> str | None:
+    """Return the equation that `einops.einsum` means by names of axes; None where an axis has no name.
+
+    Example:
+        >>> with_letters("batch pos d, head d k -> batch pos head k")
+        'abc,dce->abde'
+    """
+    letters: dict[str, str] = {}
+    words = pattern.replace(",", " , ").replace("->", " -> ").split()
+    names = [word for word in words if word not in (",", "->", "...")]
+    if len(set(names)) > len(ascii_letters) or not all(name.isidentifier() for name in names):
+        return None
+    for name in names:
+        letters.setdefault(name, ascii_letters[len(letters)])
+    return "".join(letters.get(word, word) for word in words)
 
 
 def _choose(trace: Trace, operands: Sequence[Any], terms: list[str] | None, result: str) -> None:

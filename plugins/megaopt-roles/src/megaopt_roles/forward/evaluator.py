@@ -167,6 +167,8 @@ class Evaluator(CallEvaluator):
         before, signals = dict(frame.names), list[str | None]()
         for case in node.cases:
             inner = Frame(frame.function, dict(before), frame.outer)
+            if case.guard is not None:
+                self.evaluate(case.guard, inner)
             signals.append(self._block(case.body, inner, returned))
             if signals[-1] is None:
                 self._join(frame, inner.names)

@@ -17,6 +17,7 @@ from megaopt_roles.forward.objects import (
     Property,
     abstract,
     attribute_of,
+    entries,
     is_abstract,
     items_of,
     one_of,
@@ -154,7 +155,8 @@ class ExpressionEvaluator(OperatorEvaluator):
         for key, item in zip(node.keys, node.values, strict=True):
             value = self.evaluate(item, frame)
             if key is None:
-                result.update(value if isinstance(value, dict) else {"**": value})
+                found = entries(value)
+                result.update({"**": value} if found is None else found)
                 continue
             name = self.evaluate(key, frame)
             result[name if isinstance(name, str | int) else len(result)] = value

@@ -48,6 +48,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         """Return the output of a child module."""
         values = (list(args), kwargs)
         first = args[0] if args else next(iter(kwargs.values()), Flow())
+        self.trace.expect(first, _width_taken(module))
         if isinstance(module, nn.Sequential) and forward_of(module) is nn.Sequential.forward:
             for child in module._modules.values():
                 if child is None:
@@ -142,6 +143,13 @@ class ModuleCallEvaluator(BuiltinEvaluator):
 def _keeps_channels(module: _ConvNd) -> bool:
     """True for a depthwise convolution with one filter a channel: each comes out as it went in, by itself."""
     return module.groups == module.in_channels == module.out_channels
+
+
+def _width_taken(module: nn.Module) -> int | None:
+    """Return the features that a layer of torch's takes in its last axis; None where that is not known."""
+    name = {nn.Linear: "in_features", nn.RNNCellBase: "input_size", nn.RNNBase: "input_size"}
+    width = next((stated(module, field) for kind, field in name.items() if isinstance(module, kind)), None)
+    return width if isinstance(width, int) else None
 
 
 def _has_params(module: nn.Module) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "Property",
     "abstract",
     "attribute_of",
+    "entries",
     "is_abstract",
     "items_of",
     "merge_values",
@@ -97,6 +98,15 @@ def one_of(values: Sequence[Any]) -> Any:
 def is_abstract(value: Any) -> bool:
     """True for values that are not plain Python objects."""
     return isinstance(value, Flow | Weight)
+
+
+def entries(value: Any) -> dict[Any, Any] | None:
+    """Return what `**value` spreads, in the form that the evaluator computes with; None where that is not known."""
+    if isinstance(value, nn.ModuleDict):
+        return {name: child for name, child in value._modules.items() if child is not None}
+    if isinstance(value, nn.ParameterDict):
+        return {name: abstract(param) for name, param in value._parameters.items()}
+    return value if isinstance(value, dict) else None
 
 
 def abstract(value: Any) -> Any:

@@ -245,7 +245,7 @@ def _einsum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return einsums.einsum(trace, *einsums.lettered(args))
     operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     if args and not isinstance(args[0], str) and isinstance(args[-1], str):
-        return einsums.einsum(trace, None, args[:-1])  # einops gives the pattern last, in another notation
+        return einsums.einsum(trace, einsums.with_letters(args[-1]), args[:-1])  # of einops
     return einsums.einsum(trace, args[0] if args else None, operands)
 
 

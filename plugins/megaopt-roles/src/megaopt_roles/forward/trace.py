@@ -40,6 +40,7 @@ class Trace:
         takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
+        misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
     """
 
     rank: int = 3
@@ -53,6 +54,7 @@ class Trace:
     sites: list[int] = field(factory=list)
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
+    misfits: set[int] = field(factory=set)
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -127,6 +129,22 @@ class Trace:
             weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
             if weight is not None:
                 self.uses.setdefault(id(weight), set()).add(Use("choosing"))
+
+    def expect(self, value: Any, width: int | None) -> None:
+        """Note that a layer takes an activation of so many features.
+
+        Args:
+            value: what it is given.
+            width: what it takes; None where that is not known.
+        """
+        piece, tensor = (value.piece, value.tensor) if isinstance(value, Flow) else (None, None)
+        if piece is None or tensor is None or width is None or not tensor.dim() or not tensor.numel():
+            return
+        size = tensor.shape[-1]
+        if tensor.dim() > 1 and size < width and width % size == 0:
+            return  # features of several positions, of whose number another one stands in
+        if size != width and (tensor.dim() == 1 or len(tensor.reshape(-1, size)[0].unique()) == size):
+            self.misfits.add(id(piece.source.owner))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

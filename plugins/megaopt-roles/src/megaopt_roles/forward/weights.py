@@ -216,6 +216,7 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
         return Flow(trace.weigh(weight, activation))
     if rank < 2:
         return _row(trace, weight, activation)
+    trace.expect(activation, weight.shape[-1])
     if not contract(trace, weight, (rank - 1,), (rank - 2,)):
         return trace.unknown(activation, weight)
     return _rows(trace, activation, weight, rank - 2)
@@ -226,8 +227,11 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
     if isinstance(activation, Weight):
         trace.use(activation, Use("elementwise"))
     if isinstance(weight, Weight):
-        rank = len(weight.shape or ())
-        depthwise = weight.shape is not None and rank > 2 and weight.shape[1] == 1 and groups != 1
+        if weight.shape is None:  # made anew for each of a batch, say
+            trace.use(weight, Use("contracted"))
+            return Flow(trace.weigh(weight, activation))
+        rank = len(weight.shape)
+        depthwise = rank > 2 and weight.shape[1] == 1 and groups != 1
         if depthwise or rank < 3:
             trace.use(weight, Use("depthwise"))
         elif transposed:

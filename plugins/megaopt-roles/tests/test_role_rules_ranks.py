@@ -158,6 +158,34 @@ def test_a_kernel_of_unknown_shape_is_in_doubt():
     assert infer_roles(Modulated())["kernel"].uncertain
 
 
+class Coded(nn.Module):
+    """Turns one-hot codes around, or lays them side by side, before a layer takes them."""
+
+    def __init__(self, layer: nn.Module, *, flat: bool) -> None:
+        super().__init__()
+        self.table, self.hidden, self.head, self.flat = layer, nn.Linear(8, 8), nn.Linear(8, 32), flat
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Encode, and take."""
+        codes = functional.one_hot(ids, 32).float()
+        made = (
+            self.table(codes.flatten(1)) if self.flat else self.table(codes.transpose(1, 2)).transpose(1, 2)
+        )
+        return self.head(functional.relu(self.hidden(functional.relu(made))))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Coded(nn.Conv1d(32, 8, 1), flat=False), Coded(nn.Linear(96, 8), flat=True)],
+    ids=["transposed", "flattened"],
+)
+def test_one_hot_codes_stay_codes(model):
+    """What takes one-hot codes is a table, also when their axes have changed places."""
+    found = infer_roles(model)
+    assert found["table.weight"].role is not Role.MATRIX
+    assert (found["hidden.weight"].role, found["hidden.weight"].uncertain) == (Role.MATRIX, False)
+
+
 @pytest.mark.parametrize(
     ("pattern", "equation"),
     [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward.objects import Choice, items_of
@@ -70,7 +71,7 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if isinstance(value, Flow) and value.terms:
         return _together(value, [move(trace, name, [term, *args[1:]], kwargs) for term in value.terms])
     if not isinstance(value, Flow) or value.tensor is None:
-        return _many(name, trace.unknown(*args, *kwargs.values()), args, kwargs)
+        return _many(name, _of_no_shape(trace, args, kwargs), args, kwargs)
     arguments = [_size(arg, value) for arg in _together_if_unknown(name, _plain(args[1:]))]
     if name.endswith("_as") and len(args) > 1 and isinstance(args[1], Flow) and args[1].tensor is not None:
         arguments = [args[1].tensor]
@@ -90,6 +91,12 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if len(result) > _MOST_PARTS:
         return _many(name, trace.unknown(value), args, kwargs)
     return [relabel(part, value) for part in result]
+
+
+def _of_no_shape(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what becomes of an activation of unknown shape; one-hot codes stay codes, along any axis."""
+    made = trace.unknown(*args, *kwargs.values())
+    return evolve(made, one_hot=True) if isinstance(args[0], Flow) and args[0].one_hot else made
 
 
 def _together(value: Flow, results: list[Any]) -> Any:

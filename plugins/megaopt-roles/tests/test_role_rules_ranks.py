@@ -86,6 +86,54 @@ def test_what_is_cut_are_features_only(model, sizes):
     assert (found.role, found.uncertain, found.view.split_sizes) == (Role.MATRIX, False, sizes)
 
 
+class ByHand(nn.Module):
+    """A linear layer of somebody's own."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply."""
+        return functional.linear(x, self.weight)
+
+
+class OnlyByHand(nn.Module):
+    """A block of such layers alone, that cuts what one of them returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = ByHand(8, 32), ByHand(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Gate features."""
+        gate, up = self.up(x).chunk(2, -1)
+        return x + self.down(functional.silu(gate) * up)
+
+
+class Blocks(nn.Module):
+    """Two such blocks between a table and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(64, 8), nn.Linear(8, 64)
+        self.blocks = nn.ModuleList([OnlyByHand(), OnlyByHand()])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Run all of them."""
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_layers_by_hand_are_cut_apart_as_others_are():
+    """A block whose layers are all somebody's own is read for what it takes apart."""
+    found = infer_roles(Blocks())
+    assert [found[f"blocks.{index}.up.weight"].view.split_sizes for index in (0, 1)] == [(16, 16)] * 2
+    assert [found[f"blocks.{index}.down.weight"].view.split_sizes for index in (0, 1)] == [()] * 2
+
+
 def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return what a layer of these parameters makes."""
     return x @ weight + bias

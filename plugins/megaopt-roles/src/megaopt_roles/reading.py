@@ -265,5 +265,13 @@ def _worth_reading(module: nn.Module) -> bool:
         or isinstance(child, HOLDERS)
         or "base_layer" in child._modules
         or forward_of(child) is None  # it only holds what its parent uses
+        or _is_layer_by_hand(child)
         for child in children
+    )
+
+
+def _is_layer_by_hand(module: nn.Module) -> bool:
+    """True for a module of somebody's own that holds a matrix: of what it returns, its parent may take parts."""
+    return not is_torchs(module) and any(
+        param is not None and param.dim() > 1 for param in module._parameters.values()
     )

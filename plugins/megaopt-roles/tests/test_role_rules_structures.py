@@ -348,3 +348,25 @@ def test_layers_of_which_the_order_is_an_argument_are_all_followed(generated_mod
     for name in matrices:
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), (name, found[name].reason)
     assert (found["head.weight"].role, found["head.weight"].doubt) == (Role.OUTPUT, Doubt.NONE)
+
+
+class Adaptive(torch.nn.Module):
+    """Ends in torch's adaptive softmax, of two tails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.hidden = torch.nn.Embedding(100, 16), torch.nn.Linear(16, 16)
+        self.softmax = torch.nn.AdaptiveLogSoftmaxWithLoss(16, 100, [20, 50], div_value=2.0)
+
+    def forward(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        return self.softmax(self.hidden(self.table(ids)).flatten(0, 1), target.flatten()).loss
+
+
+def test_adaptive_softmax():
+    """Its head and the last projection of each tail are outputs; what makes their inputs smaller is hidden."""
+    found = infer_roles(Adaptive())
+    outputs = {name for name, decision in found.items() if decision.role is Role.OUTPUT}
+    assert outputs == {"softmax.head.weight", "softmax.tail.0.1.weight", "softmax.tail.1.1.weight"}
+    assert not any(decision.uncertain for decision in found.values())
+    assert found["softmax.tail.0.0.weight"].role is found["hidden.weight"].role is Role.MATRIX

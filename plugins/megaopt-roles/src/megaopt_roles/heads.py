@@ -28,7 +28,7 @@ def find_heads(
         reading: what its sources say.
         stream: what shows that a projection adds to a residual stream.
     """
-    found: dict[int, RoleDecision] = {}
+    found = dict.fromkeys(_of_adaptive_softmax(modules), output("classes of AdaptiveLogSoftmaxWithLoss"))
     for module, getter in _declared(modules):
         for projection in _projections(module, reading):
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
@@ -87,6 +87,17 @@ def _but_layers(projections: set[int], modules: dict[str, nn.Module], reading: M
     }
     shaped = {key for key, sizes in reading.heads.items() if sizes}
     return projections - of_torch - shaped - reading.choosing
+
+
+def _of_adaptive_softmax(modules: dict[str, nn.Module]) -> Iterator[int]:
+    """Yield the projections that torch's adaptive softmax takes for classes: its first one, and the last of each tail.
+
+    The first one of each tail only makes its input smaller.
+    """
+    for module in modules.values():
+        if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
+            yield id(module.head)
+            yield from (id(layer) for tail in module.tail for layer in [*tail.modules()][-1:])
 
 
 def _declared(modules: dict[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:

@@ -84,13 +84,10 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
             result.calls, result.readable = trace.calls, complete
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
-        settled = (
-            bool(result.splits) and all(result.splits.values()) and not doubted.keys() - result.splits.keys()
-        )
-        if settled or not may_split(module, forward):
+        known = doubted.keys() <= result.splits.keys() and all(result.splits.values())
+        if not may_split(module, forward) or (result.splits and known):
             break
-    for key, split in doubted.items():
-        result.splits.setdefault(key, split)
+    result.splits = {**doubted, **result.splits}
     return result
 
 

@@ -147,9 +147,9 @@ def _keeps_channels(module: _ConvNd) -> bool:
 
 def _width_taken(module: nn.Module) -> int | None:
     """Return the features that a layer of torch's takes in its last axis; None where that is not known."""
-    name = {nn.Linear: "in_features", nn.RNNCellBase: "input_size", nn.RNNBase: "input_size"}
-    width = next((stated(module, field) for kind, field in name.items() if isinstance(module, kind)), None)
-    return width if isinstance(width, int) else None
+    if isinstance(module, nn.Linear):
+        return stated(module, "in_features")
+    return stated(module, "input_size") if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
 
 
 def _has_params(module: nn.Module) -> bool:

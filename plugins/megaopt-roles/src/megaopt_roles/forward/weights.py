@@ -89,6 +89,12 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
     return True
 
 
+def _somehow(trace: Trace, weight: Weight, other: Any) -> Flow:
+    """Return a product with a weight, over axes that are not known."""
+    trace.use(weight, Use("contracted"))
+    return Flow(trace.weigh(weight, other))
+
+
 def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: Any) -> Any:
     """Return a product of a weight with something else that sums over some of its axes (None: not known which)."""
     if isinstance(other, Flow) and other.one_hot:
@@ -97,8 +103,7 @@ def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: 
     if is_fixed(other):
         return lookup(trace, weight)
     if inputs is None or weight.shape is None:
-        trace.use(weight, Use("contracted"))
-        return Flow(trace.weigh(weight, other))
+        return _somehow(trace, weight, other)
     outputs = [axis for axis in range(len(weight.shape)) if axis not in inputs]
     if not contract(trace, weight, inputs, outputs):
         trace.use(weight, Use("elementwise"))
@@ -140,8 +145,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     if is_fixed(other):
         return lookup(trace, weight)
     if weight.shape is None:
-        trace.use(weight, Use("contracted"))
-        return Flow(trace.weigh(weight, other))
+        return _somehow(trace, weight, other)
     return _with_activation(trace, weight, other, on_the_right=weight is right)
 
 
@@ -212,8 +216,7 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     choose(trace, weight, activation)
     rank = len(weight.shape or ())
     if weight.shape is None:
-        trace.use(weight, Use("contracted"))
-        return Flow(trace.weigh(weight, activation))
+        return _somehow(trace, weight, activation)
     if rank < 2:
         return _row(trace, weight, activation)
     trace.expect(activation, weight.shape[-1])
@@ -228,8 +231,7 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
         trace.use(activation, Use("elementwise"))
     if isinstance(weight, Weight):
         if weight.shape is None:  # made anew for each of a batch, say
-            trace.use(weight, Use("contracted"))
-            return Flow(trace.weigh(weight, activation))
+            return _somehow(trace, weight, activation)
         rank = len(weight.shape)
         depthwise = rank > 2 and weight.shape[1] == 1 and groups != 1
         if depthwise or rank < 3:

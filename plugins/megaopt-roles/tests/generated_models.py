@@ -14,13 +14,18 @@ __all__ = ["language_model", "model", "module"]
 _numbers = itertools.count()
 
 
+_kernels: dict[str, Any] = {}
+exec("def loss(h, w, t): return F.cross_entropy(h @ w.T, t)", {"F": F}, _kernels)  # noqa: S102 - it has no source
+
+
 class FusedLoss(torch.autograd.Function):
-    """A loss that multiplies with a weight out of sight."""
+    """A loss that multiplies with a weight out of sight: in a kernel."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight, target)
-        return F.cross_entropy(hidden @ weight.T, target)
+        loss: torch.Tensor = _kernels["loss"](hidden, weight, target)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None]:

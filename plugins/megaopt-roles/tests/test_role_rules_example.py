@@ -194,3 +194,44 @@ def test_an_override_settles_a_doubt(stand_in):
         warnings.simplefilter("error")
         routing = route(OptimizerConfig(optimizer="whole", lr=0.1), fused_loss_model(), override)
     assert routing.params["lm_head.weight"].spec.optimizer == "whole"
+
+
+KEPT = {  # how a model is made, its forward, a weight, and what the source alone says of it
+    "a head that is read back": (
+        "self.a, self.w = nn.Linear(6, 16), nn.Parameter(torch.zeros(16, 4))\nself.s = nn.Parameter(torch.zeros(4, 1))",
+        "y = self.a(x).relu() @ self.w\nreturn (y @ self.s).transpose(1, 2).softmax(-1) @ y",
+        "w",
+    ),
+    "logits that a norm with gains scales": (
+        "self.a, self.b, self.n = nn.Linear(6, 16), nn.Linear(16, 5), nn.LayerNorm(5)",
+        "return self.n(self.b(self.a(x).relu()))",
+        "b.weight",
+    ),
+    "towers that are compared": (
+        "self.a, self.b = (nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 12)) for _ in range(2))",
+        "return self.a(x[:, 0]) @ self.b(x[:, 1]).T",
+        "a.2.weight",
+    ),
+    "a kernel that is modulated": (
+        "self.m, self.w = nn.Linear(6, 8), nn.Parameter(torch.zeros(1, 8, 8, 3, 3))\nself.h = nn.Conv2d(8, 3, 1)",
+        "w = (self.w * self.m(x[:, 0]).view(-1, 1, 8, 1, 1)).view(-1, 8, 3, 3)\n"
+        "y = F.conv2d(torch.ones(1, 16, 4, 4, device=x.device), w, padding=1, groups=2)\n"
+        "return self.h(y.view(2, 8, 4, 4))",
+        "w",
+    ),
+    "a layer that makes weights": (
+        "self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 24)\nself.c = nn.Linear(6, 8)",
+        "return self.c(x).relu() @ self.b(self.a(x[:, 0]).relu()).view(-1, 8, 3)",
+        "b.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_the_example_does_not_tell(case):
+    """Where a head and a hidden layer look alike in the example, too, the doubt or the decision of the source stays."""
+    made, forward, name = KEPT[case]
+    methods = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in forward.splitlines())
+    model = generated.model(made, methods)()
+    read, seen = infer_roles(model)[name], infer_roles(model, example=torch.ones(2, 3, 6))[name]
+    assert (seen.role, seen.doubt) == (read.role, read.doubt), seen.reason

@@ -47,6 +47,8 @@ def find_heads(
     candidates -= stacks | reading.passed
     kept = candidates - reading.consumed
     also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
+    if kept:  # what multiplies itself, part by part, holds gates or queries and keys: it is a state that is returned
+        also_taken -= reading.paired
     if not kept and not also_taken:
         return found
     alone = stream.alone
@@ -55,13 +57,8 @@ def find_heads(
         if projection in outside:
             head = output("stands outside the base model, and no other layer takes its output")
             found[projection] = head if projection in ends else doubted(head, "no forward returns it")
-        elif projection in reading.guessed:
-            if not widths.is_hidden(projection):
-                found[projection] = doubted(output("probably the last projection: no forward says so"))
         elif not widths.is_hidden(projection, residual=stream.takes(projection)):
-            head = output("the last projection before the model's output")
-            chooses = projection in reading.choosing
-            found[projection] = doubted(head, "a softmax chooses by it") if chooses else head
+            found[projection] = _last(projection, reading)
     read_back = doubted(output("the model returns its output, and other layers take it"))
     visible = (
         part
@@ -70,6 +67,18 @@ def find_heads(
         and (not widths.is_hidden(part) or (part in alone and not widths.is_handed_on(part)))
     )
     return {**found, **dict.fromkeys(visible, read_back)}
+
+
+def _last(projection: int, reading: ModelReading) -> RoleDecision:
+    """Return the decision for a projection behind which no layer stands."""
+    if projection in reading.guessed:
+        return doubted(output("probably the last projection: no forward says so"))
+    head = output("the last projection before the model's output")
+    if projection in reading.choosing:
+        return doubted(head, "a softmax chooses by it")
+    if projection in reading.compared:
+        return doubted(head, "the output of another layer is compared with it")
+    return head
 
 
 def _but_layers(projections: set[int], modules: dict[str, nn.Module], reading: ModelReading) -> set[int]:

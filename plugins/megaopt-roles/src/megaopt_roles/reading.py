@@ -151,6 +151,19 @@ class ModelReading:
         """The weights of queries and keys, and the projections that own them, by identity."""
         return self._used_as("choosing")
 
+    @cached_property
+    def paired(self) -> frozenset[int]:
+        """Those of whose output one part is multiplied with another, by identity, and the projections that own them."""
+        return self._used_as("paired")
+
+    @cached_property
+    def compared(self) -> frozenset[int]:
+        """The projections whose output is compared with that of another layer, by a product that sums, by identity."""
+        found, done = frozenset[int](), set[Any]()
+        for analysis in list(self._analyses.values()):
+            found |= self.origins(analysis.compared, done)[0]
+        return found
+
     def _used_as(self, kind: str) -> frozenset[int]:
         found = {key for key, uses in self.uses.items() if any(use.kind == kind for use in uses)}
         return frozenset(found | {id(self._owners[key]) for key in found & self._owners.keys()})

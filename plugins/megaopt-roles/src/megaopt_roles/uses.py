@@ -87,11 +87,17 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     if not exact:
         view = MATRIX if len(shape) == 2 else MatrixView(batch_dims=len(shape) - 2)
         if "factor" in kinds and len(shape) == 2:
+            if "softened" in kinds:
+                return doubted(
+                    elementwise("a softmax is taken of its product with a parameter: codes of nodes, say")
+                )
             return matrix("a factor of a matrix product", view)
         return doubted(matrix("a matrix product contracts it, over axes that were not found", view))
     view, sure = oriented(shape, exact[0])
     if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other
-        return doubted(elementwise("a matrix product contracts it, but its axes fit no view"))
+        return doubted(
+            elementwise("a matrix product contracts it, but its axes fit no view"), "", Doubt.LAYOUT
+        )
     what = (
         "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
     )
@@ -119,6 +125,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "fixed": "multiplied with something fixed",
         "padded": "padded by position",
         "attending": "part of a softmax that chooses: it may be learned queries, keys or values",
+        "softened": "made proportions by a softmax",
         "passed": "passed to a function whose source cannot be read",
         "returned": "returned as it is",
     }
@@ -145,14 +152,17 @@ def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
         return MATRIX, True  # [out, in...]
     if not batch and into == {0}:
         return MatrixView(transposed=True), True  # [in, out...]
+    for leading in range(max(batch, default=0) + 1, rank - 1):  # axes that count: layers, heads, experts
+        first, *rest = (axis in into for axis in range(leading, rank))
+        if first and not any(rest) and not into & set(range(leading)):
+            return MatrixView(batch_dims=leading, transposed=True), True
+        if not first and all(rest):
+            return MatrixView(batch_dims=leading), True
     if batch and batch != set(range(len(batch))):
         return MatrixView(), False
-    leading = max(len(batch), 1)  # without a batch axis the first one counts heads or experts
-    rest = list(range(leading, rank))
-    first_in, later_in = rest[0] in into, all(axis in into for axis in rest[1:])
-    if first_in and not any(axis in into for axis in rest[1:]):
-        return MatrixView(batch_dims=leading, transposed=True), not into & set(range(leading))
-    return MatrixView(batch_dims=leading), not first_in and later_in
+    leading = max(len(batch), 1)
+    swapped = leading in into and not into & set(range(leading + 1, rank))
+    return MatrixView(batch_dims=leading, transposed=swapped), False
 
 
 def _unread(shape: tuple[int, ...], why: str) -> RoleDecision:

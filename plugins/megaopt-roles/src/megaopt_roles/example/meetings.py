@@ -69,6 +69,8 @@ class Meetings(TorchDispatchMode):
         by_param: the meetings of each parameter, by identity of the parameter.
         consumed: the parameters the output of whose product another parameter takes.
         ended: the parameters the output of whose product the model returns.
+        compared: the parameters the output of whose product meets that of others in a product, as an equal: it may be
+            what the model returns, or make the weights that do.
         hidden: the widths of what norms and gains scale, and of what tables return.
     """
 
@@ -77,6 +79,7 @@ class Meetings(TorchDispatchMode):
         self.by_param: dict[int, Meeting] = {}
         self.consumed: set[int] = set()
         self.ended: set[int] = set()
+        self.compared: set[int] = set()
         self.hidden: set[int] = set()
         self._states: dict[int, _State] = {}
         self._shapes: dict[int, torch.Tensor] = {}
@@ -142,6 +145,8 @@ class Meetings(TorchDispatchMode):
             self._attend(weights.union(*soft))
         flow = frozenset[int]().union(*(state.flow or frozenset() for state in states))
         if not weights:
+            if not soft and len({state.flow for state in states}) > 1:
+                self.compared |= flow
             return _State(flow=flow)
         depthwise = "conv" in name and len(args) > 8 and args[8] > 1 and args[8] == args[0].shape[1]
         self.consumed |= flow - weights

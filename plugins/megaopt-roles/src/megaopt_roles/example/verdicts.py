@@ -57,10 +57,11 @@ def _shown(
     if "indexed" in kinds and len(shape) == 2:
         return embedding("the example indexes it with what it is given")
     if "contracted" not in kinds:
-        alone = not kinds or "factor" in kinds  # of a product of parameters: that stays with the source
-        return None if alone else elementwise("no matrix product of the example contracts it")
-    if kinds != {"contracted"}:
-        return None  # a table that is contracted, too: what it is stays with the source
+        # A product of parameters, and a kernel that is modulated before a convolution, stay with the source.
+        silent = not kinds or "factor" in kinds or (len(shape) > 3 and "elementwise" in kinds)
+        return None if silent else elementwise("no matrix product of the example contracts it")
+    if kinds != {"contracted"} or seen.consumed & seen.ended & {*keys}:
+        return None  # a table that is contracted, too, or a head that is read back: what it is stays with the source
     if seen.consumed.intersection(keys):
         view = read.view or _view(shape, meeting)
         return (
@@ -68,7 +69,7 @@ def _shown(
             if view is None
             else matrix("another layer takes the output of its product in the example", view)
         )
-    if seen.ended.intersection(keys) and not meeting.widths & seen.hidden:
+    if (seen.ended - seen.compared).intersection(keys) and not meeting.widths & seen.hidden:
         return output("the last product before the output of the example")
     return None
 

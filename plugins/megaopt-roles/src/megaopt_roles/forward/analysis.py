@@ -43,6 +43,7 @@ class Analysis:
         cuts: the same for axes of weights that are cut before use, by identity and axis.
         heads: rows of a head in each piece, by identity of the owner, where all are known.
         gates: owners of whose pieces several go through a sigmoid or a tanh, by identity.
+        compared: what the factors of products of two layers' outputs depend on.
         readable: the forward's source was there, and was read to the end.
         reads: plain attributes of modules that this depends on.
     """
@@ -56,6 +57,7 @@ class Analysis:
     cuts: dict[tuple[int, int], tuple[int, ...] | None] = field(factory=dict)
     heads: dict[int, tuple[int, ...]] = field(factory=dict)
     gates: set[int] = field(factory=set)
+    compared: frozenset[Any] = frozenset()
     readable: bool = True
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
@@ -81,7 +83,7 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
         _collect(trace, result, doubted)
         result.reads += trace.reads
         if rank == ranks[0]:
-            result.calls, result.readable = trace.calls, complete
+            result.calls, result.readable, result.compared = trace.calls, complete, trace.compared
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())

@@ -16,6 +16,12 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward import ops, products, quiet
+from megaopt_roles.forward.autograd_functions import (
+    Context,
+    forward_of_function,
+    kept_in_sight,
+    takes_context,
+)
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
@@ -211,11 +217,23 @@ class CallEvaluator(ModuleCallEvaluator):
         self, callee: Any, name: str, module: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of a function of torch, or of a library of operations on tensors."""
-        if name == "apply" and isinstance(getattr(callee, "__self__", None), type):
-            return self._call_unread(callee, args, kwargs)  # an autograd.Function
+        owner = getattr(callee, "__self__", None)
+        if name == "apply" and isinstance(owner, type):
+            return self._apply(owner, args, kwargs)
         if module.startswith("torch._ops"):
             name, args = products.as_function(name, args)
         return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)
+
+    def _apply(self, kind: type, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function of autograd: what its forward says, where that can be read."""
+        forward = forward_of_function(kind)
+        if forward is None:
+            return self._call_unread(None, args, kwargs)
+        before = len(self.trace.calls)
+        context = [Context()] if takes_context(kind) else []
+        self.kept += context
+        result = self._call_python(forward, [*context, *args], kwargs)
+        return kept_in_sight(result, args, self.trace.calls[before:])
 
     def _call_unread(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow | Weight:
         """Return the result of a function that cannot be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import prod
 from string import ascii_letters
 from typing import Any
@@ -31,6 +31,8 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     if codes and len(operands) == 2:
         trace.use_all(found, "indexed" if deps_of(codes) else "looked_up")
         return Flow(deps)
+    for left, right in combinations(operands, 2):
+        trace.multiply(left, right)
     terms, result = _subscripts(equation, len(operands))
     _choose(trace, operands, terms, result)
     rows: Flow | None = None

@@ -189,6 +189,8 @@ class ExpressionEvaluator(OperatorEvaluator):
             and any(map(is_abstract, (key.start, key.stop, key.step)))
         ):
             return [*map(abstract, held)]  # which of them is not known: it may be any
+        if isinstance(value, nn.Sequential) and isinstance(key, slice) and held is not None:
+            return nn.Sequential(*held[key])  # of the same layers
         if held is None or not (quiet.is_plain(key) or isinstance(value, dict)):
             return Flow()
         if isinstance(value, nn.ModuleDict):

@@ -85,6 +85,7 @@ def compare(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     found = weights_of((args, kwargs))
     trace.use_all(found, "elementwise")
     deps = deps_of((args, kwargs))
+    trace.multiply(*[*args, *kwargs.values()][:2])
     return Flow(frozenset[Any]().union(*(trace.weigh(weight, Flow(deps)) for weight in found)) or deps)
 
 
@@ -106,7 +107,9 @@ def attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.scaled_dot_product_attention(q, k, v)`."""
     for weight in weights_of((args, kwargs)):
         trace.use(weight, Use("attending" if _is_matrix(weight.base) else "elementwise"))
-    trace.note_scores(deps_of((argument(0, "query", args, kwargs), argument(1, "key", args, kwargs))))
+    query, key = argument(0, "query", args, kwargs), argument(1, "key", args, kwargs)
+    trace.note_scores(deps_of((query, key)))
+    trace.multiply(query, key)
     return trace.unknown(args, kwargs)
 
 

@@ -47,6 +47,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
         return _mixed(trace, "+" if name in SUMS else "*", args, kwargs)
+    if name in ("sum", "mean") and args and isinstance(args[0], Flow) and args[0].factors:
+        trace.compare(*args[0].factors)
     if name in BOUNDED:
         bound(flows_of(args[:1]))
     if name in KEEPS_SHAPE and args:
@@ -81,7 +83,11 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if isinstance(right, Weight):
         return _with_weight(trace, symbol, right, left)
     if isinstance(left, Flow) and isinstance(right, Flow):
+        if symbol == "*":
+            trace.multiply(left, right, summed=False)
         result = _of_two(left, right)
+        if symbol == "*" and not (left.soft or right.soft):
+            return evolve(result, factors=(left.deps, right.deps))
         return _added(result, left, right) if symbol == "+" else result
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
@@ -151,13 +157,14 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(value, Weight):
         return value
     if isinstance(value, Flow):
-        return evolve(value, deps=value.deps | deps_of(others), fresh=False, mixed=(), call=None)
+        return evolve(value, deps=value.deps | deps_of(others), fresh=False, mixed=(), call=None, factors=())
     return trace.unknown(value, *others)
 
 
 def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     lookups.note_attention(trace, args)
     trace.note_scores(deps_of(args[:1]))
+    trace.use_all(weights_of(args[:1]), "softened")
     result = _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
     if not isinstance(result, Flow):
         return result

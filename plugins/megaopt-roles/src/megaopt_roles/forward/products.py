@@ -27,6 +27,7 @@ def tensordot(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(operand, Weight):
             inputs = _summed(dims, position, len(operand.shape or ()))
             return weights.sum_over(trace, operand, inputs, operands[1 - position])
+    trace.multiply(*operands[:2])
     return trace.unknown(*operands[:2])
 
 

@@ -41,6 +41,7 @@ class Trace:
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
         misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
+        compared: what the factors of products of two layers' outputs depend on.
     """
 
     rank: int = 3
@@ -55,6 +56,7 @@ class Trace:
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
     misfits: set[int] = field(factory=set)
+    compared: frozenset[Any] = frozenset()
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -129,6 +131,44 @@ class Trace:
             weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
             if weight is not None:
                 self.uses.setdefault(id(weight), set()).add(Use("choosing"))
+
+    def multiply(self, left: Any, right: Any, *, summed: bool = True) -> None:
+        """Note what a product of two activations says of the projections that made them.
+
+        Where two parts of one output meet, they are gates, or queries and keys. Where the outputs of different layers
+        do, and are summed over, one is compared with the other, unless a softmax made one the shares of a mixture.
+
+        Args:
+            left: a factor.
+            right: the other; what a part has become is known by where it came from.
+            summed: the product sums over features.
+        """
+        if not (isinstance(left, Flow) and isinstance(right, Flow)):
+            return
+        for one, other in ((left, right), (right, left)):
+            others, same = (
+                {id(dep.module) for dep in other.deps if not is_mark(dep)},
+                set(map(id, other.behind)),
+            )
+            for piece in one.behind:
+                owner = piece.source.owner
+                if piece.parent is None or id(owner) not in others or id(piece) in same:
+                    continue
+                weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
+                if weight is not None:
+                    self.uses.setdefault(id(weight), set()).add(Use("paired"))
+        if summed and not (left.soft or right.soft):
+            self.compare(left.deps, right.deps)
+
+    def compare(self, left: frozenset[Any], right: frozenset[Any]) -> None:
+        """Note that the outputs of different layers are compared.
+
+        Args:
+            left: what one of them depends on.
+            right: what the other depends on.
+        """
+        if all(any(not is_mark(dep) for dep in deps) for deps in (left - right, right - left)):
+            self.compared |= left | right
 
     def expect(self, value: Any, width: int | None) -> None:
         """Note that a layer takes an activation of so many features.

@@ -103,6 +103,13 @@ def _partial(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, A
     return Prepared(args[0], tuple(args[1:]), kwargs)
 
 
+def _sequential(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return `nn.Sequential(*layers)` of layers that the model holds: to hold them once more changes none."""
+    if all(isinstance(layer, nn.Module) for layer in args):
+        return nn.Sequential(*args)
+    return trace.passed(weights_of(args), args)
+
+
 def _cast(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what `typing.cast` returns: the value as it is."""
     return args[1] if len(args) > 1 else kwargs.get("val")
@@ -114,6 +121,7 @@ TRANSFORMS = {
     ("torch", "functional_call"): _functional_call,
     ("torch", "associative_scan"): _scan,
     ("torch", "vmap"): _vmap,
+    ("torch", "Sequential"): _sequential,
     ("_functools", "reduce"): _reduce,
     ("functools", "partial"): _partial,
     ("typing", "cast"): _cast,

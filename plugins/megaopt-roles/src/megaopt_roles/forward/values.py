@@ -164,6 +164,8 @@ class Flow:
     """All zeros: what a recurrence begins with."""
     call: Call | None = None
     """The call of a module that returned it, while nothing was done to it."""
+    factors: tuple[frozenset[Any], ...] = ()
+    """What each of the two factors depends on that were multiplied, element by element, to make it."""
     held: tuple[frozenset[Any], ...] = ()
     """What each item depends on of an object, or of several values that may be returned: they are no sum."""
 
@@ -175,6 +177,11 @@ class Flow:
     def pieces(self) -> tuple[Piece, ...]:
         """The piece that it holds, or the pieces that it is a mix of."""
         return self.mixed if self.piece is None else (self.piece,)
+
+    @property
+    def behind(self) -> tuple[Piece, ...]:
+        """The pieces that it holds, or was made of, term by term: a function may have been taken of their sum."""
+        return self.pieces or tuple(piece for term in self.terms for piece in term.behind)
 
 
 @frozen
@@ -227,8 +234,9 @@ class Use:
             (by something fixed), `sliced`, `expanded`, `fixed` (contracted with something fixed), `depthwise`,
             `elementwise`, `returned`, `padded` (the result of its product), `attending` (that goes through a
             softmax over what it met, or chosen among by one, or handed to attention), `choosing` (a softmax is taken
-            of what several products make), `row` (one row of it meets an activation) or `passed` (to something that
-            cannot be read).
+            of what several products make), `paired` (two parts of what its product makes multiply each other),
+            `softened` (a softmax is taken of it), `row` (one row of it meets an activation) or `passed` (to something
+            that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -137,6 +137,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
         return _of_parameters(trace, left, right)
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
     if not isinstance(weight, Weight):
+        trace.multiply(left, right)
         return trace.unknown(left, right)
     choose(trace, weight, other)
     if isinstance(other, Flow) and other.one_hot:
@@ -210,6 +211,7 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
             return Flow(activation.deps | weight.deps)
         trace.use(activation, Use("elementwise"))
     if not isinstance(weight, Weight):
+        trace.multiply(activation, weight)
         return trace.unknown(activation, weight)
     if is_fixed(activation):
         return lookup(trace, weight)

@@ -1,0 +1,71 @@
+"""Functions of autograd: their forward is Python, which is read; what a kernel does inside stays out of sight."""
+
+import textwrap
+
+import pytest
+import torch
+
+from megaopt_core.params import Role
+from megaopt_core.params._roles import Doubt
+from megaopt_core.routing import infer_roles
+
+MATRIX, OUTPUT = (Role.MATRIX, Doubt.NONE), (Role.OUTPUT, Doubt.NONE)
+MADE = "self.e, self.a, self.b, self.h = nn.Embedding(50, 8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 50)"
+CASES = {  # the forward of the function, that of the model, what is expected of some weights
+    "a checkpoint of a method": (
+        "def forward(ctx, function, count, *args):\n    ctx.function, ctx.given = function, list(args[:count])\n"
+        "    with torch.no_grad():\n        return ctx.function(*ctx.given)",
+        "def inner(self, x): return self.b(self.a(x).relu())\n"
+        "def forward(self, ids):\n"
+        "    return self.h(Own.apply(self.inner, 1, self.e(ids), *self.a.parameters(), *self.b.parameters()))",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
+    "a product that keeps what it needs": (
+        "def forward(ctx, x, w):\n    ctx.save_for_backward(x, w)\n    if ctx.needs_input_grad[1]:\n"
+        "        ctx.mark_non_differentiable(x)\n    return x.matmul(w.t())",
+        "def forward(self, ids):\n    x = Own.apply(self.e(ids), self.a.weight).relu()\n"
+        "    return Own.apply(Own.apply(x, self.b.weight), self.h.weight)",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
+    "a forward without a context": (
+        "def forward(x, w):\n    return x @ w.t()\n"
+        "@staticmethod\ndef setup_context(ctx, inputs, output):\n    ctx.save_for_backward(*inputs)",
+        "def forward(self, ids):\n    return Own.apply(self.b(self.a(self.e(ids)).relu()), self.h.weight)",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
+    "a loss in chunks": (
+        "def forward(ctx, x, w, target):\n    losses, grad = torch.zeros(x.shape[0]), torch.zeros_like(w)\n"
+        "    for i in range(0, x.shape[0], 2):\n        logits = x[i : i + 2] @ w.t()\n"
+        "        losses[i : i + 2] = F.cross_entropy(logits, target[i : i + 2], reduction='none')\n"
+        "    ctx.save_for_backward(grad)\n    return losses.sum()",
+        "def forward(self, ids, t):\n    return Own.apply(self.b(self.a(self.e(ids)).relu()), self.h.weight, t)",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
+    "logits that a kernel turns into a loss": (
+        "def forward(ctx, x, w, target):\n    losses = torch.zeros(x.shape[0])\n"
+        "    kernel[(8,)](x @ w.t(), target, losses)\n    return losses.sum()",
+        "def forward(self, ids, t):\n    return Own.apply(self.b(self.a(self.e(ids)).relu()), self.h.weight, t)",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
+    "an activation that a kernel writes": (
+        "def forward(ctx, x):\n    y = torch.empty_like(x)\n    kernel[(8,)](x, y)\n    return y",
+        "def forward(self, ids):\n    return Own.apply(self.h(self.b(Own.apply(self.a(self.e(ids))))))",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
+    "a product in a kernel": (
+        "def forward(ctx, x, w):\n    y = torch.empty(2, 8)\n    kernel[(8,)](x, w, y)\n    return y",
+        "def forward(self, ids):\n    return self.h(Own.apply(self.a(self.e(ids)).relu(), self.b.weight))",
+        {"a.weight": MATRIX, "b.weight": (Role.MATRIX, Doubt.ROLE), "h.weight": OUTPUT},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_its_forward_is_read(generated_models, case):
+    """A weight inside is what the forward of the function says; in a kernel it is doubtful."""
+    function, methods, expected = CASES[case]
+    before = f"class Own(torch.autograd.Function):\n{textwrap.indent(f'@staticmethod\n{function}', ' ' * 4)}"
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model(MADE, methods, before)())
+    for name, (role, doubt) in expected.items():
+        assert (found[name].role, found[name].doubt) == (role, doubt), (name, found[name].reason)

@@ -1,0 +1,142 @@
+"""Products of two outputs, stacks of more than three axes, softmaxes of weights, layers that are held once more."""
+
+import textwrap
+
+import pytest
+import torch
+
+from megaopt_core.params import MatrixView, Role
+from megaopt_core.params._roles import Doubt
+from megaopt_core.routing import infer_roles
+
+TABLE = "self.e, self.h = nn.Embedding(64, 8), nn.Linear(8, 64)\n"
+STATES = {  # models that return their state beside what they predict: the projection, its forward
+    "keys and values of a fused layer": (
+        "self.a, self.o = nn.Linear(8, 24), nn.Linear(8, 8)",
+        "q, k, v = self.a(self.e(ids)).split(8, -1)\n"
+        "return self.h(self.o(F.scaled_dot_product_attention(q, k, v))), (k, v)",
+    ),
+    "keys and values behind those of earlier steps": (
+        "self.a, self.o = nn.Linear(8, 24), nn.Linear(8, 8)",
+        "q, k, v = self.a(self.e(ids)).split(8, -1)\n"
+        "if more is not None:\n    k, v = torch.cat([more[0], k], 1), torch.cat([more[1], v], 1)\n"
+        "q, k, v = (t.view(*t.shape[:2], 2, 4).transpose(1, 2) for t in (q, k, v))\n"
+        "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\n"
+        "return self.h(self.o(y.transpose(1, 2).flatten(2))), (k, v)",
+    ),
+    "the cell of gates": (
+        "self.a, self.o = nn.Linear(8, 48), nn.Linear(12, 8)",
+        "c = more\ni, f, g, o = self.a(self.e(ids)).chunk(4, -1)\nc = f.sigmoid() * c + i.sigmoid() * g.tanh()\n"
+        "y = o.sigmoid() * c.tanh()\nreturn self.h(self.o(y)), (y, c)",
+    ),
+    "the cell of gates that two layers make": (
+        "self.a, self.r, self.o = nn.Linear(8, 48), nn.Linear(12, 48), nn.Linear(12, 8)",
+        "y, c = more\ni, f, g, o = (self.a(self.e(ids)) + self.r(y)).chunk(4, -1)\n"
+        "c = f.sigmoid() * c + i.sigmoid() * g.tanh()\ny = o.sigmoid() * c.tanh()\n"
+        "return self.h(self.o(y)), (y, c)",
+    ),
+    "what enters a scan, beside its gate": (
+        "self.a, self.conv, self.o = nn.Linear(8, 40), nn.Conv1d(20, 20, 4, groups=20), nn.Linear(20, 8)",
+        "z, x = self.a(self.e(ids)).chunk(2, -1)\ny = self.conv(x.transpose(1, 2)).transpose(1, 2)\n"
+        "return self.h(self.o(y * F.silu(z))), x",
+    ),
+}
+COMPARED = {  # what is done with the outputs of the two towers
+    "matmul": "return a @ b.T",
+    "scaled": "return a / a.norm(dim=1, keepdim=True) @ b.t() * 3",
+    "einsum": "return torch.einsum('id,jd->ij', a, b)",
+    "sum of products": "return (a * b).sum(-1)",
+    "cosine": "return F.cosine_similarity(a, b)",
+    "loss": "return F.cross_entropy(a @ b.T, torch.arange(len(a)))",
+}
+APART = {  # two outputs, and no comparison
+    "shares of a mixture": "return (a.softmax(-1) * b).sum(-1)",
+    "two losses": "return F.mse_loss(a, more) + b.sum()",
+    "a gate": "return a * b.sigmoid()",
+}
+
+
+def roles_of(generated_models, made: str, forward: str):
+    """Return the decisions for a model."""
+    methods = f"def forward(self, ids, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
+    with torch.device("meta"):
+        return infer_roles(generated_models.model(made, methods)())
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_returned_state_is_no_prediction(generated_models, case):
+    """Parts that multiply each other are gates, queries and keys: a model with a head of its own returns its state."""
+    made, forward = STATES[case]
+    found = roles_of(generated_models, TABLE + made, forward)
+    hidden = {
+        name: (found[name].role, found[name].doubt) for name in found if name in ("a.weight", "r.weight")
+    }
+    assert set(hidden.values()) == {(Role.MATRIX, Doubt.NONE)}, found["a.weight"].reason
+    assert found["h.weight"].role is Role.OUTPUT
+
+
+def test_parts_without_a_head_behind_them(generated_models):
+    """A mixture that the model draws from, and reads again, is its output: the projection stays doubtful."""
+    made = "self.cell, self.mix = nn.GRUCell(1, 8), nn.Linear(8, 10)"
+    forward = (
+        "y, found = more, []\nfor _ in range(3):\n    ids = self.cell(y, ids)\n"
+        "    shares, means = self.mix(ids).chunk(2, -1)\n"
+        "    y = (shares.softmax(-1) * means).sum(-1, keepdim=True)\n    found.append(y)\nreturn torch.cat(found, -1)"
+    )
+    decision = roles_of(generated_models, made, forward)["mix.weight"]
+    assert decision.role is Role.OUTPUT or decision.doubt is Doubt.ROLE, decision.reason
+
+
+@pytest.mark.parametrize(
+    ("case", "doubt"), [*((c, Doubt.ROLE) for c in COMPARED), *((c, Doubt.NONE) for c in APART)]
+)
+def test_embeddings_that_are_compared(generated_models, case, doubt):
+    """The last layers of two towers make embeddings, or scores: whichever, they are outputs, and doubtful ones."""
+    made = (
+        "self.a = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 12))\n"
+        "self.b = nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 12))"
+    )
+    forward = f"a, b = F.normalize(self.a(ids), dim=-1), self.b(more)\n{ {**COMPARED, **APART}[case] }"
+    found = roles_of(generated_models, made, forward)
+    for name in ("a.3.weight", "b.3.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.OUTPUT, doubt), found[name].reason
+    assert found["a.0.weight"].doubt is Doubt.NONE
+
+
+@pytest.mark.parametrize(
+    ("shape", "product", "view"),
+    [
+        ("2, 3, 8, 4", "torch.einsum('btd,cndh->cbtnh', x, self.w)[0]", MatrixView(batch_dims=2, transposed=True)),
+        ("2, 3, 4, 8", "torch.einsum('btd,cnhd->cbtnh', x, self.w)[0]", MatrixView(batch_dims=2)),
+        ("4, 2, 4, 6", "torch.einsum('btnd,gnde->gbtne', x.view(2, 3, 2, 4), self.w)[0]",
+         MatrixView(batch_dims=2, transposed=True)),
+    ],
+)  # fmt: skip
+def test_stacks_of_stacks(generated_models, shape, product, view):
+    """The last two axes are the matrices; those before count them: layers, heads, gates."""
+    made = TABLE + f"self.w, self.o = nn.Parameter(torch.zeros({shape})), nn.Linear(12, 8)"
+    found = roles_of(generated_models, made, f"x = self.e(ids)\nreturn self.h(self.o({product}.flatten(2)))")
+    assert (found["w"].role, found["w"].doubt, found["w"].view) == (Role.MATRIX, Doubt.NONE, view), found[
+        "w"
+    ].reason
+
+
+def test_codes_of_nodes(generated_models):
+    """A softmax of the product of two parameters makes a graph of it: they may be embeddings of its nodes."""
+    made = (
+        "self.a, self.h = nn.Linear(6, 8), nn.Linear(8, 3)\n"
+        "self.source, self.target = nn.Parameter(torch.zeros(10, 4)), nn.Parameter(torch.zeros(4, 10))"
+    )
+    forward = "return self.h(F.relu(self.source @ self.target).softmax(1) @ self.a(ids).relu())"
+    found = roles_of(generated_models, made, forward)
+    assert found["source"].doubt is found["target"].doubt is Doubt.ROLE
+    assert found["a.weight"].role is Role.MATRIX
+
+
+@pytest.mark.parametrize("call", ["nn.Sequential(*self.layers)(x)", "self.layers[1:](self.layers[0](x))"])
+def test_layers_that_are_held_once_more(generated_models, call):
+    """A Sequential that a forward makes of layers, or cuts out of one, hands on what they return."""
+    made = TABLE + "self.layers = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))"
+    found = roles_of(generated_models, made, f"x = self.e(ids)\nreturn self.h({call} + x)")
+    for name in ("layers.0.weight", "layers.2.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason

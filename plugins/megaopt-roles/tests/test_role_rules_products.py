@@ -140,3 +140,19 @@ def test_layers_that_are_held_once_more(generated_models, call):
     found = roles_of(generated_models, made, f"x = self.e(ids)\nreturn self.h({call} + x)")
     for name in ("layers.0.weight", "layers.2.weight"):
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
+
+
+def test_weights_that_are_moved_along_their_gradients(generated_models):
+    """Fast weights of an inner loop, one step of gradient descent away, are the weights still."""
+    made = "self.v = nn.ParameterList([nn.Parameter(torch.zeros(16, 5)), nn.Parameter(torch.zeros(7, 16))])"
+    forward = (
+        "fast = list(self.v)\nfor _ in range(2):\n"
+        "    loss = F.cross_entropy(F.linear(F.linear(ids, fast[0]).relu(), fast[1]), more)\n"
+        "    fast = [p - 0.1 * g for p, g in zip(fast, torch.autograd.grad(loss, fast, create_graph=True))]\n"
+        "return F.linear(F.linear(ids, fast[0]).relu(), fast[1])"
+    )
+    found = roles_of(generated_models, made, forward)
+    assert [(found[name].role, found[name].doubt) for name in ("v.0", "v.1")] == [
+        (Role.MATRIX, Doubt.NONE),
+        (Role.OUTPUT, Doubt.NONE),
+    ]

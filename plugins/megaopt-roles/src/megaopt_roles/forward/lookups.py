@@ -17,6 +17,7 @@ __all__ = [
     "bilinear",
     "compare",
     "embedding",
+    "gradients",
     "multi_head_attention",
     "note_attention",
     "pad",
@@ -92,6 +93,11 @@ def compare(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def zeros(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return what a recurrence begins with: an activation, which no table is looked up with."""
     return Flow(zero=True)
+
+
+def gradients(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what `torch.autograd.grad` does: a weight that is moved along it stays that weight."""
+    return Flow()
 
 
 def note_attention(trace: Trace, scores: Any) -> None:

@@ -277,6 +277,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("softmax", "gumbel_softmax"), _softmax),
     **dict.fromkeys(("cdist", "cosine_similarity"), lookups.compare),
     "zeros": lookups.zeros,
+    "grad": lookups.gradients,
     "einsum": _einsum,
     "embedding": lookups.embedding,
     "embedding_bag": lookups.embedding,

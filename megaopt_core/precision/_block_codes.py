@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attrs import frozen
@@ -66,6 +66,7 @@ class BlockCode:
         (torch.uint8, tensor([2.]), tensor([ 0.5094, -2.0000]))
     """
 
+    name: ClassVar[str] = BLOCKS
     positive: bool = False
     stochastic: bool = False
 
@@ -112,11 +113,6 @@ class BlockCode:
         """
         values = self.saved(scale, 0, stored.numel())
         return decode_blocks(StoredSlice(0, stored.reshape(-1), BLOCKS, values)).view(stored.shape)
-
-    @property
-    def name(self) -> str:
-        """The code's name."""
-        return BLOCKS
 
     def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
         """Return what decoding a range of elements needs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from attrs import frozen
@@ -16,8 +16,6 @@ __all__ = [
     "StoredSlice",
     "decode_scaled",
     "decode_slices",
-    "decode_state",
-    "encode_state",
     "needs_scale",
     "scale_key",
 ]
@@ -105,8 +103,8 @@ def decode_scaled(stored: StoredSlice) -> torch.Tensor:
         >>> decode_scaled(StoredSlice(0, torch.tensor([3.0, 0.5]).half(), SCALED, {"scale": 4.0})).tolist()
         [12.0, 2.0]
     """
-    return decode_state(
-        stored.elements, torch.as_tensor(stored.values["scale"], device=stored.elements.device)
+    return stored.elements.float().mul_(
+        torch.as_tensor(stored.values["scale"], device=stored.elements.device)
     )
 
 
@@ -133,17 +131,6 @@ def scale_key(key: str) -> str:
     return f"{key}_scale"
 
 
-def decode_state(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Return a state tensor in fp32.
-
-    Args:
-        stored: in its storage dtype.
-        scale: one element; what the stored values are to be multiplied by, None for 1.
-    """
-    value = stored.float()
-    return value if scale is None else value.mul_(scale)
-
-
 def needs_scale(dtype: torch.dtype) -> bool:
     """Return whether a dtype's range is so much narrower than fp32's that values are stored with a scale.
 
@@ -153,10 +140,9 @@ def needs_scale(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point or torch.finfo(dtype).max <= _WIDE_RANGE
 
 
-def encode_state(
-    value: torch.Tensor, dtype: torch.dtype, *, keep_positive: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a state tensor in a storage dtype, with the scale that a narrow range needs.
+@frozen
+class ScaledCode:
+    """Stores a state in a floating dtype, with one power of two a tensor where the range asks for one.
 
     bf16 has fp32's range and needs none. fp16 and fp8 keep `value / scale` with one scale a tensor, the smallest power
     of two for which `max|value| / scale` does not exceed the dtype's largest number. Powers of two make decoding exact:
@@ -164,72 +150,54 @@ def encode_state(
     not finite: the other elements keep their values.
 
     Args:
-        value: fp32.
         dtype: of the storage.
-        keep_positive: round positive values that the dtype would take for 0 up to its smallest one, as second moments
-            need, which are divided by.
-
-    Returns:
-        `(stored, scale)`; `scale` is None where there is none.
+        positive: round positive values that the dtype would take for 0 up to its smallest one, as second moments need,
+            which are divided by.
 
     Example:
-        >>> stored, scale = encode_state(torch.tensor([3.0, -(2.0**20)]), torch.float16)
-        >>> decode_state(stored, scale).tolist()
+        >>> code = ScaledCode(torch.float16)
+        >>> code.decode(*code.encode(torch.tensor([3.0, -(2.0**20)]))).tolist()
         [3.0, -1048576.0]
     """
-    if not needs_scale(dtype):
-        return value.to(dtype), None
-    largest = value.abs().nan_to_num_(0.0, 0.0).max() if value.numel() else value.new_zeros(())
-    mantissa, exponent = torch.frexp(largest / torch.finfo(dtype).max)
-    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(min=_SMALLEST_EXPONENT)
-    scale = torch.where(
-        largest > 0, torch.ldexp(torch.ones_like(largest), exponent), torch.ones_like(largest)
-    )
-    scaled = value / scale
-    if dtype in _WITHOUT_INFINITY:  # torch stores its largest number instead
-        scaled = torch.where(scaled.isinf(), torch.nan, scaled)
-    if keep_positive:
-        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-        scaled = torch.where((value > 0) & (scaled < smallest), smallest, scaled)
-    return scaled.to(dtype), scale
 
-
-@frozen
-class ScaledCode:
-    """Stores a state in a floating dtype, with one power of two a tensor where the range asks for one.
-
-    Args:
-        dtype: of the storage.
-        positive: never store a positive value as 0.
-    """
-
+    name: ClassVar[str] = SCALED
     dtype: torch.dtype
     positive: bool = False
-
-    @property
-    def name(self) -> str:
-        """The code's name."""
-        return SCALED
 
     def encode(
         self, value: torch.Tensor, entropy: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what :func:`encode_state` does.
+        """Return the stored elements and their scale; None where there is none.
 
         Args:
             value: fp32.
             entropy: rounding is always to nearest.
         """
-        return encode_state(value, self.dtype, keep_positive=self.positive)
+        if not needs_scale(self.dtype):
+            return value.to(self.dtype), None
+        largest = value.abs().nan_to_num_(0.0, 0.0).max() if value.numel() else value.new_zeros(())
+        mantissa, exponent = torch.frexp(largest / torch.finfo(self.dtype).max)
+        exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(min=_SMALLEST_EXPONENT)
+        scale = torch.where(
+            largest > 0, torch.ldexp(torch.ones_like(largest), exponent), torch.ones_like(largest)
+        )
+        scaled = value / scale
+        if self.dtype in _WITHOUT_INFINITY:  # torch stores its largest number instead
+            scaled = torch.where(scaled.isinf(), torch.nan, scaled)
+        if self.positive:
+            smallest = torch.finfo(self.dtype).smallest_normal * torch.finfo(self.dtype).eps
+            scaled = torch.where((value > 0) & (scaled < smallest), smallest, scaled)
+        return scaled.to(self.dtype), scale
 
     def decode(self, stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         """Return the values in fp32.
 
         Args:
             stored: in the storage dtype.
-            scale: one element, or None.
+            scale: one element; what the stored values are to be multiplied by, None for 1.
         """
-        return decode_state(stored, scale)
+        value = stored.float()
+        return value if scale is None else value.mul_(scale)
 
     def saved(self, scale: Any, start: int, stop: int) -> Mapping[str, Any]:
         """Return the scale: it holds for all elements.

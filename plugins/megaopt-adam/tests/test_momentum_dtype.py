@@ -6,7 +6,7 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.precision._state_codes import decode_state, encode_state
+from megaopt_core.precision._state_codes import ScaledCode
 
 pytestmark = pytest.mark.any_python
 
@@ -21,14 +21,14 @@ def test_the_momentum_is_rounded_between_steps_and_nothing_else(dtype) -> None:
         use_precision_aware_optimizer=True, sgd_momentum_dtype=dtype,
     )  # fmt: skip
     weight = model.weight.detach().clone()
-    buffer = torch.zeros_like(weight)
+    buffer, code = torch.zeros_like(weight), ScaledCode(dtype)
     for step in range(5):
         grad = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
         model.weight.grad = grad.clone()
         optimizer.step()
         buffer = buffer * 0.9 + grad
         weight = weight.add(buffer, alpha=-0.1)
-        buffer = decode_state(*encode_state(buffer, dtype))
+        buffer = code.decode(*code.encode(buffer))
         assert torch.equal(model.weight, weight)
     inner = next(iter(optimizer.parts[0].inner.state.values()))
     assert inner["momentum_buffer"].dtype is dtype

@@ -26,7 +26,7 @@ from megaopt_core.errors import CheckpointCorruptError, CheckpointMismatchError,
 from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.params import Shard, whole
 from megaopt_core.precision import Decoder
-from megaopt_core.precision._state_codes import decode_state, encode_state
+from megaopt_core.precision._state_codes import ScaledCode
 from megaopt_core.sharding import Piece, PieceSpec, ShardedParams
 from megaopt_core.state._values.codes import coded_runs
 
@@ -348,6 +348,7 @@ def test_torch_saves_and_loads_a_code(tmp_path, flat):
 def test_a_rank_reads_its_part_of_states_with_a_scale(tmp_path, rank):
     """fp16 moments, cut anywhere: what was decoded is encoded again, with the scale of this rank's own piece."""
     fewer = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "fp16"}
+    code = ScaledCode(torch.float16)
     with stand_in(), random_cuts(1, ranks=3, rank=rank):
         model, optimizer = make(**fewer)
         train(model, optimizer, range(2))
@@ -363,7 +364,7 @@ def test_a_rank_reads_its_part_of_states_with_a_scale(tmp_path, rank):
                     whole_state = optimizer.state[theirs]["exp_avg"].reshape(-1)
                     expected[offset : offset + shard.numel] = whole_state[shard.start : shard.stop]
                     assert other.names[param] == shard.name
-                assert torch.equal(found, decode_state(*encode_state(expected, torch.float16)))
+                assert torch.equal(found, code.decode(*code.encode(expected)))
 
 
 BOXES = [

@@ -9,7 +9,7 @@ from torch import nn
 
 from megaopt_core import build_optimizer
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._state_codes import decode_state, encode_state
+from megaopt_core.precision._state_codes import ScaledCode
 
 pytestmark = pytest.mark.any_python
 
@@ -44,11 +44,12 @@ def test_the_momentum_is_rounded_between_steps_and_nothing_else(dtype):
         plain_model.parameters(), lr=0.02, weight_decay=0.0, nesterov=False, fp32_matmul_prec="highest",
         tp_mode="blockwise",
     )  # fmt: skip
+    code = ScaledCode(dtype)
     for step in range(4):
         train(model, optimizer, [step])
         train(plain_model, plain, [step])
         for state in plain.state.values():
-            state["momentum_buffer"] = decode_state(*encode_state(state["momentum_buffer"], dtype))
+            state["momentum_buffer"] = code.decode(*code.encode(state["momentum_buffer"]))
     (part,) = [part for part in optimizer.parts if isinstance(part.inner, TensorParallelMuon)]
     assert {state["momentum_buffer"].dtype for state in part.inner.state.values()} == {dtype}
     stepped = [shard.name for piece in part.pieces for _, shard in piece.spec.members]

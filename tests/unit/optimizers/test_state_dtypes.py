@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import PluginError, UnsupportedSettingError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._state_codes import decode_state, encode_state
+from megaopt_core.precision._state_codes import ScaledCode
 
 pytestmark = pytest.mark.any_python
 
@@ -82,6 +82,7 @@ def test_any_state_by_any_setting() -> None:
     model, optimizer = make(exp_avg_dtype="bf16", sums_sum_dtype="float8_e5m2")
     main = model.weight.detach().float().clone()
     mean, total = torch.zeros_like(main), torch.zeros_like(main)
+    code = ScaledCode(torch.float8_e5m2, positive=True)
     for step in range(4):
         grad = torch.randn(4, 6, generator=torch.Generator().manual_seed(step)).bfloat16()
         model.weight.grad = grad.clone()
@@ -90,7 +91,7 @@ def test_any_state_by_any_setting() -> None:
         total = total.addcmul(grad.float(), grad.float())
         main = main - 0.1 * mean / total.sqrt()
         mean = mean.bfloat16().float()
-        total = decode_state(*encode_state(total, torch.float8_e5m2, keep_positive=True))
+        total = code.decode(*code.encode(total))
         state = optimizer.state[model.weight]
         assert torch.equal(state["mean"].float(), mean)
         assert torch.equal(state["sum"], total)

@@ -1,7 +1,6 @@
 """Precision policies: what is stepped, and how states are stored."""
 
-from megaopt_core.precision._base_policy import BasePrecisionPolicy
-from megaopt_core.precision._fp32 import Fp32
+from megaopt_core.precision._base_policy import BasePrecisionPolicy, Fp32
 from megaopt_core.precision._main_params import MainParams
 from megaopt_core.precision._param_remainders import ParamRemainders
 from megaopt_core.precision._policy import PrecisionPolicy

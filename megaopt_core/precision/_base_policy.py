@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from megaopt_core.errors import PluginError, PluginHookError
-from megaopt_core.precision._lending import GradLending
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.precision._state_codes import CodedState, Decoder, StoredSlice, decode_slices
 from megaopt_core.precision._storage import ParamStorage
@@ -17,7 +16,7 @@ from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.sharding._live_model import Piece
 
-__all__ = ["BasePrecisionPolicy"]
+__all__ = ["BasePrecisionPolicy", "Fp32"]
 
 
 class BasePrecisionPolicy:
@@ -34,7 +33,8 @@ class BasePrecisionPolicy:
     _stepped: Sequence[torch.Tensor]
     _storages: Sequence[ParamStorage]
     _watched: list[list[torch.Tensor]]
-    _lending: GradLending
+    _borrowers: list[tuple[torch.Tensor, torch.Tensor | None]]
+    """Stepped tensors that were lent a gradient, and the gradient that each had before."""
 
     def attach(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Return what is stepped for each piece.
@@ -42,8 +42,7 @@ class BasePrecisionPolicy:
         Args:
             pieces: this rank's pieces of one inner optimizer.
         """
-        self._lending = GradLending()
-        self._pieces, self._storages, self._stepped = (), (), ()
+        self._pieces, self._storages, self._stepped, self._borrowers = (), (), (), []
         return self.extend(pieces)
 
     def extend(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
@@ -82,12 +81,33 @@ class BasePrecisionPolicy:
         return storage.param
 
     def load_grads(self) -> None:
-        """Lend each tensor its gradient, in its own dtype, where it is not its own already."""
-        self._lending.lend(self._pieces, self._stepped)
+        """Lend each stepped tensor its piece's gradient, in its own dtype and order in memory.
+
+        Torch's fused kernels go through parameter and gradient as they lie in memory, whatever their strides are.
+        """
+        other: list[torch.Tensor] = []
+        like: list[torch.Tensor] = []
+        for piece, tensor in zip(self._pieces, self._stepped, strict=True):
+            grad = piece.grad
+            own = grad if tensor is piece.param and grad is tensor.grad else None
+            if grad is not None and grad.is_sparse:
+                grad = grad.to(tensor.dtype)
+            elif grad is not None and (grad.dtype != tensor.dtype or grad.stride() != tensor.stride()):
+                other.append(grad)
+                grad = torch.empty_like(tensor)
+                like.append(grad)
+            if grad is own and grad is tensor.grad:
+                continue
+            tensor.grad = grad
+            self._borrowers.append((tensor, own))
+        if other:
+            torch._foreach_copy_(like, other)
 
     def discard_grads(self) -> None:
         """Take lent gradients back, so that backward does not add to them."""
-        self._lending.take_back()
+        for tensor, own in self._borrowers:
+            tensor.grad = own
+        self._borrowers.clear()
 
     def grad(self, index: int) -> torch.Tensor | None:
         """Return the gradient of a stepped tensor.
@@ -248,12 +268,12 @@ class BasePrecisionPolicy:
                     )
                 )
             elif code in offered:
-                found.append((offered[code], info))
-        for decode, info in found:
-            if not callable(decode):
-                raise PluginError(
-                    f"{info}: megaopt_state_codes returned {code!r}: {type(decode).__name__}; it must be a function"
-                )
+                decode = offered[code]
+                if not callable(decode):
+                    raise PluginError(
+                        f"{info}: megaopt_state_codes returned {code!r}: {type(decode).__name__}; it must be a function"
+                    )
+                found.append((decode, info))
         if len(found) > 1:
             raise PluginError(f"the state code {code!r} is given by {found[0][1]} and by {found[1][1]}")
         if failed and not found:
@@ -272,3 +292,7 @@ class BasePrecisionPolicy:
             slices: what was saved.
         """
         self.write_state(index, key, state, decode_slices(slices, self._stepped[index]))
+
+
+class Fp32(BasePrecisionPolicy):
+    """Parameters are stepped in place, in their own dtype."""

@@ -10,7 +10,7 @@ import torch
 from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
 from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.params._specs import Granularity
-from megaopt_core.precision._fp32 import Fp32
+from megaopt_core.precision._base_policy import Fp32
 from megaopt_core.precision._main_params import MainParams
 from megaopt_core.precision._param_remainders import BATCH_ELEMENTS, ParamRemainders
 from megaopt_core.precision._policy import LOW_PRECISION, PrecisionPolicy

@@ -127,21 +127,27 @@ class ParamRemainders(BasePrecisionPolicy):
         tensors = [[self._stepped[index] for index in batch] for batch in batches]
         with closing(in_turns(inner, tensors)) as turns:
             for batch, _ in zip(batches, turns, strict=True):
-                self._open_all(batch, inner)
-                yield
-                self._close_all(batch, inner, store_all)
+                with self.lent(batch, inner, store_all=store_all):
+                    yield
 
     @contextmanager
-    def lent(self, indices: Sequence[int], inner: torch.optim.Optimizer) -> Iterator[None]:
+    def lent(
+        self, indices: Sequence[int], inner: torch.optim.Optimizer, *, store_all: bool = False
+    ) -> Iterator[None]:
         """Give the tensors of some pieces their fp32 memory inside the block, then store them again.
 
         Args:
             indices: positions of the pieces.
             inner: the optimizer, for the pieces' state.
+            store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
-        self._open_all(indices, inner)
+        with torch.no_grad():
+            for index in indices:
+                self._open(index, inner)
         yield
-        self._close_all(indices, inner, store_all=False)
+        with torch.no_grad():
+            for index in indices:
+                self._close(index, inner, store_all)
 
     def _batches(self, indices: Sequence[int]) -> list[list[int]]:
         """Return consecutive pieces that fit into memory together; one empty batch when there are none."""
@@ -155,16 +161,6 @@ class ParamRemainders(BasePrecisionPolicy):
             batches[-1].append(index)
             elements += numel
         return batches
-
-    @torch.no_grad()
-    def _open_all(self, indices: Sequence[int], inner: torch.optim.Optimizer) -> None:
-        for index in indices:
-            self._open(index, inner)
-
-    @torch.no_grad()
-    def _close_all(self, indices: Sequence[int], inner: torch.optim.Optimizer, store_all: bool) -> None:
-        for index in indices:
-            self._close(index, inner, store_all)
 
     def _open(self, index: int, inner: torch.optim.Optimizer) -> None:
         tensor = self._stepped[index]
@@ -235,15 +231,12 @@ class ParamRemainders(BasePrecisionPolicy):
             state: the inner optimizer's state of the piece.
             value: the new value.
         """
-        present = state.get(key)
-        if not (isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor)):
-            state[key] = value
-            return
-        with torch.no_grad():
-            if scale_key(key) in state:
+        present, has_scale = state.get(key), scale_key(key) in state
+        if has_scale and isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+            with torch.no_grad():
                 self._encode(state, key, value.to(present.device, torch.float32).reshape(present.shape))
-            else:
-                present.copy_(value.reshape(present.shape))
+        else:
+            super().write_state(index, key, state, value)
 
     def is_code(self, key: str) -> bool:
         """Return whether a key is the scale of another.
@@ -260,14 +253,14 @@ class ParamRemainders(BasePrecisionPolicy):
             index: position of the piece.
             key: the state's key.
         """
-        if (index, key) in self._other_shapes:
-            return False
-        return key in self._codes_of(self._stepped[index]) and needs_scale(self.state_dtypes[key])
+        is_stored_so = key in self._codes_of(self._stepped[index]) and (index, key) not in self._other_shapes
+        return is_stored_so and needs_scale(self.state_dtypes[key])
 
     def kept_as_they_are(self) -> Collection[tuple[int, str]]:
         """Return states that have no element for each of the piece's, such as those of several matrices in one."""
-        narrower = {key for key, dtype in self.state_dtypes.items() if dtype != torch.float32}
-        return sorted(found for found in self._other_shapes if found[1] in narrower)
+        return sorted(
+            (index, key) for index, key in self._other_shapes if self.state_dtypes[key] != torch.float32
+        )
 
     def coded_state(self, index: int, key: str, state: Mapping[str, Any]) -> CodedState | None:
         """Return the stored elements and their scale, of a state that has one.

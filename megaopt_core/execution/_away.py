@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -49,11 +50,10 @@ class AwayParts:
         for mapping, key, device in _kept(part):
             self._states.away(mapping, [key], device, _to_cpu)
         owned = {piece.param.untyped_storage().data_ptr() for piece in part.pieces}
-        for tensors in part.precision.watched():
-            for tensor in tensors:
-                if tensor.untyped_storage().data_ptr() not in owned:
-                    self._mains.append((tensor, tensor.device))
-                    tensor.data = _to_cpu(tensor.data)
+        for tensor in chain.from_iterable(part.precision.watched()):
+            if tensor.untyped_storage().data_ptr() not in owned:
+                self._mains.append((tensor, tensor.device))
+                tensor.data = _to_cpu(tensor.data)
 
     def come_back(self, part: InnerPart) -> None:
         """Move all of it back to where it was.
@@ -72,10 +72,9 @@ def _kept(part: InnerPart) -> list[tuple[MutableMapping[Any, Any], Any, torch.de
     found: list[tuple[MutableMapping[Any, Any], Any, torch.device]] = [
         (part.inner.state, tensor, tensor.device) for tensor in part.stepped
     ]
-    owned: Mapping[str, Any] = {} if part.split is None else part.split.transform_state
     if part.split is not None and part.pieces:
-        device = part.pieces[0].model_params[0].device
-        found += [(part.split.transform_state, name, device) for name in owned]
+        device, owned = part.pieces[0].model_params[0].device, part.split.transform_state
+        found += [(owned, name, device) for name in owned]
     return found
 
 

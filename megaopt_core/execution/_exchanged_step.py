@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,18 +136,15 @@ class ExchangedStep:
         """Step every piece that has a gradient."""
         settings = group_settings(self.inner)
         count = len(self.exchange.buckets)
-        with self._undisturbed():
-            sent = self._send(0, settings) if count else None
-            for bucket in range(count):
-                arriving, sent = sent, self._send(bucket + 1, settings) if bucket + 1 < count else None
-                assert arriving is not None  # noqa: S101 - every bucket was sent in the turn before
-                self._finish(bucket, arriving)
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
         states = self.transform_state
         with global_hooks_suspended(), placeholders_hidden(self.inner), hidden_in(states, list(states)):
-            yield
+            on_the_way: list[_Sent] = []
+            for bucket in range(count):
+                on_the_way.append(self._send(bucket, settings))
+                if bucket:
+                    self._finish(bucket - 1, on_the_way.pop(0))
+            if count:
+                self._finish(count - 1, on_the_way.pop())
 
     def _send(self, bucket: int, settings: Sequence[Mapping[str, Any]]) -> _Sent:
         """Compute the updates of a bucket and begin to send them.

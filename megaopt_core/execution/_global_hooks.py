@@ -21,9 +21,6 @@ def global_hooks_suspended() -> Iterator[None]:
         torch_optimizer._global_optimizer_pre_hooks,
         torch_optimizer._global_optimizer_post_hooks,
     )
-    if not any(registered):
-        yield
-        return
     kept = [dict(hooks) for hooks in registered]
     for hooks in registered:
         hooks.clear()

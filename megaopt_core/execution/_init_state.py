@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,8 @@ def _states_of_trial(
                 group[key] = torch.zeros_like(group[key]) if is_tensor else 0.0
     for param in params:
         copies.of(param).grad = torch.full_like(param, value)
-    with torch.random.fork_rng(devices=_accelerators(params)):
+    accelerators = {param.device for param in params if param.device.type == "cuda"}
+    with torch.random.fork_rng(devices=accelerators):
         try:
             if callable(train := getattr(trial, "train", None)):
                 train()  # schedule-free optimizers refuse to step before
@@ -101,7 +102,3 @@ def _refuse_closures(inner: torch.optim.Optimizer) -> None:
             f"{type(inner).__name__}.step needs a closure: it evaluates the model several times a step, and megaopt "
             "collects, clips and steps once"
         )
-
-
-def _accelerators(params: Iterable[torch.Tensor]) -> list[torch.device]:
-    return sorted({param.device for param in params if param.device.type == "cuda"}, key=str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,7 @@ import torch
 
 from megaopt_core.errors import PluginError
 from megaopt_core.execution._global_hooks import global_hooks_suspended
-from megaopt_core.execution._init_state import probe_state
-from megaopt_core.execution._placeholders import placeholders_hidden, put_placeholders
+from megaopt_core.execution._placeholders import placeholders_hidden
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._constructor import constructor_kwargs
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from megaopt_core.parallel._groups import ProcessGroupCollection
     from megaopt_core.precision._policy import PrecisionPolicy
 
-__all__ = ["build_inner", "init_inner_state", "run_inner"]
+__all__ = ["build_inner", "run_inner"]
 
 
 def run_inner(
@@ -97,32 +95,3 @@ def _require_groups(inner: torch.optim.Optimizer, groups: Sequence[dict[str, Any
         )
     if not isinstance(inner.defaults, dict):
         raise PluginError(f"{name}.defaults is no dictionary, as a torch.optim.Optimizer's is")
-
-
-def init_inner_state(
-    inner: torch.optim.Optimizer,
-    precision: PrecisionPolicy,
-    init_state_fn: Callable[[torch.optim.Optimizer, OptimizerConfig | None], None] | None,
-    config: OptimizerConfig,
-) -> None:
-    """Make an inner optimizer's state before its first step, or what stands in for it.
-
-    Args:
-        inner: the inner optimizer.
-        precision: gives the tensors their memory.
-        init_state_fn: what makes the state; None: a step on zero gradients tells which state there will be, and
-            placeholders of that kind can be loaded into; the first step makes the state itself. State that the class
-            made when it was constructed stays as it is.
-        config: the run's configuration.
-
-    Raises:
-        PluginError: there is no `init_state_fn` and the optimizer's step needs a closure.
-    """
-    if init_state_fn is not None:
-        make = init_state_fn
-        run_inner(precision, inner, lambda: make(inner, config))
-    else:
-        constructed = {param: copy.deepcopy(state) for param, state in inner.state.items() if state}
-        run_inner(precision, inner, lambda: probe_state(inner))
-        put_placeholders(inner)
-        inner.state.update(constructed)

@@ -82,17 +82,7 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 def _has_holes(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements do not lie side by side, each once."""
-    if tensor.is_contiguous():
-        return False
-    expected = 1
-    for stride, size in sorted(
-        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
-        if size > 1:
-            if stride != expected:
-                return True
-            expected *= size
-    return False
+    return not (tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

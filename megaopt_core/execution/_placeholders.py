@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import is_
 from typing import Any
 
@@ -76,8 +76,7 @@ def put_placeholders(inner: torch.optim.Optimizer) -> None:
             inner.state[param] = StatePlaceholder(made)
 
 
-@contextmanager
-def placeholders_hidden(inner: torch.optim.Optimizer) -> Iterator[None]:
+def placeholders_hidden(inner: torch.optim.Optimizer) -> AbstractContextManager[None]:
     """Keep placeholders away from what an optimizer does inside the block; those written to become its state.
 
     Their memory is given back meanwhile. Parameters that have no state afterwards get theirs again.
@@ -85,9 +84,7 @@ def placeholders_hidden(inner: torch.optim.Optimizer) -> Iterator[None]:
     Args:
         inner: the optimizer; its groups say of which parameters.
     """
-    params = (param for group in inner.param_groups for param in group["params"])
-    with hidden_in(inner.state, params):
-        yield
+    return hidden_in(inner.state, (param for group in inner.param_groups for param in group["params"]))
 
 
 @contextmanager

@@ -25,8 +25,6 @@ STAGES = {
 }
 """Stage name to what happens in it, in the order of a step; `config.timers` is asked for timers of these names."""
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
-
 
 def stage(config: OptimizerConfig, name: str) -> AbstractContextManager[None]:
     """Return a context that times a stage with `config.timers`, if there are any, and marks it for the profiler.
@@ -36,7 +34,7 @@ def stage(config: OptimizerConfig, name: str) -> AbstractContextManager[None]:
         name: a key of `STAGES`.
     """
     if config.timers is None and not _profiler_enabled():
-        return _NOTHING
+        return nullcontext()
     return _observed(config, name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ import torch
 
 from megaopt_core.errors import PluginError, UnsupportedOperationError
 from megaopt_core.execution._away import AwayParts, InnerPart
-from megaopt_core.execution._inner import init_inner_state, run_inner
+from megaopt_core.execution._init_state import probe_state
+from megaopt_core.execution._inner import run_inner
 from megaopt_core.execution._memory_order import MemoryOrder
+from megaopt_core.execution._placeholders import put_placeholders
 from megaopt_core.execution._stages import stage
 from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.registry._catalogue import STEP_RUNNER
@@ -69,10 +72,21 @@ class StepRunner:
             inner: the inner optimizer.
             precision: gives the tensors their memory.
             stepped: the tensor that is stepped for each piece.
-            init_state_fn: what makes the state; None: a step that is undone tells which there will be.
+            init_state_fn: what makes the state; None: a step on zero gradients tells which state there will be, and
+                placeholders of that kind can be loaded into; the first step makes the state itself. State that the
+                class made when it was constructed stays as it is.
             config: the run's configuration.
+
+        Raises:
+            PluginError: there is no `init_state_fn` and the optimizer's step needs a closure.
         """
-        init_inner_state(inner, precision, init_state_fn, config)
+        if init_state_fn is not None:
+            run_inner(precision, inner, lambda: init_state_fn(inner, config))
+        else:
+            constructed = {param: copy.deepcopy(state) for param, state in inner.state.items() if state}
+            run_inner(precision, inner, lambda: probe_state(inner))
+            put_placeholders(inner)
+            inner.state.update(constructed)
 
     def step(self, part: InnerPart, indices: Sequence[int]) -> None:
         """Step what the inner optimizer holds, and bring it into the pieces.
@@ -212,7 +226,5 @@ def unused_by_runners(parts: Sequence[Any]) -> dict[str, str]:
     Args:
         parts: what is stepped, each with its `runner`.
     """
-    told = [part.runner.unused_settings(part) for part in parts if part.pieces]
-    return (
-        {} if not told else {name: why for name, why in told[0].items() if all(name in one for one in told)}
-    )
+    first, *others = [part.runner.unused_settings(part) for part in parts if part.pieces] or [{}]
+    return {name: why for name, why in first.items() if all(name in other for other in others)}

@@ -10,7 +10,7 @@ import torch
 from megaopt_core.config._dump import dump_config
 from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
-from megaopt_core.execution._inner import init_inner_state
+from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas, wrapped_alike
 from megaopt_core.optimizers._gradients.grad_scaler import ConstantGradScaler
@@ -76,7 +76,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             entry.scalar_states,
         )
         if init_state_fn is not None or not optimizer.state:
-            init_inner_state(optimizer, precision, init_state_fn, config)
+            StepRunner().init_state(optimizer, precision, stepped, init_state_fn, config)
         require_state(config, optimizer, entry)
         counting = {name: counting_of(param, pgs) for param, name in names.items()}
         part = OptimizerPart(

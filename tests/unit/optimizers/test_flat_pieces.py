@@ -13,7 +13,7 @@ from torch import nn
 
 from megaopt_core import ConstantGradScaler, OptimizerConfig
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.execution._inner import init_inner_state
+from megaopt_core.execution import StepRunner
 from megaopt_core.optimizers import MegatronOptimizer, OptimizerPart
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._state_dict import export_state_dict
@@ -93,7 +93,7 @@ def _build(
     stepped = precision.attach(sharded.pieces)
     inner = torch.optim.AdamW(stepped, lr=0.1, weight_decay=0.0, foreach=False)
     config = OptimizerConfig(lr=0.1, **{"clip_grad": 0.0, **precision_settings, **settings})
-    init_inner_state(inner, precision, None, config)
+    StepRunner().init_state(inner, precision, stepped, None, config)
     groups = [{**inner.param_groups[0], "params": params}]
     part = OptimizerPart(inner, precision, sharded, stepped, groups, config, counting or {})
     optimizer = MegatronOptimizer(

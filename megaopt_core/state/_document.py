@@ -37,6 +37,8 @@ __all__ = [
 ROUTED = "routed"
 """Key of a group in torch's schema: which optimizer steps it, the distribution of that, and who read the roles."""
 _NOT_SAVED = ("params", "param_names", ROUTED, "foreach", "fused", "capturable", "differentiable")
+_LISTED = frozenset({"ranges", "objects", "codes"})
+"""What a record of a state has of every rank, one entry after the other."""
 
 
 def versions(optimizer: NamedState | None = None) -> dict[str, str]:
@@ -114,21 +116,19 @@ def configured(optimizer: NamedState) -> list[dict[str, Any]]:
     Args:
         optimizer: a built optimizer.
     """
-    said: list[dict[str, Any]] = []
-    for part in optimizer.parts:
-        defaults = part.inner.defaults
-        said += [
-            {key: defaults[key] for key in settings_of(group) if key in defaults} for group in part.groups
-        ]
+    said: list[dict[str, Any]] = [
+        {key: part.inner.defaults[key] for key in settings_of(group) if key in part.inner.defaults}
+        for part in optimizer.parts
+        for group in part.groups
+    ]
     routing = optimizer.routing
     if routing is not None:
         indices = [index for child in routing.children for index in child.groups]
         for position, (values, group) in enumerate(zip(said, optimizer.param_groups, strict=True)):
             if group["params"]:
-                entry = routing.params.get(
-                    optimizer.names[group["params"][0]]
-                )  # None: of one wrapped by hand
-                values.update({} if entry is None else routing.groups[entry.spec.group].values)
+                entry = routing.params.get(optimizer.names[group["params"][0]])
+                if entry is not None:  # else it was wrapped by hand
+                    values.update(routing.groups[entry.spec.group].values)
             elif len(indices) == len(said):
                 values.update(routing.groups[indices[position]].values)
     return said
@@ -167,15 +167,14 @@ def describe_optimizer(
     }
     told = ranks.gather_different((mine, [notes_of(part) for part in optimizer.parts]))
     notes = _joined(optimizer, [of_rank for _, of_rank in told])
-    groups = []
-    for index, (group, said) in enumerate(zip(optimizer.param_groups, configured(optimizer), strict=True)):
-        where = f"optim.groups.{index}"
-        groups.append(
-            {
-                "settings": encode({**settings_of(group), **notes[index]}, tensors, where),
-                "configured": encode(said, {}, f"{where}.configured"),
-            }
-        )
+    public = zip(optimizer.param_groups, configured(optimizer), notes, strict=True)
+    groups = [
+        {
+            "settings": encode({**settings_of(group), **noted}, tensors, f"optim.groups.{index}"),
+            "configured": encode(said, {}, f"optim.groups.{index}.configured"),
+        }
+        for index, (group, said, noted) in enumerate(public)
+    ]
     scaler = None if optimizer.grad_scaler is None else optimizer.grad_scaler.state_dict()
     return {
         "parameters": _merged(of_rank for of_rank, _ in told),
@@ -211,22 +210,13 @@ def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if "fresh" in described:
                 present["fresh"] = True
             for key, record in described["state"].items():
-                _merge_record(present["state"], key, record)
+                empty = {kind: [] if kind in _LISTED else value for kind, value in record.items()}
+                merged = present["state"].setdefault(key, empty)
+                for kind in _LISTED.intersection(record, merged):
+                    merged[kind] += [entry for entry in record[kind] if entry not in merged[kind]]
     for described in parameters.values():
         described["state"] = {key: _shortened(record) for key, record in described["state"].items()}
     return parameters
-
-
-def _merge_record(state: dict[str, Any], key: str, record: Mapping[str, Any]) -> None:
-    present = state.get(key)
-    if present is None:
-        state[key] = {
-            kind: list(value) if isinstance(value, list) else value for kind, value in record.items()
-        }
-        return
-    for kind in ("ranges", "objects", "codes"):
-        if kind in record and kind in present:
-            present[kind] += [entry for entry in record[kind] if entry not in present[kind]]
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:

@@ -108,13 +108,7 @@ class Ranks:
         Args:
             action: what to do; its result is sent to the others.
         """
-        result, failure = None, None
-        if self.rank == 0:
-            try:
-                result = action()
-            except Exception as error:  # noqa: BLE001 - the other ranks wait to hear of it
-                failure = error
-        self.raise_together(failure)
+        result = self.agree(lambda: action() if self.rank == 0 else None)
         return cast("T", self.gather(result)[0])
 
 

@@ -47,35 +47,29 @@ class GroupMerge:
                 stacklevel=2,
             )
 
-    def apply(self, optimizer: NamedState) -> Callable[[], None]:
+    def write(self, optimizer: NamedState, undo: list[Callable[[], None]]) -> None:
         """Write the settings into the public groups.
 
         Args:
             optimizer: whose groups.
-
-        Returns:
-            What takes it back.
+            undo: receives what takes back whatever has been written.
         """
         before = [
             {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
             for group in optimizer.param_groups
         ]
 
-        def undo() -> None:
+        def take_back() -> None:
             for group, values in zip(optimizer.param_groups, before, strict=True):
                 for key in [key for key in group if key not in values]:
                     del group[key]
                 for key, value in values.items():
                     _set(group, key, value)
 
-        try:
-            for group, changes in zip(optimizer.param_groups, self.changes, strict=True):
-                for key, value in changes.items():
-                    _set(group, key, value)
-        except BaseException:
-            undo()
-            raise
-        return undo
+        undo.append(take_back)
+        for group, changes in zip(optimizer.param_groups, self.changes, strict=True):
+            for key, value in changes.items():
+                _set(group, key, value)
 
 
 def merge_groups(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.state._document import optimizer_names
+from megaopt_core.state._document import optimizer_names, readers_of
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import require_same_shapes
@@ -86,7 +87,7 @@ class Matching:
         """
         parameters = self.source.manifest.parameters
         stored = self.beside.find(name, parameters)
-        record = {} if stored is None else parameters[stored]["state"].get("main_param", {})
+        record = {} if stored is None else parameters[stored]["state"].get(MAIN_PARAM, {})
         key: str | None = record.get("tensor", self.beside.main_keys.get(name))
         return key
 
@@ -123,8 +124,8 @@ def match(
     found.unexpected = (*beside.unexpected, *(f"{name} (state)" for name in left))
     if strict:
         _require_names(found)
-    readers = () if optimizer is None or optimizer.routing is None else optimizer.routing.readers
-    ranks.agree(lambda: _compare_optimizers(found, steps, ", ".join(readers), strict))
+    readers = "" if optimizer is None else readers_of(optimizer)
+    ranks.agree(lambda: _compare_optimizers(found, steps, readers, strict))
     return found
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -12,16 +11,15 @@ from attrs import define, evolve, field, frozen
 
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params._shards import Shard
+from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.precision._state_codes import StoredSlice
 from megaopt_core.state._collected import sliced
 from megaopt_core.state._pieces import PieceState
 from megaopt_core.state._sources import Request, Source
-from megaopt_core.state._values.codes import CodedRun, coded_runs
+from megaopt_core.state._values.codes import coded_runs
 from megaopt_core.state._values.encoding import decode, dtype_named
 
-__all__ = ["MAIN_PARAM", "Member", "PieceRestore"]
-
-MAIN_PARAM = "main_param"
+__all__ = ["Member", "PieceRestore"]
 
 
 @frozen
@@ -96,7 +94,7 @@ class PieceRestore:
         if any("objects" in member.state[key] for member in holders):
             self._plan_object(key, present, holders[0])
         elif all("tensor" in member.state[key] for member in holders):
-            if self._is_coded(key) or any("codes" in member.state[key] for member in holders):
+            if self.piece.is_coded(key) or any("codes" in member.state[key] for member in holders):
                 self._plan_coded(key, present, holders)
             else:
                 self._plan_elements(key, present, holders)
@@ -115,21 +113,17 @@ class PieceRestore:
                 key, member, f"has its parameter's shape, here it has shape {tuple(present.shape)}"
             )
 
-    def _is_coded(self, key: str) -> bool:
-        return self.piece.is_coded(key)
-
-    def _new_elements(self, dtype: torch.dtype) -> torch.Tensor:
-        stepped = self.piece.stepped
-        return torch.zeros(stepped.shape, dtype=dtype, device=stepped.device)
-
-    def _stored_dtype(self, key: str, holders: Sequence[Member]) -> torch.dtype:
-        return dtype_named(self.source.stored(holders[0].state[key]["tensor"]).dtype)
+    def _stored_dtype(self, key: str, member: Member) -> torch.dtype:
+        return dtype_named(self.source.stored(member.state[key]["tensor"]).dtype)
 
     def _plan_elements(self, key: str, present: Any, holders: Sequence[Member]) -> None:
         self._require_elementwise(key, present, holders[0])
         target = present
         if not isinstance(present, torch.Tensor):
-            target = self._new_elements(self._stored_dtype(key, holders))
+            stepped = self.piece.stepped
+            target = torch.zeros(
+                stepped.shape, dtype=self._stored_dtype(key, holders[0]), device=stepped.device
+            )
             self.finals.append(lambda: self._set(key, target))
         elif not present.is_contiguous():
             target = present.detach().clone(memory_format=torch.contiguous_format)
@@ -197,16 +191,7 @@ class PieceRestore:
                 "belongs to the whole parameter or to another part of it, and cannot be cut as this layout asks",
             )
         device = self.piece.stepped.device
-
-        def place(name: str) -> torch.Tensor:
-            stored = self.source.stored(name)
-            fits = isinstance(present, torch.Tensor) and tuple(present.shape) == stored.shape
-            dtype = present.dtype if fits else dtype_named(stored.dtype)
-            tensor = torch.empty(stored.shape, dtype=dtype, device=device)
-            self.requests.append((name, tensor))
-            return tensor
-
-        value = decode(found[0], place)
+        value = decode(found[0], lambda name: self._place(name, present))
         if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
             if present.shape != value.shape:
                 self._mismatch(
@@ -219,55 +204,52 @@ class PieceRestore:
 
     def _plan_coded(self, key: str, present: Any, holders: Sequence[Member]) -> None:
         """Plan a state that is or was stored in a code: the precision policy takes the elements and their codes."""
-        if not self._is_coded(key):
+        if not self.piece.is_coded(key):
             self._require_elementwise(key, present, holders[0])
-        slices: list[Callable[[], StoredSlice]] = []
+        slices: list[StoredSlice] = []  # of tensors that are filled later
         for member in holders:
             numel, record = member.shard.numel, member.state[key]
-            raw = torch.empty(
-                numel, dtype=self._stored_dtype(key, [member]), device=self.piece.stepped.device
-            )
+            raw = torch.empty(numel, dtype=self._stored_dtype(key, member), device=self.piece.stepped.device)
             self._request(raw, [(evolve(member, offset=0), record["tensor"])])
             if "codes" in record:
                 slices += self._coded_slices(key, member, record["codes"], raw)
             elif numel:
-                slices.append(partial(StoredSlice, member.offset, raw))
+                slices.append(StoredSlice(member.offset, raw))
         precision, index = self.piece.part.precision, self.piece.index
-        self.finals.append(
-            lambda: precision.restore_state(index, key, self.piece.inner, [made() for made in slices])
-        )
+        self.finals.append(lambda: precision.restore_state(index, key, self.piece.inner, slices))
 
     def _coded_slices(
         self, key: str, member: Member, codes: Sequence[Sequence[Any]], raw: torch.Tensor
-    ) -> list[Callable[[], StoredSlice]]:
+    ) -> Iterator[StoredSlice]:
         runs = coded_runs(codes, member.shard)
         if sum(run.stop - run.start for run in runs) != member.shard.numel:
             self._mismatch(key, member, "lacks what decodes some of its elements")
-        return [self._coded_slice(key, member, run, raw[run.start : run.stop]) for run in runs]
-
-    def _coded_slice(
-        self, key: str, member: Member, run: CodedRun, elements: torch.Tensor
-    ) -> Callable[[], StoredSlice]:
-        decode_elements = self.piece.part.precision.decoder(run.code)
-        if decode_elements is None:
-            self._mismatch(
-                key,
-                member,
-                f"is stored in the code {run.code!r}, which nothing here reads: a plugin offers it by the hook "
-                "megaopt_state_codes",
+        for run in runs:
+            decode_elements = self.piece.part.precision.decoder(run.code)
+            if decode_elements is None:
+                self._mismatch(
+                    key,
+                    member,
+                    f"is stored in the code {run.code!r}, which nothing here reads: a plugin offers it by the hook "
+                    "megaopt_state_codes",
+                )
+            elements, values = raw[run.start : run.stop], decode(run.values, self._place)
+            yield StoredSlice(
+                member.offset + run.start, elements, run.code, values, run.first, run.count, decode_elements
             )
-        values = decode(run.values, self._place)
-        return lambda: StoredSlice(
-            member.offset + run.start, elements, run.code, values, run.first, run.count, decode_elements
-        )
 
-    def _place(self, name: str) -> torch.Tensor:
-        """Return a new tensor into which a stored one will be read, once for all slices that ask for it."""
+    def _place(self, name: str, present: Any = None) -> torch.Tensor:
+        """Return a new tensor into which a stored one will be read, once for all that ask for it.
+
+        It has the dtype of what is here, where that has its shape, else the stored one's.
+        """
         if name not in self._places:
             stored = self.source.stored(name)
-            device = self.piece.stepped.device
-            self._places[name] = torch.empty(stored.shape, dtype=dtype_named(stored.dtype), device=device)
-            self.requests.append((name, self._places[name]))
+            fits = isinstance(present, torch.Tensor) and tuple(present.shape) == stored.shape
+            dtype = present.dtype if fits else dtype_named(stored.dtype)
+            place = torch.empty(stored.shape, dtype=dtype, device=self.piece.stepped.device)
+            self._places[name] = place
+            self.requests.append((name, place))
         return self._places[name]
 
 

@@ -9,6 +9,7 @@ import torch
 from attrs import define, field
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError
+from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._pieces import PieceState, piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
@@ -20,7 +21,7 @@ from megaopt_core.state._restore.fitting import (
 )
 from megaopt_core.state._restore.group_settings import GroupMerge, merge_groups
 from megaopt_core.state._restore.matching import LoadedBeside, Matching, match
-from megaopt_core.state._restore.piece import MAIN_PARAM, Member, PieceRestore
+from megaopt_core.state._restore.piece import Member, PieceRestore
 from megaopt_core.state._sources import Source, read_values
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class LoadPlan:
     def _write_settings(self, undo: list[Callable[[], None]]) -> None:
         """Write what is not read from files, and may be refused by whoever gets it."""
         if self.optimizer is not None and self.groups.changes:
-            undo.append(self.groups.apply(self.optimizer))
+            self.groups.write(self.optimizer, undo)
         scaler = None if self.optimizer is None else self.optimizer.grad_scaler
         if self.scaler is not None and scaler is not None:
             with named_errors(self.source, "the loss scaler does not take its state"):
@@ -94,7 +95,8 @@ class LoadPlan:
 
     def _write(self) -> None:
         try:
-            self._write_values()
+            with torch.no_grad():
+                self._write_values()
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.source.name} could not be read to its end, although it was in order a moment before: {error}. "
@@ -103,15 +105,14 @@ class LoadPlan:
             ) from error
 
     def _write_values(self) -> None:
-        with torch.no_grad():
-            for other in self.others:
-                other.write()
-            self.source.read([request for piece in self.pieces for request in piece.requests])
-            for piece in self.pieces:
-                for final in piece.finals:
-                    final()
-            for part in self.optimizer.parts if self.optimizer is not None else ():
-                part.writes.record()  # what the file says of main values holds, also where the model's dtype is another
+        for other in self.others:
+            other.write()
+        self.source.read([request for piece in self.pieces for request in piece.requests])
+        for piece in self.pieces:
+            for final in piece.finals:
+                final()
+        for part in self.optimizer.parts if self.optimizer is not None else ():
+            part.writes.record()  # what the file says of main values holds, also where the model's dtype is another
 
 
 def plan_load(

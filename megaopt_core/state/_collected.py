@@ -13,13 +13,13 @@ from megaopt_core.errors import CheckpointError
 from megaopt_core.execution._placeholders import is_placeholder
 from megaopt_core.params._shards import Shard
 from megaopt_core.precision._state_codes import CodedState
+from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._values.chunks import chunks_of
 from megaopt_core.state._values.encoding import encode
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
-from megaopt_core.state._pieces import PieceState, is_number, piece_states
 
 __all__ = ["Collected", "collect_state", "joined", "sliced", "state_key"]
 
@@ -67,27 +67,28 @@ class Collected:
     shapes: dict[str, tuple[int, ...]] = field(factory=dict)
     fresh: set[str] = field(factory=set)
 
-    def add_slice(
+    def add_slices(
         self,
+        piece: PieceState,
         key: str,
-        shard: Shard,
-        dtype: torch.dtype,
-        device: torch.device,
-        flat: Callable[[], torch.Tensor],
+        like: torch.Tensor | CodedState,
+        elements: Callable[[int, int], torch.Tensor],
     ) -> None:
-        """Add elements of a named parameter's state.
+        """Add the elements of a state that each parameter of a piece has.
 
         Args:
+            piece: the piece.
             key: the state's key.
-            shard: which elements.
-            dtype: of the elements.
-            device: where they are.
-            flat: returns them, flat.
+            like: has their dtype and device.
+            elements: `(start, stop)` to the elements of this range of the flattened piece, flat.
         """
-        name = state_key(shard.name, key)
-        self.state[shard.name].setdefault(key, {})["tensor"] = name
-        if shard.numel or 0 in shard.shape:
-            self.tensors[name] = joined(self.tensors.get(name), sliced(shard, dtype, device, flat))
+        for offset, shard in piece.members:
+            name = state_key(shard.name, key)
+            self.state[shard.name].setdefault(key, {})["tensor"] = name
+            if shard.numel or 0 in shard.shape:
+                flat = partial(elements, offset, offset + shard.numel)
+                part = sliced(shard, like.dtype, like.device, flat)
+                self.tensors[name] = joined(self.tensors.get(name), part)
 
 
 def joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
@@ -134,38 +135,35 @@ def collect_state(optimizer: NamedState, *, with_placeholders: bool = False) -> 
             elif not piece.part.precision.is_code(key):
                 _collect(into, piece, key, value)
         for key, value in piece.extra.items():
-            for offset, shard in piece.members:
-                flat = _extra_elements(piece, key, offset, shard.numel)
-                collected.add_slice(key, shard, value.dtype, value.device, flat)
+            collected.add_slices(piece, key, value, partial(_elements_of_extra, piece, key))
     return collected
 
 
-def _extra_elements(piece: PieceState, key: str, offset: int, count: int) -> Callable[[], torch.Tensor]:
-    return lambda: piece.extra[key].detach().reshape(-1)[offset : offset + count]
+def _elements_of_extra(piece: PieceState, key: str, start: int, stop: int) -> torch.Tensor:
+    return _elements(
+        piece.extra[key], start, stop
+    )  # computed when it is needed, under some precision policies
 
 
-def _elements(value: torch.Tensor, offset: int, count: int) -> Callable[[], torch.Tensor]:
-    return lambda: value.detach().reshape(-1)[offset : offset + count]
+def _elements(value: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    return value.detach().reshape(-1)[start:stop]
 
 
 def _collect_coded(collected: Collected, piece: PieceState, key: str, coded: CodedState) -> None:
     """Add a state in a code: its elements as slices, and with each range of them what decodes it."""
+    collected.add_slices(piece, key, coded, coded.elements)
     for offset, shard in piece.members:
-        start, stop = offset, offset + shard.numel
-        elements = partial(coded.elements, start, stop)
-        collected.add_slice(key, shard, coded.dtype, coded.device, elements)
         where = (
             f"{state_key(shard.name, key)}.code@{','.join(map(str, shard.box[0]))}:{shard.start}-{shard.stop}"
         )
-        encoded = encode(coded.values(start, stop), collected.tensors, where)
+        encoded = encode(coded.values(offset, offset + shard.numel), collected.tensors, where)
         entry = [*shard.box, shard.start, shard.stop, coded.code, encoded]
         collected.state[shard.name][key].setdefault("codes", []).append(entry)
 
 
 def _collect(collected: Collected, piece: PieceState, key: str, value: Any) -> None:
     if piece.is_elementwise(key, value):
-        for offset, shard in piece.members:
-            collected.add_slice(key, shard, value.dtype, value.device, _elements(value, offset, shard.numel))
+        collected.add_slices(piece, key, value, partial(_elements, value))
         return
     if is_number(value):
         for _, shard in piece.members:

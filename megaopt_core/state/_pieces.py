@@ -50,14 +50,17 @@ class PieceState:
         state: dict[str, Any] = self.part.inner.state[self.stepped]
         return state
 
+    def _keep(self, state: dict[str, Any]) -> None:
+        self.part.inner.state[self.stepped] = state
+
     def adopt(self) -> None:
-        """Make what was written into a placeholder the inner optimizer's state."""
-        self.part.inner.state[self.stepped] = dict(self.inner)
+        """Make what was written into a placeholder the state."""
+        self._keep(dict(self.inner))
 
     def start_anew(self) -> None:
-        """Give up the state; the inner optimizer makes it in its next step."""
+        """Give up the state; the next step makes it."""
         if self.inner:
-            self.part.inner.state[self.stepped] = StatePlaceholder(self.inner)
+            self._keep(StatePlaceholder(self.inner))
 
     @property
     def extra(self) -> Mapping[str, torch.Tensor]:
@@ -78,11 +81,9 @@ class PieceState:
         """Return how a state is saved that the precision policy stores in a code; None: as it is.
 
         Args:
-            key: the state's key; without a value it has no code.
+            key: the state's key; it has a value.
         """
-        precision, state = self.part.precision, self.inner
-        has_code = key in state and self.is_coded(key)
-        return precision.coded_state(self.index, key, state) if has_code else None
+        return self.part.precision.coded_state(self.index, key, self.inner) if self.is_coded(key) else None
 
     def is_coded(self, key: str) -> bool:
         """Return whether the precision policy stores a state in a code.
@@ -142,14 +143,8 @@ class OwnedState(PieceState):
         """What `transform` keeps; live."""
         return self.split.transform_state.get(self.info.name, {})
 
-    def adopt(self) -> None:
-        """Make what was written into a placeholder the state."""
-        self.split.transform_state[self.info.name] = dict(self.inner)
-
-    def start_anew(self) -> None:
-        """Give up the state; the next `transform` makes it."""
-        if self.inner:
-            self.split.transform_state[self.info.name] = StatePlaceholder(self.inner)
+    def _keep(self, state: dict[str, Any]) -> None:
+        self.split.transform_state[self.info.name] = state
 
     @property
     def extra(self) -> Mapping[str, torch.Tensor]:

@@ -56,7 +56,10 @@ class OptimizerCheckpointState:
         collected = collect_state(self._optimizer, with_placeholders=True)
         tensors: dict[str, torch.Tensor] = dict(collected.tensors)
         described = describe_optimizer(self._optimizer, collected, tensors, Ranks())
-        state = {key.removeprefix(f"{PREFIX}."): _writable(tensor) for key, tensor in tensors.items()}
+        state = {
+            key.removeprefix(f"{PREFIX}."): tensor.read_once() if isinstance(tensor, SlicedTensor) else tensor
+            for key, tensor in tensors.items()
+        }
         about = {
             "version": FORMAT_VERSION,
             "plugins": plugins_of(optimizer_names(self._optimizer).values()),
@@ -80,19 +83,14 @@ class OptimizerCheckpointState:
         described = json.loads(state_dict[_DESCRIPTION])
         if "version" not in described:  # what format 1 did not say
             described["parameters"] = with_named_codes(described["parameters"])
-        tensors = {_full_key(key): tensor for key, tensor in state_dict["state"].items()}
+        tensors = {
+            key if key.startswith("optim.") else f"{PREFIX}.{key}": tensor
+            for key, tensor in state_dict["state"].items()
+        }
         kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
         source = _PlacesSource("the checkpoint", Manifest(optimizer=described, **kept), tensors)
         ranks = Ranks()
         plan_load(source, self._optimizer, strict=True, ranks=ranks).apply(ranks)
-
-
-def _full_key(key: str) -> str:
-    return key if key.startswith("optim.") else f"{PREFIX}.{key}"
-
-
-def _writable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.read_once() if isinstance(tensor, SlicedTensor) else tensor
 
 
 class _PlacesSource(MemorySource):

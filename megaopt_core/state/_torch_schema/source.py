@@ -12,6 +12,7 @@ import torch
 from megaopt_core.errors import StateDictError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
+from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._collected import joined, sliced, state_key
 from megaopt_core.state._document import ROUTED, settings_of
 from megaopt_core.state._manifest import Manifest
@@ -89,17 +90,17 @@ def lacking_state(state_dict: Mapping[str, Any], names: Sequence[str]) -> set[st
     """
     state = state_dict["state"]
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    told = {index: _has_values(values) for index, values in state.items() if isinstance(values, Mapping)}
+    told = {
+        index: not all(map(_is_boxless, values.values()))
+        for index, values in state.items()
+        if isinstance(values, Mapping)
+    }
     return {
         name
         for name, index in zip(names, indices, strict=False)
         if isinstance(state.get(index), StateOfOtherRanks)
         or (told.get(index) is False and any(told.values()))
     }
-
-
-def _has_values(values: Mapping[str, Any]) -> bool:
-    return not all(_is_boxless(value) for value in values.values())
 
 
 def _is_boxless(value: Any) -> bool:
@@ -138,28 +139,26 @@ def torch_source(
         if not isinstance(values, Mapping):
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
         is_fresh = name in fresh and not any(_is_written(key, value) for key, value in values.items())
+        name_here = renamed(name)
         kept = {
             key: value
             for key, value in values.items()
-            if not _is_boxless(value) and (not is_fresh or key == "main_param")
+            if not _is_boxless(value)
+            and (not is_fresh or key == MAIN_PARAM)
+            and (value is not None or not here.keeps(name_here, key))
         }
-        kept = {
-            key: value
-            for key, value in kept.items()
-            if value is not None or not here.keeps(renamed(name), key)
-        }
-        shape = here.shape(renamed(name), kept)
-        held = [key for key in kept if not here.is_nothing(renamed(name), kept[key])]
-        records = {key: here.record(name, renamed(name), key, kept[key], shape, tensors) for key in held}
-        stepped_by = routed[position].get("optimizer") or None
+        shape = here.shape(name_here, kept)
         parameters[name] = {
-            "optimizer": stepped_by,
+            "optimizer": routed[position].get("optimizer") or None,
             "group": position,
             "shape": list(shape),
-            "state": records,
+            "state": {
+                key: here.record(name, name_here, key, value, shape, tensors)
+                for key, value in kept.items()
+                if not here.is_nothing(name_here, value)
+            },
+            **({"fresh": True} if is_fresh else {}),
         }
-        if is_fresh:
-            parameters[name]["fresh"] = True
     described = {
         "parameters": parameters,
         "groups": [{"settings": AsIs(settings_of(group)), "configured": {}} for group in groups],
@@ -186,7 +185,7 @@ def _routed(group: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _is_written(key: str, value: Any) -> bool:
     """Return whether somebody wrote into a place that was exported before the first step."""
-    return isinstance(value, torch.Tensor) and key != "main_param" and bool(value.any())
+    return isinstance(value, torch.Tensor) and key != MAIN_PARAM and bool(value.any())
 
 
 class _Here:

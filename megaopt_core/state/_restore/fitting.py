@@ -10,7 +10,6 @@ import torch
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from megaopt_core.state._restore.group_settings import GroupMerge
-from megaopt_core.state._restore.piece import PieceRestore
 from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import MemorySource, Request, Source
 from megaopt_core.state._values.encoding import decode, dtype_named
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "fits",
     "load_or_restore",
+    "misfit",
     "named_errors",
-    "require_numbers",
     "require_same_shapes",
     "require_settings",
     "require_tensors",
@@ -106,45 +105,24 @@ def _kind(dtype: torch.dtype) -> str:
     return "complex numbers" if dtype.is_complex else "whole numbers"
 
 
-def require_numbers(source: Source, pieces: Iterable[PieceRestore]) -> None:
-    """Require that numbers of a state, such as a step count, are numbers.
+def misfit(key: str, present: Any, encoded: Any) -> str | None:
+    """Return why a value that is no tensor, such as a step count, cannot be what it should become; None: it can.
 
     Args:
-        source: the checkpoint.
-        pieces: what a load will write; planned.
-
-    Raises:
-        CheckpointMismatchError: one is not.
+        key: the state's key.
+        present: what is here; None: nothing yet.
+        encoded: what is in the checkpoint.
     """
-    for restore in pieces:
-        live = restore.piece.inner
-        for member in restore.members:
-            for key, record in member.state.items():
-                for value in _values(record):
-                    given, name = decode(value, _some_tensor), member.shard.name
-                    if not fits(live.get(key), given):
-                        what = f"cannot become what it is here, {_shown(live[key])}"
-                    elif key == _COUNT and not _is_count(given):
-                        what = "counts no steps"
-                    else:
-                        continue
-                    raise CheckpointMismatchError(
-                        f"state {key!r} of {name!r} in {source.name} is {value!r}, which {what}",
-                        path=source.name,
-                        names=[name],
-                    )
+    given = decode(encoded, _some_tensor)
+    if not fits(present, given):
+        return f"cannot become what it is here, {_shown(present)}"
+    return "counts no steps" if key == _COUNT and not _is_count(given) else None
 
 
 def _is_count(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_meta or value.numel() != 1 or _is_count(value.item())
     return not isinstance(value, (bool, int, float)) or 0 <= value < _UNCOUNTED
-
-
-def _values(record: Mapping[str, Any]) -> list[Any]:
-    if "value" in record:
-        return [record["value"]]
-    return [entry[-1] for kind in ("ranges", "objects") for entry in record.get(kind, ())]
 
 
 def _some_tensor(key: str) -> torch.Tensor:

@@ -15,6 +15,7 @@ from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.precision._state_codes import StoredSlice
 from megaopt_core.state._collected import sliced
 from megaopt_core.state._pieces import PieceState
+from megaopt_core.state._restore.fitting import misfit
 from megaopt_core.state._sources import Request, Source
 from megaopt_core.state._values.codes import coded_runs
 from megaopt_core.state._values.encoding import decode, dtype_named
@@ -43,23 +44,23 @@ class Member:
 
 @define
 class PieceRestore:
-    """Collects what one piece needs, and writes it.
+    """Finds out what one piece needs.
 
     Args:
         piece: whose state.
         members: its parameters.
         source: what is loaded.
-        requests: `(key, place)` of what is to be read.
-        missing: `"name: key"` of state that is here but not in the checkpoint.
-        finals: what is to be done, in order, once everything has been read.
+        requests: receives `(key, place)` of what is to be read.
+        finals: receives what is to be done, in order, once everything has been read.
+        missing: receives `"name: key"` of state that is here but not in the checkpoint.
     """
 
     piece: PieceState
     members: Sequence[Member]
     source: Source
-    requests: list[Request] = field(factory=list)
-    missing: list[str] = field(factory=list)
-    finals: list[Callable[[], None]] = field(factory=list)
+    requests: list[Request]
+    finals: list[Callable[[], None]]
+    missing: list[str]
     _places: dict[str, torch.Tensor] = field(factory=dict, init=False)
 
     def plan(self) -> None:
@@ -102,10 +103,17 @@ class PieceRestore:
             self._mismatch(key, holders[0], "is a number there and has its parameter's shape here")
         else:
             self._plan_number(key, present, holders)
+        for member in holders:
+            for value in _values(member.state[key]):
+                why = misfit(key, present, value)
+                if why is not None:
+                    self._mismatch(key, member, f"is {value!r}, which {why}")
 
     def _mismatch(self, key: str, member: Member, what: str) -> NoReturn:
         name = member.shard.name
-        raise CheckpointMismatchError(f"state {key!r} of {name!r} in {self.source.name} {what}", names=[name])
+        raise CheckpointMismatchError(
+            f"state {key!r} of {name!r} in {self.source.name} {what}", path=self.source.name, names=[name]
+        )
 
     def _require_elementwise(self, key: str, present: Any, member: Member) -> None:
         if isinstance(present, torch.Tensor) and not self.piece.is_elementwise(key, present):
@@ -263,6 +271,13 @@ def _same_box(entry: Sequence[Any], shard: Shard) -> bool:
 
 def _no_tensor(key: str) -> torch.Tensor:
     raise CheckpointMismatchError(f"{key!r} stands where a number is expected")
+
+
+def _values(record: Mapping[str, Any]) -> list[Any]:
+    """Return all values of a state that are no tensors, encoded."""
+    if "value" in record:
+        return [record["value"]]
+    return [entry[-1] for kind in ("ranges", "objects") for entry in record.get(kind, ())]
 
 
 def _distinct_values(record: Mapping[str, Any], shard: Shard) -> list[Any]:

@@ -15,14 +15,13 @@ from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,
     named_errors,
-    require_numbers,
     require_settings,
     require_tensors,
 )
 from megaopt_core.state._restore.group_settings import GroupMerge, merge_groups
 from megaopt_core.state._restore.matching import LoadedBeside, Matching, match
 from megaopt_core.state._restore.piece import Member, PieceRestore
-from megaopt_core.state._sources import Source, read_values
+from megaopt_core.state._sources import Request, Source, read_values
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
@@ -52,7 +51,8 @@ class LoadPlan:
         source: what is loaded.
         found: which name is which.
         optimizer: the optimizer, if it is loaded.
-        pieces: the state of this rank's pieces.
+        requests: `(key, place)` of what is read of the state of this rank's pieces.
+        finals: what is done then, in order.
         groups: group settings.
         scaler: the loss scaler's state.
         others: what else is written.
@@ -61,7 +61,8 @@ class LoadPlan:
     source: Source
     found: Matching
     optimizer: NamedState | None = None
-    pieces: list[PieceRestore] = field(factory=list)
+    requests: list[Request] = field(factory=list)
+    finals: list[Callable[[], None]] = field(factory=list)
     groups: GroupMerge = field(factory=GroupMerge)
     scaler: Any = None
     others: list[Restore] = field(factory=list)
@@ -107,10 +108,9 @@ class LoadPlan:
     def _write_values(self) -> None:
         for other in self.others:
             other.write()
-        self.source.read([request for piece in self.pieces for request in piece.requests])
-        for piece in self.pieces:
-            for final in piece.finals:
-                final()
+        self.source.read(self.requests)
+        for final in self.finals:
+            final()
         for part in self.optimizer.parts if self.optimizer is not None else ():
             part.writes.record()  # what the file says of main values holds, also where the model's dtype is another
 
@@ -140,9 +140,7 @@ def plan_load(
 
     def fill() -> list[str]:
         with named_errors(source, "it cannot be planned"):
-            if optimizer is not None and source.manifest.optimizer is not None:
-                _plan_optimizer(plan, found, optimizer)
-        return [entry for piece in plan.pieces for entry in piece.missing]
+            return [] if optimizer is None else _plan_optimizer(plan, found, optimizer)
 
     absent = ranks.agree(fill)
     missing = sorted({entry for of_rank in ranks.gather(absent) for entry in of_rank})
@@ -159,13 +157,13 @@ def plan_load(
     return plan
 
 
-def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> None:
+def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> list[str]:
+    """Plan everything of an optimizer, and return `"name: key"` of state that is here but not in the checkpoint."""
+    missing: list[str] = []
     for piece in piece_states(optimizer):
-        restore = PieceRestore(piece, _members(found, piece), plan.source)
-        restore.plan()
-        plan.pieces.append(restore)
-        require_tensors(plan.source, restore.requests)
-    require_numbers(plan.source, plan.pieces)
+        members = _members(found, piece)
+        PieceRestore(piece, members, plan.source, plan.requests, plan.finals, missing).plan()
+    require_tensors(plan.source, plan.requests)
     described = plan.source.manifest.optimizer or {}
     plan.scaler = read_values(plan.source, described.get("scaler"))
     plan.groups = merge_groups(
@@ -175,6 +173,7 @@ def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> N
         lambda key: read_values(plan.source, {"$tensor": key}),
     )
     require_settings(plan.source, optimizer, plan.groups)
+    return missing
 
 
 def _members(found: Matching, piece: PieceState) -> list[Member]:

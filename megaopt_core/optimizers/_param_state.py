@@ -14,9 +14,8 @@ from megaopt_core.params._parts import local_tensor
 from megaopt_core.params._shards import Box, Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.sharding._elements import elements_of
-from megaopt_core.state._collected import joined, sliced
 from megaopt_core.state._pieces import PieceState
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_core.state._values.sliced import SlicedTensor, joined, sliced
 
 __all__ = ["ParamState", "Slice"]
 

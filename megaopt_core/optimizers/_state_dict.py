@@ -15,8 +15,12 @@ from megaopt_core.state._document import ROUTED, optimizer_names, plugins_of, re
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import LoadPlan, plan_load
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._torch_schema.export import names_of_slices, with_states_of_all
-from megaopt_core.state._torch_schema.shared import brought_to_ranks, refused_together
+from megaopt_core.state._torch_schema.over_ranks import (
+    brought_to_ranks,
+    names_of_slices,
+    refused_together,
+    with_states_of_all,
+)
 from megaopt_core.state._torch_schema.source import lacking_state, names_in, torch_source
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """State by parameter name: enumerated, sliced, matched, restored, whoever stores the bytes."""
 
-from megaopt_core.state._collected import collect_state, sliced
+from megaopt_core.state._collected import collect_state
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
 from megaopt_core.state._ranks import Ranks
@@ -18,7 +18,7 @@ from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema.source import names_in, torch_source
 from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.encoding import decode, dtype_named, encode, name_of_dtype
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_core.state._values.sliced import SlicedTensor, sliced
 
 __all__ = [
     "CHECKSUMS",

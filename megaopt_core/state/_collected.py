@@ -11,17 +11,15 @@ from attrs import define, field
 
 from megaopt_core.errors import CheckpointError
 from megaopt_core.execution._placeholders import is_placeholder
-from megaopt_core.params._shards import Shard
 from megaopt_core.precision._state_codes import CodedState
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
-from megaopt_core.state._values.chunks import chunks_of
 from megaopt_core.state._values.encoding import encode
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_core.state._values.sliced import joined, sliced
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState
 
-__all__ = ["Collected", "collect_state", "joined", "sliced", "state_key"]
+__all__ = ["Collected", "collect_state", "state_key"]
 
 PREFIX = "optim.state"
 
@@ -34,20 +32,6 @@ def state_key(name: str, key: str) -> str:
         key: of its state.
     """
     return f"{PREFIX}.{name}.{key}"
-
-
-def sliced(
-    shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]
-) -> SlicedTensor:
-    """Return a shard as the part of its logical tensor that it is.
-
-    Args:
-        shard: which elements.
-        dtype: of the elements.
-        device: where they are.
-        flat: returns the elements, flat.
-    """
-    return SlicedTensor(shard.shape, dtype, device, chunks_of(shard), lambda _: flat())
 
 
 @define
@@ -89,23 +73,6 @@ class Collected:
                 flat = partial(elements, offset, offset + shard.numel)
                 part = sliced(shard, like.dtype, like.device, flat)
                 self.tensors[name] = joined(self.tensors.get(name), part)
-
-
-def joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
-    """Return one tensor for two pieces of this rank that hold elements of one parameter.
-
-    Args:
-        present: the first; None: there is none yet.
-        more: the second.
-    """
-    if not isinstance(present, SlicedTensor):
-        return more
-    count = len(present.chunks)
-
-    def fetch(index: int) -> torch.Tensor:
-        return present._fetch(index) if index < count else more._fetch(index - count)
-
-    return SlicedTensor(more.shape, more.dtype, more.device, (*present.chunks, *more.chunks), fetch)
 
 
 def collect_state(optimizer: NamedState, *, with_placeholders: bool = False) -> Collected:

@@ -13,12 +13,12 @@ from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params._shards import Shard
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.precision._state_codes import StoredSlice
-from megaopt_core.state._collected import sliced
 from megaopt_core.state._pieces import PieceState
 from megaopt_core.state._restore.fitting import misfit
 from megaopt_core.state._sources import Request, Source
 from megaopt_core.state._values.codes import coded_runs
 from megaopt_core.state._values.encoding import decode, dtype_named
+from megaopt_core.state._values.sliced import sliced
 
 __all__ = ["Member", "PieceRestore"]
 

@@ -13,14 +13,14 @@ from megaopt_core.errors import StateDictError
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._collected import joined, sliced, state_key
+from megaopt_core.state._collected import state_key
 from megaopt_core.state._document import ROUTED, settings_of
 from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._values.elsewhere import StateOfOtherRanks
+from megaopt_core.state._torch_schema.over_ranks import StateOfOtherRanks
 from megaopt_core.state._values.encoding import AsIs
-from megaopt_core.state._values.sliced import SlicedTensor
+from megaopt_core.state._values.sliced import SlicedTensor, joined, sliced
 
 if TYPE_CHECKING:
     from megaopt_core.state._protocol import NamedState

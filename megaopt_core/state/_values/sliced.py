@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
 from megaopt_core.errors import UnsupportedOperationError
-from megaopt_core.state._values.chunks import Chunk
+from megaopt_core.params._shards import Shard
+from megaopt_core.state._values.chunks import Chunk, chunks_of
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
 
-__all__ = ["SlicedTensor"]
+__all__ = ["SlicedTensor", "joined", "sliced"]
+
+type _Held = tuple[Chunk, Callable[[], torch.Tensor]]
+"""A box, and what returns the flat elements of the shard that it was cut from."""
 
 
 class SlicedTensor(torch.Tensor):
@@ -28,13 +33,11 @@ class SlicedTensor(torch.Tensor):
         shape: of the logical tensor.
         dtype: of its elements.
         device: where the boxes are.
-        chunks: the boxes.
-        fetch: returns the flat elements of the shards that a box was cut from, when they are needed; `chunks` count
-            their elements in it. Writing into the result writes into what it is a view of.
+        held: each box with what returns the flat elements of the shard that it was cut from, when they are needed; the
+            box counts its elements in it. Writing into the result writes into what it is a view of.
     """
 
-    _chunks: tuple[Chunk, ...]
-    _fetch: Callable[[int], torch.Tensor]
+    _held: tuple[_Held, ...]
 
     @staticmethod
     def __new__(
@@ -42,13 +45,11 @@ class SlicedTensor(torch.Tensor):
         shape: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
-        chunks: Sequence[Chunk],
-        fetch: Callable[[int], torch.Tensor],
+        held: Sequence[_Held],
     ) -> Self:
         """Make the wrapper; see the class."""
         made: Self = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
-        made._chunks = tuple(chunks)
-        made._fetch = fetch
+        made._held = tuple(held)
         return made
 
     def __init__(self, *_: Any) -> None:
@@ -68,7 +69,7 @@ class SlicedTensor(torch.Tensor):
     @property
     def chunks(self) -> tuple[Chunk, ...]:
         """The boxes that this process holds."""
-        return self._chunks
+        return tuple(chunk for chunk, _ in self._held)
 
     def local(self, index: int) -> torch.Tensor:
         """Return the elements of one box, as a view where its memory allows it.
@@ -76,8 +77,8 @@ class SlicedTensor(torch.Tensor):
         Args:
             index: position among `chunks`.
         """
-        chunk = self._chunks[index]
-        return self._fetch(index)[chunk.start : chunk.stop].view(chunk.sizes)
+        chunk, elements = self._held[index]
+        return elements()[chunk.start : chunk.stop].view(chunk.sizes)
 
     def box(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
         """Return the elements of the box of these offsets and sizes.
@@ -89,32 +90,23 @@ class SlicedTensor(torch.Tensor):
         Raises:
             LookupError: this process holds no such box.
         """
-        for index, chunk in enumerate(self._chunks):
+        for index, chunk in enumerate(self.chunks):
             if (chunk.offsets, chunk.sizes) == (offsets, sizes):
                 return self.local(index)
         raise LookupError(f"this rank holds no box of {list(sizes)} at {list(offsets)}, but {self!r}")
 
     def copied(self) -> SlicedTensor:
         """Return the same boxes in CPU memory of their own."""
-        boxes = [
-            self.local(index).detach().to("cpu", copy=True).reshape(-1) for index in range(len(self._chunks))
-        ]
-        chunks = [
-            Chunk(chunk.offsets, chunk.sizes, 0, box.numel())
-            for chunk, box in zip(self._chunks, boxes, strict=True)
-        ]
-        return SlicedTensor(self.shape, self.dtype, torch.device("cpu"), chunks, boxes.__getitem__)
+        held: list[_Held] = []
+        for index, chunk in enumerate(self.chunks):
+            box = self.local(index).detach().to("cpu", copy=True)
+            held.append((Chunk(chunk.offsets, chunk.sizes, 0, box.numel()), box.flatten))
+        return SlicedTensor(self.shape, self.dtype, torch.device("cpu"), held)
 
     def read_once(self) -> SlicedTensor:
         """Return the same boxes, kept once read: what torch writes into them stays, also where they are computed."""
-        once: dict[int, torch.Tensor] = {}
-
-        def fetch(index: int) -> torch.Tensor:
-            if index not in once:
-                once[index] = self._fetch(index)
-            return once[index]
-
-        return SlicedTensor(self.shape, self.dtype, self.device, self._chunks, fetch)
+        held = [(chunk, cache(elements)) for chunk, elements in self._held]
+        return SlicedTensor(self.shape, self.dtype, self.device, held)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse: one rank's part, in a file of its own, would be taken for the whole."""
@@ -124,7 +116,7 @@ class SlicedTensor(torch.Tensor):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # torch annotates no result
-        boxes = ", ".join(f"{list(chunk.offsets)}+{list(chunk.sizes)}" for chunk in self._chunks)
+        boxes = ", ".join(f"{list(chunk.offsets)}+{list(chunk.sizes)}" for chunk in self.chunks)
         return f"SlicedTensor({list(self.shape)}, {self.dtype}, boxes: {boxes or 'none'})"
 
     __hash__ = torch.Tensor.__hash__
@@ -143,7 +135,7 @@ class SlicedTensor(torch.Tensor):
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(chunk=box, properties=properties, size=self.size()),
             )
-            for chunk, box in zip(self._chunks, self.__create_chunk_list__(), strict=True)
+            for chunk, box in zip(self.chunks, self.__create_chunk_list__(), strict=True)
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
@@ -152,12 +144,38 @@ class SlicedTensor(torch.Tensor):
 
         return [
             ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
-            for chunk in self._chunks
+            for chunk in self.chunks
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Return the box that begins at the index's offset."""
-        for position, chunk in enumerate(self._chunks):
+        for position, chunk in enumerate(self.chunks):
             if torch.Size(chunk.offsets) == index.offset:
                 return self.local(position)
         raise LookupError(f"{index.fqn}: no box begins at {index.offset}")
+
+
+def sliced(
+    shard: Shard, dtype: torch.dtype, device: torch.device, flat: Callable[[], torch.Tensor]
+) -> SlicedTensor:
+    """Return a shard as the part of its logical tensor that it is.
+
+    Args:
+        shard: which elements.
+        dtype: of the elements.
+        device: where they are.
+        flat: returns the elements, flat.
+    """
+    return SlicedTensor(shard.shape, dtype, device, [(chunk, flat) for chunk in chunks_of(shard)])
+
+
+def joined(present: torch.Tensor | None, more: SlicedTensor) -> SlicedTensor:
+    """Return one tensor for two pieces of this rank that hold elements of one parameter.
+
+    Args:
+        present: the first; None: there is none yet.
+        more: the second.
+    """
+    if not isinstance(present, SlicedTensor):
+        return more
+    return SlicedTensor(more.shape, more.dtype, more.device, (*present._held, *more._held))

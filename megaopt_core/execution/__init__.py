@@ -1,8 +1,7 @@
 """The inner step: building the inner optimizer, its state before the first step, how the step is run."""
 
-from megaopt_core.execution._away import InnerPart
+from megaopt_core.execution._away import InnerPart, MovedStates
 from megaopt_core.execution._inner import build_inner
-from megaopt_core.execution._moved_states import MovedStates
 from megaopt_core.execution._placeholders import StatePlaceholder, is_placeholder
 from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.precision._batches import in_turns

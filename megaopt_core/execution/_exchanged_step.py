@@ -11,9 +11,8 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.errors import PluginError, ShardingError
-from megaopt_core.execution._global_hooks import global_hooks_suspended
 from megaopt_core.execution._init_state import probe_state
-from megaopt_core.execution._inner import run_inner
+from megaopt_core.execution._inner import global_hooks_suspended, run_inner
 from megaopt_core.execution._placeholders import (
     StatePlaceholder,
     hidden_in,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from megaopt_core.errors import PluginError
-from megaopt_core.execution._global_hooks import global_hooks_suspended
 from megaopt_core.execution._placeholders import placeholders_hidden
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.registry._constructor import constructor_kwargs
@@ -19,7 +19,28 @@ if TYPE_CHECKING:
     from megaopt_core.parallel._groups import ProcessGroupCollection
     from megaopt_core.precision._policy import PrecisionPolicy
 
-__all__ = ["build_inner", "run_inner"]
+__all__ = ["build_inner", "global_hooks_suspended", "run_inner"]
+
+
+@contextmanager
+def global_hooks_suspended() -> Iterator[None]:
+    """Keep the hooks of `register_optimizer_step_pre_hook` and `..._post_hook` from firing inside the block.
+
+    They fire once for the optimizer that a user steps, not again for those inside it. Hooks that were registered on an
+    inner optimizer itself fire as ever.
+    """
+    registered: tuple[dict[int, Any], ...] = (
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+    kept = [dict(hooks) for hooks in registered]
+    for hooks in registered:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in zip(registered, kept, strict=True):
+            hooks.update(before)
 
 
 def run_inner(

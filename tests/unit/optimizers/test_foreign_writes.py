@@ -13,8 +13,7 @@ from torch import nn
 
 from megaopt_core import ProcessGroupCollection, hookimpl
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
-from megaopt_core.precision._storage import Remainder, take_changed
+from megaopt_core.precision._storage import Remainder, join_remainder, split_remainder, take_changed
 from megaopt_core.sharding import (
     LiveModel,
     ParamLayout,

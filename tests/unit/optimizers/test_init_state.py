@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from megaopt_core import FP32Optimizer, MixedPrecisionOptimizer, OptimizerConfig, build_optimizer
 from megaopt_core.errors import StateDictError
-from megaopt_core.execution._copies import Copies
+from megaopt_core.execution._init_state import Copies
 from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python

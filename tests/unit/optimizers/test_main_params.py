@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from megaopt_core.precision import MainParams
-from megaopt_core.precision._remainder_bits import split_remainder
+from megaopt_core.precision._storage import split_remainder
 
 pytestmark = pytest.mark.any_python
 

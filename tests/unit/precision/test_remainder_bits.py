@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaopt_core.precision._remainder_bits import join_remainder, split_remainder
+from megaopt_core.precision._storage import join_remainder, split_remainder
 
 pytestmark = pytest.mark.any_python
 

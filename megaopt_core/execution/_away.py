@@ -19,12 +19,13 @@ __all__ = ["AwayParts", "InnerPart", "MovedStates"]
 
 
 class InnerPart(Protocol):
-    """What a runner steps: an inner optimizer and its precision policy, over this rank's pieces."""
+    """What a runner steps: an inner optimizer, which keeps state, and its precision policy, over this rank's pieces."""
 
     inner: torch.optim.Optimizer
     precision: PrecisionPolicy
     stepped: Sequence[torch.Tensor]
     split: ExchangedStep | None
+    """What steps in three parts, and keeps the state of whole tensors; None: `inner` steps."""
 
     @property
     def config(self) -> Any:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from megaopt_core.execution._away import InnerPart
+
 if TYPE_CHECKING:
     from megaopt_core.config._group_values import GroupChecks
-    from megaopt_core.execution._exchanged_step import ExchangedStep
-    from megaopt_core.precision._policy import PrecisionPolicy
     from megaopt_core.routing._routing import Routing
-    from megaopt_core.sharding._live_model import Piece
     from megaopt_core.sharding._protocol import ShardedParams
 
 __all__ = ["NamedPieces", "NamedState", "Record"]
@@ -25,24 +24,8 @@ class Record(Protocol):
         """Take the present values for those that were written."""
 
 
-class NamedPieces(Protocol):
+class NamedPieces(InnerPart, Protocol):
     """The pieces that one inner optimizer steps; each names the parameters whose elements it holds."""
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """This rank's pieces."""
-
-    @property
-    def stepped(self) -> Sequence[torch.Tensor]:
-        """The tensor that is stepped for each piece."""
-
-    @property
-    def inner(self) -> torch.optim.Optimizer:
-        """Who steps them, and keeps their state."""
-
-    @property
-    def precision(self) -> PrecisionPolicy:
-        """Who knows how state is stored, and keeps main parameters."""
 
     @property
     def sharded(self) -> ShardedParams:
@@ -59,10 +42,6 @@ class NamedPieces(Protocol):
     @property
     def writes(self) -> Record:
         """Which values of the model are ours."""
-
-    @property
-    def split(self) -> ExchangedStep | None:
-        """What steps in three parts, and keeps the state of whole tensors; None: `inner` steps."""
 
 
 class NamedState(Protocol):

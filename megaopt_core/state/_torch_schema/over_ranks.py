@@ -122,20 +122,18 @@ def with_states_of_all(
         state_dict: what it exports, state of cut parameters as slices; changed in place.
         cut: names of the parameters of which this rank does not step everything.
     """
-    exported = {
-        name: state_dict["state"][index]
+    index_of = {
+        name: index
         for group in state_dict["param_groups"]
         for index, name in zip(group["params"], group["param_names"], strict=True)
     }
+    exported = {name: state_dict["state"][index] for name, index in index_of.items()}
     for each in shared_states(optimizer):
         each.states.show(each.params, {name: exported[name] for name in each.params}, each.keys)
     elsewhere = {name: state for name, state in _of_other_ranks(optimizer, cut) if not exported[name]}
     if not elsewhere and not any(exported.values()):
         state_dict["state"] = {}  # as in torch
-    for group in state_dict["param_groups"]:
-        for index, name in zip(group["params"], group["param_names"], strict=True):
-            if name in elsewhere:
-                state_dict["state"][index] = elsewhere[name]
+    state_dict["state"].update({index_of[name]: state for name, state in elsewhere.items()})
     return state_dict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -265,14 +265,11 @@ class _Here:
 
     def _slices(self, name: str, key: str, value: torch.Tensor) -> SlicedTensor:
         """Return the elements that this rank steps, flat one piece after the other, as parts of the whole."""
-        found: SlicedTensor | None = None
-        start, flat = 0, value.reshape(-1)
-        for shard in self._stepped(name, key):
-            elements = partial(flat.narrow, 0, start, shard.numel)
-            found = joined(found, sliced(shard, value.dtype, value.device, elements))
-            start += shard.numel
-        assert found is not None  # noqa: S101 - a part of a parameter has pieces
-        return found
+        shards = self._stepped(name, key)
+        parts = zip(shards, value.reshape(-1).split([shard.numel for shard in shards]), strict=True)
+        return reduce(
+            joined, (sliced(shard, value.dtype, value.device, part.flatten) for shard, part in parts)
+        )
 
 
 def _local_like(param: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ import base64
 import math
 import reprlib
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -187,10 +188,6 @@ def _decode_float(inside: Any, *_: Any) -> float:
     return float(inside)
 
 
-def _decode_bytes(inside: Any, *_: Any) -> bytes:
-    return base64.b64decode(inside, validate=True)
-
-
 def _decode_int(inside: Any, *_: Any) -> int:
     if not isinstance(inside, str) or not inside.removeprefix("-").startswith("0x"):
         raise ValueError("it is not hexadecimal")
@@ -218,13 +215,10 @@ def _decode_dict(inside: Any, decoded: Callable[[Any], Any], _: Any) -> dict[Any
     return found
 
 
-def _decode_items(kind: Callable[[Any], Any]) -> Callable[[Any, Callable[[Any], Any], Any], Any]:
-    def decode_items(inside: Any, decoded: Callable[[Any], Any], _: Any) -> Any:
-        if not isinstance(inside, list):
-            raise TypeError("it is no list")
-        return kind(map(decoded, inside))
-
-    return decode_items
+def _decode_items(kind: Callable[[Any], Any], inside: Any, decoded: Callable[[Any], Any], _: Any) -> Any:
+    if not isinstance(inside, list):
+        raise TypeError("it is no list")
+    return kind(map(decoded, inside))
 
 
 _KINDS: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[str], torch.Tensor]], Any]] = {
@@ -233,9 +227,9 @@ _KINDS: dict[str, Callable[[Any, Callable[[Any], Any], Callable[[str], torch.Ten
     "$float": _decode_float,
     "$int": _decode_int,
     "$dtype": lambda inside, *_: dtype_named(inside),
-    "$bytes": _decode_bytes,
+    "$bytes": lambda inside, *_: base64.b64decode(inside, validate=True),
     "$dict": _decode_dict,
-    "$tuple": _decode_items(tuple),
-    "$set": _decode_items(set),
-    "$frozenset": _decode_items(frozenset),
+    "$tuple": partial(_decode_items, tuple),
+    "$set": partial(_decode_items, set),
+    "$frozenset": partial(_decode_items, frozenset),
 }

@@ -53,18 +53,14 @@ class MemoryOrder:
                 self._seen = []  # look again before the next step
                 tensor.data = memory.contiguous()
             for tensor in filter(_is_plain, tensors):
-                _order_states(inner, tensor)
+                state = inner.state.get(tensor, {})
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.shape == tensor.shape:
+                        state[key] = _like(tensor, value)
         for tensor, _ in swapped:  # every other one has been lent a gradient of its own order
             if tensor.grad is not None:
                 tensor.grad = _like(tensor, tensor.grad)
         return swapped
-
-
-def _order_states(inner: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
-    state = inner.state.get(tensor, {})
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor) and value.shape == tensor.shape:
-            state[key] = _like(tensor, value)
 
 
 def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

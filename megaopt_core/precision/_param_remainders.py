@@ -166,9 +166,9 @@ class ParamRemainders(BasePrecisionPolicy):
         tensor = self._stepped[index]
         tensor.data = self._storages[index].load()
         grad = self._grads[index]
-        if grad is not None and not grad.is_sparse:
-            grad = _in_order_of(tensor, grad)
-        tensor.grad = None if grad is None else grad.to(tensor.dtype)
+        if grad is not None:
+            grad = (grad if grad.is_sparse else _in_order_of(tensor, grad)).to(tensor.dtype)
+        tensor.grad = grad
         state = inner.state[tensor]
         for key in self._codes_of(tensor):
             if isinstance(state.get(key), torch.Tensor) and state[key].shape == tensor.shape:

@@ -83,8 +83,7 @@ class PieceRestore:
                 ]
             if holders:
                 self._plan_key(key, live, holders)
-        if MAIN_PARAM in self.piece.extra:
-            self._plan_main()
+        self._plan_main()
         if stored:
             self.finals.append(self.piece.adopt)
         elif all(member.is_fresh for member in self.members):
@@ -152,9 +151,9 @@ class PieceRestore:
 
     def _plan_main(self) -> None:
         wanted = [(member, member.main) for member in self.members if member.main is not None]
-        if not wanted:
+        present = self.piece.extra.get(MAIN_PARAM) if wanted else None
+        if present is None:
             return
-        present = self.piece.extra[MAIN_PARAM]
         if present is self.piece.stepped and present.is_contiguous():
             self._request(present, wanted)
             return

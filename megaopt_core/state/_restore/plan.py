@@ -97,22 +97,20 @@ class LoadPlan:
     def _write(self) -> None:
         try:
             with torch.no_grad():
-                self._write_values()
+                for other in self.others:
+                    other.write()
+                self.source.read(self.requests)
+                for final in self.finals:
+                    final()
+                for part in () if self.optimizer is None else self.optimizer.parts:
+                    # What the file says of main values holds, also where the model's dtype is another.
+                    part.writes.record()
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.source.name} could not be read to its end, although it was in order a moment before: {error}. "
                 "Model and optimizer are partly loaded: load again before you go on",
                 path=self.source.name,
             ) from error
-
-    def _write_values(self) -> None:
-        for other in self.others:
-            other.write()
-        self.source.read(self.requests)
-        for final in self.finals:
-            final()
-        for part in self.optimizer.parts if self.optimizer is not None else ():
-            part.writes.record()  # what the file says of main values holds, also where the model's dtype is another
 
 
 def plan_load(

@@ -9,12 +9,10 @@ from typing import Any
 
 from attrs import frozen
 
-from megaopt_core.params._shards import Shard
+from megaopt_core.params._shards import Box, Shard, intersect
 from megaopt_core.precision._state_codes import SCALED, scale_key
 
 __all__ = ["CodedRun", "coded_runs", "with_named_codes"]
-
-type _Box = tuple[Sequence[int], Sequence[int]]
 
 
 @frozen
@@ -52,7 +50,7 @@ def coded_runs(codes: Sequence[Sequence[Any]], shard: Shard) -> list[CodedRun]:
     """
     found = []
     for offsets, sizes, start, stop, code, values in codes:
-        for here, there, length in _common_runs(shard.box, (offsets, sizes)):
+        for here, there, length in _common_runs(shard.box, (tuple(offsets), tuple(sizes))):
             # What both the shard and the range have of this run.
             skip = max(shard.start - here, start - there, 0)
             taken = min(length, shard.stop - here, stop - there) - skip
@@ -62,24 +60,23 @@ def coded_runs(codes: Sequence[Sequence[Any]], shard: Shard) -> list[CodedRun]:
     return sorted(found, key=lambda run: run.start)
 
 
-def _common_runs(left: _Box, right: _Box) -> Iterator[tuple[int, int, int]]:
+def _common_runs(left: Box, right: Box) -> Iterator[tuple[int, int, int]]:
     """Yield `(position in left, position in right, length)` of what two boxes share, in row-major runs of both."""
-    low = [max(pair) for pair in zip(left[0], right[0], strict=True)]
-    high = [min(a + m, b + n) for a, m, b, n in zip(*left, *right, strict=True)]
-    sizes = [stop - start for start, stop in zip(low, high, strict=True)]
-    if any(size <= 0 for size in sizes):
+    low, sizes = intersect(left, right)
+    if 0 in sizes:
         return
     dims = len(sizes)
     while dims and sizes[dims - 1] == left[1][dims - 1] == right[1][dims - 1]:
         dims -= 1
     dims = max(dims - 1, 0)  # the dimension that is cut joins the run: its elements are consecutive in both
     length = math.prod(sizes[dims:])
-    for index in itertools.product(*(range(a, b) for a, b in zip(low[:dims], high[:dims], strict=True))):
+    rows = (range(at, at + size) for at, size in zip(low[:dims], sizes[:dims], strict=True))
+    for index in itertools.product(*rows):
         corner = [*index, *low[dims:]]
         yield _position(corner, left), _position(corner, right), length
 
 
-def _position(corner: Sequence[int], box: _Box) -> int:
+def _position(corner: Sequence[int], box: Box) -> int:
     position = 0
     for at, offset, size in zip(corner, *box, strict=True):
         position = position * size + at - offset

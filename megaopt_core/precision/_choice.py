@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
+from megaopt_core.config._dtypes import STATE_DTYPES, parse_dtype, shown
 from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.params._specs import Granularity
 from megaopt_core.precision._base_policy import Fp32
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STORABLE", "precision_policy", "require_possible", "require_state"]
 
-STORABLE = frozenset({torch.float32, *LOW_PRECISION, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8})
+STORABLE = frozenset(STATE_DTYPES)
 """Dtypes that a moment can be stored in, with a scale where the range asks for one; uint8 stands for 8-bit codes."""
 
 _CORE_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -110,8 +110,8 @@ def require_state(config: OptimizerConfig, inner: torch.optim.Optimizer, entry: 
     for name, governed in _settings_of({"": entry}).items():
         if keys and _asked(config, name) != torch.float32 and not keys & set(governed):
             what = " or ".join(governed)
-            shown = ", ".join(sorted(keys))
-            raise _unsupported(config, name, f"{type(inner).__name__} has no state {what} ({shown})")
+            held = ", ".join(sorted(keys))
+            raise _unsupported(config, name, f"{type(inner).__name__} has no state {what} ({held})")
 
 
 def precision_policy(config: OptimizerConfig, entry: OptimizerEntry, name: str) -> PrecisionPolicy:
@@ -151,10 +151,9 @@ def precision_policy(config: OptimizerConfig, entry: OptimizerEntry, name: str) 
 
 
 def _names(dtypes: tuple[torch.dtype, ...] | list[torch.dtype]) -> str:
-    return ", ".join(repr(dtype_name(dtype)) for dtype in dtypes)
+    return ", ".join(map(shown, dtypes))
 
 
 def _unsupported(config: OptimizerConfig, setting: str, why: str) -> UnsupportedSettingError:
     value = getattr(config, setting)
-    shown = repr(dtype_name(value)) if isinstance(value, torch.dtype) else repr(value)
-    return UnsupportedSettingError(f"{setting}={shown}: {why}", setting=setting, value=value)
+    return UnsupportedSettingError(f"{setting}={shown(value)}: {why}", setting=setting, value=value)

@@ -21,6 +21,7 @@ __all__ = [
     "fits",
     "load_or_restore",
     "misfit",
+    "mismatch",
     "named_errors",
     "require_same_shapes",
     "require_settings",
@@ -32,6 +33,17 @@ _COUNT = "step"
 """The key under which torch's optimizers, and those that follow them, count the steps of a parameter."""
 
 _UNCOUNTED = 2**63
+
+
+def mismatch(source: Source, what: str, names: Iterable[str] = ()) -> CheckpointMismatchError:
+    """Return the error of a checkpoint that does not fit.
+
+    Args:
+        source: the checkpoint.
+        what: what is wrong with it; its name is put before that.
+        names: the parameters that do not fit.
+    """
+    return CheckpointMismatchError(f"{source.name} {what}", path=source.name, names=names)
 
 
 @contextmanager
@@ -47,9 +59,7 @@ def named_errors(source: Source, what: str) -> Iterator[None]:
     except (CheckpointError, ConfigurationError):
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointMismatchError(
-            f"{source.name} does not fit: {what}: {type(error).__name__}: {error}", path=source.name
-        ) from error
+        raise mismatch(source, f"does not fit: {what}: {type(error).__name__}: {error}") from error
 
 
 def require_same_shapes(source: Source, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
@@ -66,9 +76,7 @@ def require_same_shapes(source: Source, wrong: Mapping[str, tuple[tuple[int, ...
         described = [
             f"{name} has shape {there} there and {here} here" for name, (there, here) in wrong.items()
         ]
-        raise CheckpointMismatchError(
-            f"{source.name} does not fit: {shown(described)}", path=source.name, names=list(wrong)
-        )
+        raise mismatch(source, f"does not fit: {shown(described)}", wrong)
 
 
 def require_tensors(source: Source, requests: Iterable[Request]) -> None:
@@ -92,9 +100,7 @@ def require_tensors(source: Source, requests: Iterable[Request]) -> None:
             what = f"holds {there} ({stored.dtype}) there and {here} ({place.dtype}) here"
         else:
             continue
-        raise CheckpointMismatchError(
-            f"{source.name} does not fit: {key} {what}", path=source.name, names=[key]
-        )
+        raise mismatch(source, f"does not fit: {key} {what}", [key])
     if isinstance(source, MemorySource):
         source.require_boxes(requests)
 
@@ -179,19 +185,14 @@ def require_settings(source: Source, optimizer: NamedState, merge: GroupMerge) -
     groups = zip(optimizer.param_groups, optimizer.group_checks, merge.changes, strict=True)
     for index, (group, checks, changes) in enumerate(groups):
         for key, value in changes.items():
-            wrong = checks[key](value) if key in checks else None
+            present, wrong = group.get(key), checks[key](value) if key in checks else None
             if wrong is not None:
-                raise CheckpointMismatchError(
-                    f"{source.name} cannot be: the setting {key!r} of group {index} is {value!r} there: {wrong}",
-                    path=source.name,
-                )
-            present = group.get(key)
-            if key == "params" or not _fits_each(present, value):
-                raise CheckpointMismatchError(
-                    f"{source.name} does not fit: the setting {key!r} of group {index} is {value!r} there and "
-                    f"{_shown(present)} here",
-                    path=source.name,
-                )
+                what, why = "cannot be", f": {wrong}"
+            elif key == "params" or not _fits_each(present, value):
+                what, why = "does not fit", f" and {_shown(present)} here"
+            else:
+                continue
+            raise mismatch(source, f"{what}: the setting {key!r} of group {index} is {value!r} there{why}")
 
 
 def load_or_restore(load: Callable[[Any], Any], state: Any, before: Any) -> Callable[[], None]:

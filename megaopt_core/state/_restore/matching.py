@@ -14,7 +14,7 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._document import optimizer_names, readers_of
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
-from megaopt_core.state._restore.fitting import require_same_shapes
+from megaopt_core.state._restore.fitting import mismatch, require_same_shapes
 from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import Source
 
@@ -115,9 +115,7 @@ def match(
     ranks.agree(lambda: _check_shapes(found, optimizer))
     found.here = frozenset[str]().union(*ranks.gather(set(steps) & set(mine)))
     if optimizer is not None and source.manifest.optimizer is None:
-        raise CheckpointMismatchError(
-            f"{source.name} was saved without an optimizer; load it with optimizer=None", path=source.name
-        )
+        raise mismatch(source, "was saved without an optimizer; load it with optimizer=None")
     used = {name: find(name, stored) for name in sorted(found.here)}
     found.missing = (*beside.missing, *(f"{name} (state)" for name, there in used.items() if there is None))
     left = () if optimizer is None else sorted(set(stored) - set(used.values()))
@@ -136,11 +134,11 @@ def _require_names(found: Matching) -> None:
     if found.unexpected:
         parts.append(f"it has {shown(found.unexpected)}, which is not here")
     if parts:
-        raise CheckpointMismatchError(
-            f"{found.source.name} does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of "
-            "load_checkpoint maps old names to new ones",
-            path=found.source.name,
-            names=[name.removesuffix(" (state)") for name in (*found.missing, *found.unexpected)],
+        raise mismatch(
+            found.source,
+            f"does not fit: {'; '.join(parts)}. strict=False loads what fits, and rename= of load_checkpoint maps old "
+            "names to new ones",
+            [name.removesuffix(" (state)") for name in (*found.missing, *found.unexpected)],
         )
 
 
@@ -183,10 +181,10 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
             found.reset[name] = f"it was stepped by {saved!r}, here by {steps.get(name)!r}{otherwise}"
     if strict and found.reset:
         described = [f"{name!r}: {why.removesuffix(otherwise)}" for name, why in found.reset.items()]
-        raise CheckpointMismatchError(
-            f"{found.source.name} routes {len(described)} parameters otherwise{otherwise}: {shown(described)}. Build "
-            "the optimizer with the same configuration and overrides, or with the checkpoint's routing "
-            "(build_optimizer(..., routing=path)), or let their state start anew: strict=False",
-            path=found.source.name,
-            names=list(found.reset),
+        raise mismatch(
+            found.source,
+            f"routes {len(described)} parameters otherwise{otherwise}: {shown(described)}. Build the optimizer with "
+            "the same configuration and overrides, or with the checkpoint's routing (build_optimizer(..., "
+            "routing=path)), or let their state start anew: strict=False",
+            found.reset,
         )

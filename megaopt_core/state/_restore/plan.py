@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import CheckpointError, CheckpointMismatchError
+from megaopt_core.errors import CheckpointError
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._pieces import PieceState, piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,
+    mismatch,
     named_errors,
     require_settings,
     require_tensors,
@@ -143,11 +144,10 @@ def plan_load(
     absent = ranks.agree(fill)
     missing = sorted({entry for of_rank in ranks.gather(absent) for entry in of_rank})
     if missing and strict:
-        raise CheckpointMismatchError(
-            f"{source.name} lacks state that the optimizer keeps here: {'; '.join(missing[:5])}; strict=False lets "
-            "it start anew",
-            path=source.name,
-            names=[entry.partition(":")[0] for entry in missing],
+        raise mismatch(
+            source,
+            f"lacks state that the optimizer keeps here: {'; '.join(missing[:5])}; strict=False lets it start anew",
+            [entry.partition(":")[0] for entry in missing],
         )
     for entry in missing:
         name, _, key = entry.partition(": ")

@@ -131,11 +131,11 @@ class SlicedTensor(torch.Tensor):
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(
-                index=MetadataIndex(fqn, chunk.offsets),
+                index=MetadataIndex(fqn, box.offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(chunk=box, properties=properties, size=self.size()),
             )
-            for chunk, box in zip(self.chunks, self.__create_chunk_list__(), strict=True)
+            for box in self.__create_chunk_list__()
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:

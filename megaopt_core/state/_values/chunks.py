@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from attrs import frozen
 
-from megaopt_core.params._shards import Shard
+from megaopt_core.params._shards import Box, Shard
 
 __all__ = ["Chunk", "chunks_of"]
 
@@ -46,39 +46,34 @@ def chunks_of(shard: Shard) -> list[Chunk]:
     corner, sizes = shard.box
     if math.prod(sizes) == 0:
         return [Chunk(corner, sizes, 0, 0)]
-    chunks = []
-    for offsets, extents, start in _boxes(sizes, shard.start, shard.stop):
+    chunks, start = [], 0
+    for offsets, extents in _boxes(sizes, shard.start, shard.stop):
         moved = tuple(at + inside for at, inside in zip(corner, offsets, strict=True))
-        first = start - shard.start
-        chunks.append(Chunk(moved, extents, first, first + math.prod(extents)))
+        stop = start + math.prod(extents)
+        chunks.append(Chunk(moved, extents, start, stop))
+        start = stop
     return chunks
 
 
-def _boxes(
-    sizes: Sequence[int], start: int, stop: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Yield `(offsets, sizes, first element)` of each box, in row-major order."""
+def _boxes(sizes: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Yield the boxes of a range, in row-major order; none of an empty one."""
     if start >= stop:
         return
     if not sizes:
-        yield (), (), start
+        yield (), ()
         return
     row_size = math.prod(sizes[1:])
     first, last = -(-start // row_size), stop // row_size
     if first > last:
-        yield from _inside_row(sizes, start // row_size, start, stop)
+        yield from _inside_row(sizes, last, start, stop)
         return
-    if start < first * row_size:
-        yield from _inside_row(sizes, first - 1, start, first * row_size)
+    yield from _inside_row(sizes, first - 1, start, first * row_size)
     if first < last:
-        yield (first, *[0] * (len(sizes) - 1)), (last - first, *sizes[1:]), first * row_size
-    if last * row_size < stop:
-        yield from _inside_row(sizes, last, last * row_size, stop)
+        yield (first, *[0] * (len(sizes) - 1)), (last - first, *sizes[1:])
+    yield from _inside_row(sizes, last, last * row_size, stop)
 
 
-def _inside_row(
-    sizes: Sequence[int], row: int, start: int, stop: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+def _inside_row(sizes: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
     begin = row * math.prod(sizes[1:])
-    for offsets, extents, first in _boxes(sizes[1:], start - begin, stop - begin):
-        yield (row, *offsets), (1, *extents), first + begin
+    for offsets, extents in _boxes(sizes[1:], start - begin, stop - begin):
+        yield (row, *offsets), (1, *extents)

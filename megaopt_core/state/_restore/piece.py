@@ -284,7 +284,7 @@ def _distinct_values(record: Mapping[str, Any], shard: Shard) -> list[Any]:
     if "value" in record:
         return [record["value"]]
     values: list[Any] = []
-    for offsets, sizes, start, stop, value in sorted(record["ranges"], key=lambda entry: entry[2:4]):
+    for offsets, sizes, start, stop, value in record["ranges"]:
         if not _same_box((offsets, sizes), shard):
             raise CheckpointMismatchError(
                 f"a number in the state of {shard.name!r} differs over its parallel parts, which are cut otherwise "

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from attrs import define, field
 
 from megaopt_core.errors import CheckpointError
+from megaopt_core.params._shards import Shard
 from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._pieces import PieceState, piece_states
+from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,
@@ -158,15 +159,16 @@ def plan_load(
 def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> list[str]:
     """Plan everything of an optimizer, and return `"name: key"` of state that is here but not in the checkpoint."""
     missing: list[str] = []
+    records = {name: found.record(name) for name in found.same}
     for piece in piece_states(optimizer):
-        members = _members(found, piece)
+        members = [_member(found, records, offset, shard) for offset, shard in piece.members]
         PieceRestore(piece, members, plan.source, plan.requests, plan.finals, missing).plan()
     require_tensors(plan.source, plan.requests)
     described = plan.source.manifest.optimizer or {}
     plan.scaler = read_values(plan.source, described.get("scaler"))
     plan.groups = merge_groups(
         optimizer,
-        {name: found.record(name) for name in found.same},
+        records,
         described.get("groups", ()),
         lambda key: read_values(plan.source, {"$tensor": key}),
     )
@@ -174,11 +176,7 @@ def _plan_optimizer(plan: LoadPlan, found: Matching, optimizer: NamedState) -> l
     return missing
 
 
-def _members(found: Matching, piece: PieceState) -> list[Member]:
-    members = []
-    for offset, shard in piece.members:
-        record = found.record(shard.name) if shard.name in found.same else {"state": {}}
-        state, is_fresh = record["state"], "fresh" in record
-        kept = {key: value for key, value in state.items() if key != MAIN_PARAM}
-        members.append(Member(offset, shard, kept, found.main_key(shard.name), is_fresh))
-    return members
+def _member(found: Matching, records: Mapping[str, Mapping[str, Any]], offset: int, shard: Shard) -> Member:
+    record = records.get(shard.name, {"state": {}})
+    kept = {key: value for key, value in record["state"].items() if key != MAIN_PARAM}
+    return Member(offset, shard, kept, found.main_key(shard.name), "fresh" in record)

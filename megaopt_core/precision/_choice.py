@@ -56,8 +56,9 @@ def require_possible(config: OptimizerConfig, entries: Mapping[str, OptimizerEnt
         raise _unsupported(
             config, "main_grads_dtype", "unscaled gradients underflow in fp16; use 'float32' or 'bfloat16'"
         )
+    held = {entry.state_dtype_settings[key] for entry in entries.values() for key in entry.state_dtypes}
     for name, keys in _settings_of(entries).items():
-        if _asked(config, name) == torch.float32 or any(_held(entry, name) for entry in entries.values()):
+        if _asked(config, name) == torch.float32 or name in held:
             continue
         used = ", ".join(map(repr, sorted(entries)))
         what = " or ".join(keys)
@@ -78,11 +79,6 @@ def _settings_of(entries: Mapping[str, OptimizerEntry]) -> dict[str, tuple[str, 
             name = entry.state_dtype_settings[key]
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), key)))
     return found
-
-
-def _held(entry: OptimizerEntry, name: str) -> list[str]:
-    """Return the state keys of one optimizer that a setting governs."""
-    return [key for key in entry.state_dtypes if entry.state_dtype_settings[key] == name]
 
 
 def _asked(config: OptimizerConfig, name: str) -> torch.dtype:

@@ -107,9 +107,8 @@ def collect_state(optimizer: NamedState, *, with_placeholders: bool = False) -> 
 
 
 def _elements_of_extra(piece: PieceState, key: str, start: int, stop: int) -> torch.Tensor:
-    return _elements(
-        piece.extra[key], start, stop
-    )  # computed when it is needed, under some precision policies
+    """Return elements of what the precision policy keeps, which some compute when they are asked."""
+    return _elements(piece.extra[key], start, stop)
 
 
 def _elements(value: torch.Tensor, start: int, stop: int) -> torch.Tensor:

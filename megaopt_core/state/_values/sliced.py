@@ -41,11 +41,7 @@ class SlicedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        held: Sequence[_Held],
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, held: Sequence[_Held]
     ) -> Self:
         """Make the wrapper; see the class."""
         made: Self = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)

@@ -20,7 +20,6 @@ from megaopt_core.optimizers._between_ranks.each_step import StepAgreement
 from megaopt_core.parallel._digest import digest_of_tensors
 from megaopt_core.routing._agreement import Holding, settings_alike
 from megaopt_core.routing._one_rank import route_this_rank
-from megaopt_core.routing._overrides.matching import OverrideSet
 
 NAMES = 70_000
 
@@ -37,7 +36,7 @@ def many_names() -> nn.Module:
 def names_and_settings(rounds: int) -> dict:
     """Return the seconds that the digests take which ranks exchange at the build."""
     config, pgs = OptimizerConfig(optimizer="adam", lr=1e-3), ProcessGroupCollection()
-    mine = route_this_rank(config, [many_names()], None, pgs, OverrideSet(), None, None, None)
+    mine = route_this_rank(config, [many_names()], None, pgs)
     items = mine.inventory.trainable
     candidates = {
         "names, shapes, dtypes, overrides": lambda: Holding.of(items, mine.assignments),

@@ -18,7 +18,6 @@ from megaopt_core.routing._groups import (
     order_children,
 )
 from megaopt_core.routing._one_rank import param_route, route_this_rank
-from megaopt_core.routing._overrides.matching import OverrideSet
 from megaopt_core.routing._routing import NameMap, Routing
 from megaopt_core.routing._sharding import strategy_of
 
@@ -50,7 +49,7 @@ def route_added(
     Raises:
         MegaoptError: as for :func:`route`.
     """
-    mine = route_this_rank(config, chunks, config_overrides, pgs, OverrideSet(), fqn, None, None)
+    mine = route_this_rank(config, chunks, config_overrides, pgs, fqn)
     items = {item.name: item for item in mine.inventory.trainable if item.name in names}
     present = [group.key for group in routing.groups]
     needed = {mine.assignments[name].key for name in items}

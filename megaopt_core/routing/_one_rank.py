@@ -16,13 +16,10 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
 from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._entries import OptimizerEntry
-from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._agreement import Holding
 from megaopt_core.routing._assign import Assigner, Assignment
-from megaopt_core.routing._groups import (
-    GroupKey,
-)
+from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inventory
 from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
 from megaopt_core.routing._overrides.standard import get_standard_config_overrides
@@ -53,18 +50,8 @@ class RankRouting:
     assignments: dict[str, Assignment]
     specs: dict[str, ParamSpec]
     held: Holding
-    followed: str = ""
-    claims: frozenset[str] = frozenset()
-
-    def tell(self, overrides: OverrideSet) -> Told:
-        """Return what the other ranks have to know.
-
-        Args:
-            overrides: those that this rank applied.
-        """
-        norm_groups = {item.grad_norm_group for item in self.inventory.trainable if item.grad_norm_group}
-        keys = frozenset(assignment.key for assignment in self.assignments.values())
-        return Told(keys, frozenset(overrides.matched), frozenset(norm_groups), self.followed, self.claims)
+    overrides: OverrideSet
+    told: Told
 
 
 def route_this_rank(
@@ -72,10 +59,9 @@ def route_this_rank(
     chunks: Sequence[torch.nn.Module],
     config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
     pgs: ProcessGroupCollection,
-    overrides: OverrideSet,
-    fqn: NameMap | None,
-    example: Any,
-    routing: GivenRouting | None,
+    fqn: NameMap | None = None,
+    example: Any = None,
+    routing: GivenRouting | None = None,
 ) -> RankRouting:
     """Return what this rank decides of its parameters, by itself.
 
@@ -84,7 +70,6 @@ def route_this_rank(
         chunks: the model chunks.
         config_overrides: as for `route`.
         pgs: the process groups.
-        overrides: empty; gets all that apply.
         fqn: as for `route`.
         example: as for `route`.
         routing: as for `route`.
@@ -98,6 +83,7 @@ def route_this_rank(
     inventory = take_inventory(chunks, pgs, fqn, example)
     if stored is not None:
         inventory.trainable = as_stored(stored, inventory.trainable)
+    overrides = OverrideSet()
     if config_overrides is None or getattr(config_overrides, "with_standard", False):
         standard = get_standard_config_overrides(config)
         given = config_overrides or {}
@@ -127,13 +113,14 @@ def route_this_rank(
     held = Holding.of(inventory.trainable, assignments)
     # Entries are asked here: what fails on one rank has to be told before the ranks agree.
     specs = _specs_of(inventory.trainable, assignments, config)
-    return RankRouting(
-        inventory, assignments, specs, held, _digest(stored), strategies_that_claim(inventory.trainable)
+    told = Told(
+        keys=frozenset(assignment.key for assignment in assignments.values()),
+        matched=frozenset(overrides.matched),
+        norm_groups=frozenset(item.grad_norm_group for item in inventory.trainable if item.grad_norm_group),
+        followed="" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest(),
+        claims=strategies_that_claim(inventory.trainable),
     )
-
-
-def _digest(stored: StoredRouting | None) -> str:
-    return "" if stored is None else hashlib.sha256(repr(stored).encode()).hexdigest()
+    return RankRouting(inventory, assignments, specs, held, overrides, told)
 
 
 def _specs_of(

@@ -23,7 +23,7 @@ from megaopt_core.routing._groups import (
     group_values,
     order_children,
 )
-from megaopt_core.routing._overrides.matching import OverrideSet, raise_unmatched
+from megaopt_core.routing._overrides.matching import raise_unmatched
 from megaopt_core.routing._sharding import chosen_strategy, strategy_of
 from megaopt_core.routing._stored import GivenRouting
 
@@ -87,17 +87,16 @@ def route(
     chunks = chunks_of(model_chunks)
     _require_function(fqn)
     pgs = groups_of_model(chunks) if pg_collection is None else ProcessGroupCollection.of(pg_collection)
-    overrides = OverrideSet()
     mine, error = None, None
     try:
-        mine = route_this_rank(config, chunks, config_overrides, pgs, overrides, fqn, example, routing)
+        mine = route_this_rank(config, chunks, config_overrides, pgs, fqn, example, routing)
     except MegaoptError as raised:
         error = raised
     alike = [settings_alike(config)]
     if mine is not None:
         alike += params_alike(mine.held, pgs)
     gathered = agree_over_ranks(
-        Told() if mine is None else mine.tell(overrides),
+        Told() if mine is None else mine.told,
         pgs,
         "routing the parameters",
         error=error,
@@ -106,20 +105,17 @@ def route(
     )
     if mine is None:  # unreachable: agree_over_ranks raises this rank's error
         raise RoutingError("this rank could not route its parameters")
-    everyone = Told(
-        keys=frozenset(key for told in gathered for key in told.keys),
-        matched=frozenset(pattern for told in gathered for pattern in told.matched),
-        norm_groups=frozenset(name for told in gathered for name in told.norm_groups),
-    )
     if len({told.followed for told in gathered}) > 1:
         raise RoutingError(
             f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "
             "and which nobody replaces meanwhile"
         )
-    raise_unmatched(overrides, everyone.matched, mine.inventory.names())
-    ordered = order_children(everyone.keys, config.optimizer)
-    sharding = chosen_strategy(config, frozenset[str]().union(*(told.claims for told in gathered)))
-    return _assemble(config, mine, ordered, everyone.norm_groups, pgs, sharding)
+    matched = {pattern for told in gathered for pattern in told.matched}
+    raise_unmatched(mine.overrides, matched, mine.inventory.names())
+    ordered = order_children({key for told in gathered for key in told.keys}, config.optimizer)
+    norm_groups = {name for told in gathered for name in told.norm_groups}
+    sharding = chosen_strategy(config, {name for told in gathered for name in told.claims})
+    return _assemble(config, mine, ordered, norm_groups, pgs, sharding)
 
 
 def _require_function(fqn: object) -> None:

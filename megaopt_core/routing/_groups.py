@@ -155,15 +155,18 @@ def split_override(
     return group, settings
 
 
-def children_of(keys: Sequence[GroupKey], strategies: Mapping[str, str]) -> tuple[ChildSpec, ...]:
+def children_of(
+    keys: Sequence[GroupKey], strategies: Mapping[str, str], *, first: int = 0
+) -> tuple[ChildSpec, ...]:
     """Return the optimizers that ordered group keys add up to.
 
     Args:
         keys: the keys in order; those of one optimizer are consecutive.
         strategies: optimizer name to strategy name.
+        first: index of the first key among the routing's groups.
     """
     children = []
-    runs = groupby(enumerate(keys), key=lambda indexed: indexed[1].child)
+    runs = groupby(enumerate(keys, first), key=lambda indexed: indexed[1].child)
     for (optimizer, is_expert, settings), members in runs:
         indices = tuple(index for index, _ in members)
         children.append(ChildSpec(optimizer, is_expert, dict(settings), strategies[optimizer], indices))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import OverrideError, PluginError
@@ -24,11 +24,11 @@ from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inven
 from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
 from megaopt_core.routing._overrides.standard import get_standard_config_overrides
 from megaopt_core.routing._plugin_faults import PluginFaults, add_plugin_overrides
-from megaopt_core.routing._routing import NameMap, ParamRoute
+from megaopt_core.routing._routing import NameMap
 from megaopt_core.routing._sharding import strategies_that_claim
 from megaopt_core.routing._stored import GivenRouting, as_stored, read_stored_routing
 
-__all__ = ["RankRouting", "Told", "param_route", "route_this_rank"]
+__all__ = ["RankRouting", "Told", "route_this_rank"]
 
 
 @frozen
@@ -137,31 +137,3 @@ def _specs_of(
                 configured[optimizer] = registry.optimizer(optimizer).configured(config)
             specs[item.name] = item.spec(optimizer, 0, configured[optimizer], peers=config.peers_per_matrix)
     return specs
-
-
-def param_route(mine: RankRouting, item: InventoryItem, group: int, strategy: str) -> ParamRoute:
-    """Return where one parameter goes, with all that is known of it.
-
-    Args:
-        mine: what this rank decided.
-        item: the parameter.
-        group: index of its group.
-        strategy: name of the strategy that shards its optimizer.
-    """
-    given, spec = mine.assignments[item.name], evolve(mine.specs[item.name], group=group)
-    return ParamRoute(
-        spec=spec,
-        chunk=item.chunk,
-        box=item.part.box,
-        aliases=item.aliases,
-        decision=item.decision,
-        override=given.override,
-        matched=given.matched,
-        reason=given.reason,
-        strategy=strategy,
-        module_type=item.module_type,
-        shared=item.shared,
-        tensor_parallel=item.part.tensor_parallel,
-        partition_dim=item.part.partition_dim,
-        grad_norm_group=item.grad_norm_group,
-    )

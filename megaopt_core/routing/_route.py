@@ -1,11 +1,12 @@
-"""Deciding which optimizer, group and strategy every parameter gets."""
+"""Deciding which optimizer, group and strategy every parameter gets; also those that begin to train later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import evolve
 
 from megaopt_core.config._optimizer_config import OptimizerConfig, require_config
 from megaopt_core.errors import ConfigurationError, MegaoptError, RoutingError
@@ -16,24 +17,18 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike
-from megaopt_core.routing._groups import (
-    GroupKey,
-    GroupSpec,
-    children_of,
-    group_values,
-    order_children,
-)
+from megaopt_core.routing._groups import GroupKey, GroupSpec, children_of, group_values, order_children
+from megaopt_core.routing._inventory import InventoryItem
+from megaopt_core.routing._one_rank import RankRouting, Told, route_this_rank
 from megaopt_core.routing._overrides.matching import raise_unmatched
+from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._sharding import chosen_strategy, strategy_of
 from megaopt_core.routing._stored import GivenRouting
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-from megaopt_core.routing._one_rank import RankRouting, Told, param_route, route_this_rank
-from megaopt_core.routing._routing import NameMap, Routing
-
-__all__ = ["route"]
+__all__ = ["route", "route_added"]
 
 
 def route(
@@ -112,10 +107,7 @@ def route(
         )
     matched = {pattern for told in gathered for pattern in told.matched}
     raise_unmatched(mine.overrides, matched, mine.inventory.names())
-    ordered = order_children({key for told in gathered for key in told.keys}, config.optimizer)
-    norm_groups = {name for told in gathered for name in told.norm_groups}
-    sharding = chosen_strategy(config, {name for told in gathered for name in told.claims})
-    return _assemble(config, mine, ordered, norm_groups, pgs, sharding)
+    return _assemble(config, mine, gathered, pgs)
 
 
 def _require_function(fqn: object) -> None:
@@ -128,34 +120,98 @@ def _require_function(fqn: object) -> None:
 
 
 def _assemble(
-    config: OptimizerConfig,
-    mine: RankRouting,
-    ordered: Sequence[GroupKey],
-    norm_groups: Iterable[str],
-    pgs: ProcessGroupCollection,
-    sharding: str,
+    config: OptimizerConfig, mine: RankRouting, gathered: Sequence[Told], pgs: ProcessGroupCollection
 ) -> Routing:
+    ordered = order_children({key for told in gathered for key in told.keys}, config.optimizer)
+    sharding = chosen_strategy(config, {name for told in gathered for name in told.claims})
     used = dict.fromkeys(key.optimizer for key in ordered)
     strategies = {name: strategy_of(config, name, sharding) for name in used}
-    groups = tuple(GroupSpec(key, group_values(key, config)) for key in ordered)
-    index = {key: position for position, key in enumerate(ordered)}
-    params = {}
     axes, rank = pgs.axes, pgs.coordinates
     for item in mine.inventory.trainable:
-        given = mine.assignments[item.name]
         axes.update((placement.axis, placement.size) for placement in item.part.placements)
         rank.update(item.part.coordinates)
-        params[item.name] = param_route(mine, item, index[given.key], strategies[given.key.optimizer])
-    frozen_names = tuple(item.name for item in mine.inventory.frozen)
     return Routing(
-        params,
-        groups,
-        children_of(ordered, strategies),
-        frozen_names,
-        tuple(sorted(norm_groups)),
-        axes,
-        rank,
-        tuple(item.name for item in mine.inventory.excluded),
-        mine.held.digest,
-        sharding,
+        params=_params(mine, mine.inventory.trainable, ordered, strategies),
+        groups=tuple(GroupSpec(key, group_values(key, config)) for key in ordered),
+        children=children_of(ordered, strategies),
+        frozen=tuple(item.name for item in mine.inventory.frozen),
+        grad_norm_groups=tuple(sorted({name for told in gathered for name in told.norm_groups})),
+        axes=axes,
+        rank=rank,
+        excluded=tuple(item.name for item in mine.inventory.excluded),
+        digest=mine.held.digest,
+        sharding=sharding,
+    )
+
+
+def _params(
+    mine: RankRouting, items: Iterable[InventoryItem], keys: Sequence[GroupKey], strategies: Mapping[str, str]
+) -> dict[str, ParamRoute]:
+    """Return where parameters go: each to the group that stands where its key does."""
+    index = {key: position for position, key in enumerate(keys)}
+    params = {}
+    for item in items:
+        given = mine.assignments[item.name]
+        params[item.name] = ParamRoute(
+            spec=evolve(mine.specs[item.name], group=index[given.key]),
+            chunk=item.chunk,
+            box=item.part.box,
+            aliases=item.aliases,
+            decision=item.decision,
+            override=given.override,
+            matched=given.matched,
+            reason=given.reason,
+            strategy=strategies[given.key.optimizer],
+            module_type=item.module_type,
+            shared=item.shared,
+            tensor_parallel=item.part.tensor_parallel,
+            partition_dim=item.part.partition_dim,
+            grad_norm_group=item.grad_norm_group,
+        )
+    return params
+
+
+def route_added(
+    routing: Routing,
+    names: Collection[str],
+    config: OptimizerConfig,
+    chunks: Sequence[torch.nn.Module],
+    config_overrides: Mapping[ParamKey, ParamGroupOverride] | None,
+    pgs: ProcessGroupCollection,
+    fqn: NameMap | None,
+) -> Routing:
+    """Return a routing with parameters that have begun to train since it was made; nothing is communicated.
+
+    Groups and optimizers keep their places; those that the added ones need besides come after them.
+
+    Args:
+        routing: what there is.
+        names: the parameters that are added; those that an override excludes become excluded.
+        config: the run's configuration.
+        chunks: the model chunks as they are now.
+        config_overrides: as for :func:`route`.
+        pgs: the process groups.
+        fqn: as for :func:`route`.
+
+    Raises:
+        MegaoptError: as for :func:`route`.
+    """
+    mine = route_this_rank(config, chunks, config_overrides, pgs, fqn)
+    items = [item for item in mine.inventory.trainable if item.name in names]
+    present = [group.key for group in routing.groups]
+    new = order_children(
+        {mine.assignments[item.name].key for item in items}.difference(present), config.optimizer
+    )
+    strategies = {child.optimizer: child.strategy for child in routing.children}
+    strategies |= {key.optimizer: strategy_of(config, key.optimizer, routing.sharding) for key in new}
+    added = _params(mine, items, [*present, *new], strategies)
+    excluded = dict.fromkeys([*routing.excluded, *(item.name for item in mine.inventory.excluded)])
+    return evolve(
+        routing,
+        params={**routing.params, **added},
+        groups=(*routing.groups, *(GroupSpec(key, group_values(key, config)) for key in new)),
+        children=(*routing.children, *children_of(new, strategies, first=len(present))),
+        frozen=tuple(name for name in routing.frozen if name not in added),
+        excluded=tuple(excluded),
+        digest=b"",
     )

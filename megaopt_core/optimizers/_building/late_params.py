@@ -26,8 +26,8 @@ from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._added import route_added
 from megaopt_core.routing._groups import ChildSpec
+from megaopt_core.routing._route import route_added
 from megaopt_core.routing._routing import ParamRoute, Routing
 from megaopt_core.sharding._layout import LayoutOptions, World
 

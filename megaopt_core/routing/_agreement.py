@@ -201,7 +201,7 @@ def _row(item: InventoryItem, key: GroupKey) -> tuple[str, dict[str, str]]:
     cuts = [f"{cut.axis} of {cut.size} cuts {cut.dim}" for cut in item.part.placements]
     said = {
         "shape": str(item.part.shape),
-        "dtype": str(item.dtype).removeprefix("torch."),
+        "dtype": str(item.param.dtype).removeprefix("torch."),
         "optimizer": repr(key.optimizer),
         "plugin": _plugin_words(key),
         "override": _override_words(key),

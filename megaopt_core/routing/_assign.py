@@ -188,7 +188,7 @@ class Assigner:
         if doubtful and item.decision.view is not None:
             return "what it is is doubtful"
         # What it costs is not known of a parameter that may not be accepted.
-        spec = item.spec_without_cost(name, 0, entry)
+        spec = item.spec_without_cost(name, entry)
         with get_registry().blaming("optimizer", name):
             reason = entry.accepts(spec, item.decision.view)
             if reason is not None and not isinstance(reason, str):

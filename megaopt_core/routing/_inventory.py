@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -39,12 +39,7 @@ class InventoryItem:
         aliases: other global names of the same tensor.
         decision: its role with reason and view.
         part: this rank's part of the logical tensor over all tensor-parallel ranks.
-        dtype: of the parameter.
-        is_expert: the attribute `allreduce` is False, or it lies on the ranks of experts.
-        shared: it is counted elsewhere.
-        grad_norm_group: name of the norm that it counts in.
-        shared_embedding: an embedding that pipeline stages share.
-        traits: the five before this, its shape, how it is cut and viewed, as one object for all parameters alike.
+        traits: its number type, shape and attributes, how it is cut and viewed, as one object for all parameters alike.
     """
 
     name: str
@@ -53,38 +48,13 @@ class InventoryItem:
     aliases: tuple[str, ...]
     decision: RoleDecision
     part: LogicalPart
-    dtype: torch.dtype = field(init=False)
-    is_expert: bool = field(init=False)
-    shared: bool = field(init=False)
-    grad_norm_group: str | None = field(init=False)
-    shared_embedding: bool = field(init=False)
     traits: tuple[Any, ...] = field(init=False, repr=False)
-
-    @dtype.default
-    def _dtype(self) -> torch.dtype:
-        return self.param.dtype
-
-    @is_expert.default
-    def _is_expert(self) -> bool:
-        return self.part.is_expert
-
-    @shared.default
-    def _shared(self) -> bool:
-        return bool(getattr(self.param, "shared", False))
-
-    @grad_norm_group.default
-    def _grad_norm_group(self) -> str | None:
-        return getattr(self.param, "grad_norm_group", None)
-
-    @shared_embedding.default
-    def _shared_embedding(self) -> bool:
-        return bool(getattr(self.param, "shared_embedding", False))
 
     @traits.default
     def _traits(self) -> tuple[Any, ...]:
         part, view = self.part, self.decision.view
         return _same_object(
-            self.dtype,
+            self.param.dtype,
             self.is_expert,
             self.shared,
             repr(self.grad_norm_group),  # a user may have put there what has no hash
@@ -102,22 +72,39 @@ class InventoryItem:
         return self.named.param
 
     @property
+    def is_expert(self) -> bool:
+        """Whether the attribute `allreduce` is False, or it lies on the ranks of experts."""
+        return self.part.is_expert
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is counted elsewhere."""
+        return bool(getattr(self.param, "shared", False))
+
+    @property
+    def shared_embedding(self) -> bool:
+        """Whether it is an embedding that pipeline stages share."""
+        return bool(getattr(self.param, "shared_embedding", False))
+
+    @property
+    def grad_norm_group(self) -> str | None:
+        """Name of the norm that it counts in."""
+        return getattr(self.param, "grad_norm_group", None)
+
+    @property
     def module_type(self) -> str:
         """Class name of the module that owns it."""
         return type(self.named.owners[0][1]).__name__
 
-    def spec(
-        self, optimizer: str, group: int, entry: OptimizerEntry, *, peers: int | None = None
-    ) -> ParamSpec:
-        """Return the parameter as pure data.
+    def spec(self, optimizer: str, entry: OptimizerEntry, *, peers: int | None = None) -> ParamSpec:
+        """Return the parameter as pure data, of the first group until groups have their order.
 
         Args:
             optimizer: name of the optimizer that steps it.
-            group: index of its group.
             entry: of the optimizer: how finely its work may be cut, and what it supports.
             peers: how many ranks were asked to step it together.
         """
-        spec = self.spec_without_cost(optimizer, group, entry)
+        spec = self.spec_without_cost(optimizer, entry)
         cost = entry.step_cost(spec, self.decision.view)
         if not isinstance(cost, (int, float)) or not 0 <= cost < math.inf:
             raise PluginError(
@@ -126,21 +113,20 @@ class InventoryItem:
             )
         return evolve(spec, cost=float(cost), peers=peers)
 
-    def spec_without_cost(self, optimizer: str, group: int, entry: OptimizerEntry) -> ParamSpec:
+    def spec_without_cost(self, optimizer: str, entry: OptimizerEntry) -> ParamSpec:
         """Return the parameter as pure data for an optimizer that may not take it: what it costs there is not asked.
 
         Args:
             optimizer: name of the optimizer.
-            group: index of its group.
             entry: of the optimizer.
         """
         return ParamSpec(
             name=self.name,
             shape=self.part.shape,
-            dtype=self.dtype,
-            grad_dtype=self.dtype,
+            dtype=self.param.dtype,
+            grad_dtype=self.param.dtype,
             optimizer=optimizer,
-            group=group,
+            group=0,
             granularity=entry.granularity,
             cost=0.0,
             alignment=entry.alignment,
@@ -209,15 +195,15 @@ def take_inventory(
     inventory = Inventory([], [])
     seen: dict[str, int] = {}
     for index, chunk in enumerate(chunks):
-        decisions: Mapping[str, RoleDecision] = infer_roles(chunk, example=example, failed=inventory.failed)
+        decisions = infer_roles(chunk, example=example, failed=inventory.failed)
         for named in named_params(chunk):
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
             if name in seen:
+                same = ": they are the same module" if chunks[seen[name]] is chunk else ""
                 raise RoutingError(
-                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}"
-                    f"{_same(chunks, seen[name], index)}; for models beside each other give one torch.nn.ModuleList or "
-                    "ModuleDict of them, for chunks of a pipeline pass fqn=lambda chunk, name: ... to give every "
-                    "parameter a globally unique name",
+                    f"model chunks {seen[name]} and {index} both have a parameter {name!r}{same}; for "
+                    "models beside each other give one torch.nn.ModuleList or ModuleDict of them, for chunks of a "
+                    "pipeline pass fqn=lambda chunk, name: ... to give every parameter a globally unique name",
                     names=[name],
                 )
             seen[name] = index
@@ -226,7 +212,3 @@ def take_inventory(
             item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
             (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
     return inventory
-
-
-def _same(chunks: Sequence[torch.nn.Module], first: int, second: int) -> str:
-    return ": they are the same module" if chunks[first] is chunks[second] else ""

@@ -126,7 +126,7 @@ def route_this_rank(
 def _specs_of(
     items: Sequence[InventoryItem], assignments: Mapping[str, Assignment], config: OptimizerConfig
 ) -> dict[str, ParamSpec]:
-    """Return parameters as pure data, of the first group until groups have their order."""
+    """Return parameters as pure data."""
     registry = get_registry()
     specs: dict[str, ParamSpec] = {}
     configured: dict[str, OptimizerEntry] = {}
@@ -135,5 +135,5 @@ def _specs_of(
         with registry.blaming("optimizer", optimizer):
             if optimizer not in configured:
                 configured[optimizer] = registry.optimizer(optimizer).configured(config)
-            specs[item.name] = item.spec(optimizer, 0, configured[optimizer], peers=config.peers_per_matrix)
+            specs[item.name] = item.spec(optimizer, configured[optimizer], peers=config.peers_per_matrix)
     return specs

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
-import torch
 from attrs import define, field, frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import PluginError, RoutingError
-from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._overrides import (
     ParamGroupOverride,
     param_group_override_to_tuple,
@@ -45,23 +42,16 @@ class Assigner:
 
     Args:
         config: the run's configuration.
-        chunks: the model chunks, which some entries look at.
-        pgs: the process groups, which some entries look at.
+        settings: judges what overrides set.
         followed: the routing to follow; None: none.
     """
 
     config: OptimizerConfig
-    chunks: Sequence[torch.nn.Module]
-    pgs: ProcessGroupCollection
+    settings: OverrideSettings
     followed: StoredRouting | None = None
-    _settings: OverrideSettings = field(init=False)
-    _keys: dict[tuple[Any, ...], GroupKey] = field(factory=dict)
+    _keys: dict[GroupKey, GroupKey] = field(factory=dict)
     _following: dict[str, str | None] = field(factory=dict)
     _of_fallback: ParamGroupOverride | None = None
-
-    @_settings.default
-    def _settings_of_overrides(self) -> OverrideSettings:
-        return OverrideSettings(self.config, self.chunks, self.pgs)
 
     def assign(self, item: InventoryItem, match: Match) -> Assignment:
         """Return where a parameter goes.
@@ -77,22 +67,21 @@ class Assigner:
         """
         asked = match.override.get("optimizer")
         if self.followed is None:
-            name, reason = self._optimizer_for(item, asked, match)
+            name, reason = self._optimizer_for(item, match)
         else:
             name, reason = self._as_followed(self.followed, item, match), f"as in {self.followed.name}"
         if asked is None and name != self.config.optimizer:
             match, added = self._with_fallback_override(match)
             reason += added
         entry = get_registry().optimizer(name)
-        group, settings = self._settings.split(name, entry, match, item.name)
-        said = (
-            name,
-            item.is_expert,
-            tuple(sorted(settings.items())),
-            _override_tuple(group, match.override.get("optimizer")),
-        )
+        group, settings = self.settings.split(name, entry, match, item.name)
+        # Who is sent to an optimizer shares no group with who is there anyway.
+        if "optimizer" in match.override:
+            group["optimizer"] = match.override["optimizer"]
+        override = param_group_override_to_tuple(cast("ParamGroupOverride", group)) if group else None
+        key = GroupKey(name, item.is_expert, tuple(sorted(settings.items())), override)
         # A model has many parameters and few keys.
-        key = self._keys.setdefault(said, GroupKey(*said))
+        key = self._keys.setdefault(key, key)
         return Assignment(key, match.override, match.reasons, reason)
 
     def _as_followed(self, followed: StoredRouting, item: InventoryItem, match: Match) -> str:
@@ -114,20 +103,20 @@ class Assigner:
             )
         return name
 
-    def _optimizer_for(self, item: InventoryItem, asked: str | None, match: Match) -> tuple[str, str]:
-        why = item.decision.reason
-        name = asked or self.config.optimizer
-        refusal = self._refusal(name, item, asked=bool(asked))
-        if refusal is None:
-            return name, f"{match.origin['optimizer']} asks for {asked!r}" if asked else why
-        if asked:
-            raise RoutingError(
-                f"{match.origin['optimizer']} sends {item.name!r} (shape {item.part.shape}) to {asked!r}, which does "
-                f"not take it: {refusal}. Set its matrix_view, or send it to another optimizer",
-                names=[item.name],
-            )
-        tried = [name]
-        while True:
+    def _optimizer_for(self, item: InventoryItem, match: Match) -> tuple[str, str]:
+        asked, why = match.override.get("optimizer"), item.decision.reason
+        if asked is not None:
+            refusal = self._refusal(asked, item, asked=True)
+            if refusal is not None:
+                raise RoutingError(
+                    f"{match.origin['optimizer']} sends {item.name!r} (shape {item.part.shape}) to {asked!r}, which "
+                    f"does not take it: {refusal}. Set its matrix_view, or send it to another optimizer",
+                    names=[item.name],
+                )
+            return asked, f"{match.origin['optimizer']} asks for {asked!r}"
+        name, tried = self.config.optimizer, list[str]()
+        while (refusal := self._refusal(name, item)) is not None:
+            tried.append(name)
             following = self._fallback_of(name)
             if following is None:
                 raise RoutingError(
@@ -135,17 +124,13 @@ class Assigner:
                     f'Give an override such as {{ParamKey(name="{item.name}"): {{"optimizer": ...}}}}',
                     names=[item.name],
                 )
-            name = following
-            if name in tried:
+            if following in tried:
                 raise RoutingError(
                     f"none of {tried} takes {item.name!r} (shape {item.part.shape}): {refusal}",
                     names=[item.name],
                 )
-            tried.append(name)
-            refused_again = self._refusal(name, item)
-            if refused_again is None:
-                return name, f"{why}; not for {tried[0]}: {refusal}"
-            refusal = refused_again
+            name, why = following, f"{item.decision.reason}; not for {tried[0]}: {refusal}"
+        return name, why
 
     def _fallback_of(self, name: str) -> str | None:
         """Return the optimizer that steps what another refuses: the configuration's, so asked for once."""
@@ -197,9 +182,3 @@ class Assigner:
                     "reason in words"
                 )
             return reason
-
-
-def _override_tuple(group: Mapping[str, Any], asked: str | None) -> tuple[tuple[str, Any], ...] | None:
-    """Return the override in a group's key: who is sent to an optimizer shares no group with who is there anyway."""
-    override = {**group, **({} if asked is None else {"optimizer": asked})}
-    return param_group_override_to_tuple(override) if override else None  # type: ignore[arg-type]

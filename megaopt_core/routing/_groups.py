@@ -11,7 +11,6 @@ from attrs import frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params._overrides import OVERRIDE_FIELDS
 
 __all__ = ["ChildSpec", "GroupKey", "GroupSpec", "group_values", "order_children"]
 
@@ -135,24 +134,6 @@ def group_values(key: GroupKey, config: OptimizerConfig) -> dict[str, Any]:
         values = {"start_wd": own, "end_wd": own} | values
     values["weight_decay"] = (config.weight_decay if own is None else own) * values["wd_mult"]
     return values
-
-
-def split_override(
-    override: Mapping[str, Any], defaults: Iterable[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split an override into what a group holds and what the optimizer's constructor takes.
-
-    Args:
-        override: the combined override without `optimizer`.
-        defaults: keys that the optimizer keeps per group.
-
-    Returns:
-        `(group values, constructor settings)`.
-    """
-    known = {*OVERRIDE_FIELDS, *defaults}
-    group = {key: value for key, value in override.items() if key in known}
-    settings = {key: value for key, value in override.items() if key not in known}
-    return group, settings
 
 
 def children_of(

@@ -22,6 +22,7 @@ from megaopt_core.routing._assign import Assigner, Assignment
 from megaopt_core.routing._groups import GroupKey
 from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inventory
 from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
+from megaopt_core.routing._overrides.settings import OverrideSettings
 from megaopt_core.routing._overrides.standard import get_standard_config_overrides
 from megaopt_core.routing._plugin_faults import PluginFaults, add_plugin_overrides
 from megaopt_core.routing._routing import NameMap
@@ -96,7 +97,7 @@ def route_this_rank(
         except OverrideError as error:
             raise PluginError(f"its default_param_overrides: {error}") from error
     failed = PluginFaults(inventory.failed, add_plugin_overrides(overrides, config, chunks))
-    assigner = Assigner(config, chunks, pgs, stored)
+    assigner = Assigner(config, OverrideSettings(config, chunks, pgs), stored)
     assignments = {}
     for item in inventory.trainable:
         with failed.reading():

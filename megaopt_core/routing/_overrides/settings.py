@@ -21,7 +21,6 @@ from megaopt_core.registry._constructor import (
     constructor_parameters,
 )
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._groups import split_override
 from megaopt_core.routing._overrides.matching import Match
 
 __all__ = ["OverrideSettings"]
@@ -86,7 +85,8 @@ class OverrideSettings:
                     value=asked[key],
                 )
         self._require_right_values(entry, known, {key: asked[key] for key in extra}, match)
-        return split_override(asked, known.defaults)
+        settings = {key: asked.pop(key) for key in extra if key not in known.defaults}
+        return asked, settings
 
     def _known_of(self, name: str, entry: OptimizerEntry) -> _Known:
         if name not in self._known:

@@ -7,6 +7,7 @@ from megaopt_core.routing._overrides.mup import (
     vector_like_overrides,
 )
 from megaopt_core.routing._overrides.standard import get_standard_config_overrides
+from megaopt_core.routing._roles.base_rules import target_of, tied_role
 from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.infer import infer_roles
 from megaopt_core.routing._roles.module_types import (
@@ -17,9 +18,7 @@ from megaopt_core.routing._roles.module_types import (
     is_projection,
     stated,
 )
-from megaopt_core.routing._roles.parametrized import target_of
 from megaopt_core.routing._roles.registered_views import ViewHandle, register_matrix_view
-from megaopt_core.routing._roles.tied import tied_role
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._stored import GivenRouting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import evolve
 from torch import nn
 
 from megaopt_core.errors import PluginHookError, RoutingError
@@ -14,20 +14,10 @@ from megaopt_core.params._views import MatrixView
 from megaopt_core.registry._infos import PluginInfo
 from megaopt_core.registry._registry import get_registry
 
-__all__ = ["PluginAnnotations", "ask_plugins"]
+__all__ = ["ask_plugins"]
 
-
-@define
-class PluginAnnotations:
-    """The answers of all plugins.
-
-    Args:
-        said: canonical name to role or view: what a plugin knows about a model of this kind.
-        read: canonical name to decision: what a plugin has read from this model.
-    """
-
-    said: dict[str, Role | MatrixView] = field(factory=dict)
-    read: dict[str, RoleDecision] = field(factory=dict)
+type Said = Role | MatrixView
+"""What a plugin knows about a parameter in models of this kind."""
 
 
 def ask_plugins(
@@ -36,8 +26,8 @@ def ask_plugins(
     example: Any = None,
     *,
     failed: list[PluginHookError] | None = None,
-) -> PluginAnnotations:
-    """Return what plugins say about a model's parameters.
+) -> tuple[dict[str, Said], dict[str, RoleDecision]]:
+    """Return what plugins say about a model's parameters, and what they have read from the model, by canonical name.
 
     Args:
         model: one model chunk, unwrapped.
@@ -50,15 +40,14 @@ def ask_plugins(
         RoutingError: two plugins contradict each other.
         PluginHookError: one raised, or returned something else.
     """
-    found = PluginAnnotations()
-    owner: dict[tuple[str, bool], PluginInfo] = {}
+    answers: dict[tuple[str, bool], tuple[Any, PluginInfo]] = {}
     for plugin, result in get_registry().call_each(
         "megaopt_annotate_params", failed=failed, model_chunk=model, example=example
     ):
         nonsense = _nonsense(result, known)
         if nonsense is None:
             for name, what in result.items():
-                _add(found, owner, plugin, name, what)
+                _add(answers, plugin, name, what)
             continue
         error = PluginHookError(
             f"{plugin}: megaopt_annotate_params {nonsense}",
@@ -68,7 +57,11 @@ def ask_plugins(
         if failed is None:
             raise error
         failed.append(error)
-    return found
+    said, read = (
+        {name: what for (name, of_kind), (what, _) in answers.items() if of_kind is is_read}
+        for is_read in (False, True)
+    )
+    return said, read
 
 
 def _nonsense(result: Any, known: Collection[str]) -> str | None:
@@ -83,34 +76,29 @@ def _nonsense(result: Any, known: Collection[str]) -> str | None:
 
 
 def _add(
-    found: PluginAnnotations,
-    owner: dict[tuple[str, bool], PluginInfo],
-    plugin: PluginInfo,
-    name: str,
-    what: Any,
+    answers: dict[tuple[str, bool], tuple[Any, PluginInfo]], plugin: PluginInfo, name: str, what: Any
 ) -> None:
     is_read = isinstance(what, RoleDecision)
-    if isinstance(what, RoleDecision):
+    if is_read:
         what = evolve(what, reader=f"{plugin.distribution or plugin.name} {plugin.version or ''}".rstrip())
-    table: dict[str, Any] = found.read if is_read else found.said
-    present = table.get(name)
-    if present is not None and is_read and present.uncertain != what.uncertain:
-        what = present if what.uncertain else what  # who is certain wins over who guesses
-        plugin = owner[name, is_read] if what is present else plugin
-    elif present is not None and _meaning(present) != _meaning(what):
+    present, owner = answers.get((name, is_read), (what, plugin))
+    if is_read and present.uncertain != what.uncertain:
+        if what.uncertain:  # who is certain wins over who guesses
+            return
+    elif _meaning(present) != _meaning(what):
         raise RoutingError(
-            f"parameter {name!r} is annotated as {_words(present)} by plugin {owner[name, is_read].name!r} and as "
-            f"{_words(what)} by plugin {plugin.name!r}; an attribute on the parameter decides (matrix_view=...)",
+            f"parameter {name!r} is annotated as {_words(present)} by plugin {owner.name!r} and as {_words(what)} by "
+            f"plugin {plugin.name!r}; an attribute on the parameter decides (matrix_view=...)",
             names=[name],
         )
-    table[name], owner[name, is_read] = what, plugin
+    answers[name, is_read] = what, plugin
 
 
-def _meaning(what: Role | MatrixView | RoleDecision) -> object:
+def _meaning(what: Said | RoleDecision) -> object:
     return (what.role, what.view) if isinstance(what, RoleDecision) else what
 
 
-def _words(what: Role | MatrixView | RoleDecision) -> str:
+def _words(what: Said | RoleDecision) -> str:
     if isinstance(what, RoleDecision):
         return str(what.role if what.view is None else what.view)
     return str(what)

@@ -60,15 +60,19 @@ def infer_roles(
     """
     entries = named_params(model)
     known = {name for entry in entries for name in (entry.name, *entry.aliases)}
-    _require_known(annotations or {}, known)
+    unknown = sorted(set(annotations or ()) - known)
+    if unknown:
+        raise RoutingError(
+            f"infer_roles: annotations name parameters that the model does not have: {unknown}"
+        )
     for entry in entries:
         if nn.parameter.is_lazy(entry.param):
             raise RoutingError(f"infer_roles: {entry.name} is not initialized yet; run one forward before")
-    plugins = ask_plugins(unwrap(model), known, example, failed=failed)
-    said = {**plugins.said, **(annotations or {})}
-    rules = BaseRules(unwrap(model), reader=_absent_reader(plugins.read))
+    said, read = ask_plugins(unwrap(model), known, example, failed=failed)
+    said |= annotations or {}
+    rules = BaseRules(unwrap(model), reader=_absent_reader(read))
     return {
-        entry.name: settleable(apply_explicit(entry, _read(entry, plugins.read) or rules.decide(entry), said))
+        entry.name: settleable(apply_explicit(entry, _read(entry, read) or rules.decide(entry), said))
         for entry in entries
     }
 
@@ -79,14 +83,6 @@ def _absent_reader(read: Mapping[str, RoleDecision]) -> PluginInfo | str | None:
     if installed is None:
         return ROLE_READER
     return None if installed.status is PluginStatus.LOADED and read else installed
-
-
-def _require_known(annotations: Mapping[str, object], known: set[str]) -> None:
-    unknown = sorted(set(annotations) - known)
-    if unknown:
-        raise RoutingError(
-            f"infer_roles: annotations name parameters that the model does not have: {unknown}"
-        )
 
 
 def _read(entry: NamedParam, read: Mapping[str, RoleDecision]) -> RoleDecision | None:

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from megaopt_core.errors import OverrideError
 from megaopt_core.params._roles import Role
 
-__all__ = ["ParamKey", "ParamPredicate", "ParamWithNamePredicate"]
+__all__ = ["ParamKey", "ParamPredicate", "ParamWithNamePredicate", "as_tuple"]
 
 
 @frozen
@@ -68,7 +68,12 @@ class ParamWithNamePredicate:
         return bool(self.fn(param, name))
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return what a field of a key holds, which may be one value, as several.
+
+    Args:
+        value: of the field.
+    """
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -76,9 +81,9 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _entries(kind: type, **more: Any) -> Any:
+def _entries(kind: type, *, converter: Callable[[Any], Any] = _hashable, kw_only: bool = False) -> Any:
     """Return a field for one value or several; it reads back as given, and one value equals a tuple of it."""
-    return field(default=(), converter=_hashable, eq=_as_tuple, validator=_of_type(kind), **more)
+    return field(default=(), converter=converter, eq=as_tuple, validator=_of_type(kind), kw_only=kw_only)
 
 
 def _roles(value: Any) -> Any:
@@ -99,7 +104,7 @@ def _roles(value: Any) -> Any:
 
 def _of_type(kind: type) -> Callable[[Any, Any, Any], None]:
     def check(_key: Any, attribute: Any, value: Any) -> None:
-        for entry in _as_tuple(value):
+        for entry in as_tuple(value):
             if not isinstance(entry, kind):
                 raise OverrideError(
                     f"ParamKey({attribute.name}=...) takes {kind.__name__} or a tuple of them, "
@@ -142,12 +147,10 @@ class ParamKey:
     with_name_predicate: ParamWithNamePredicate | tuple[ParamWithNamePredicate, ...] = _entries(
         ParamWithNamePredicate
     )
-    role: Role | str | tuple[Role | str, ...] = field(
-        default=(), converter=_roles, eq=_as_tuple, validator=_of_type(Role), kw_only=True
-    )
+    role: Role | str | tuple[Role | str, ...] = _entries(Role, converter=_roles, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if not any(_as_tuple(getattr(self, name)) for name in _SHOWN):
+        if not any(as_tuple(getattr(self, name)) for name in _SHOWN):
             raise OverrideError(
                 "ParamKey() matches nothing: give a name, an attr, a predicate, a with_name_predicate or a role"
             )
@@ -169,27 +172,27 @@ class ParamKey:
             param_name: its qualified name.
             role: what it was found to be; None where that is not known.
         """
-        for pattern in _as_tuple(self.name):
+        for pattern in as_tuple(self.name):
             if fnmatchcase(param_name, pattern):
                 return f"name {pattern!r}"
-        for attribute in _as_tuple(self.attr):
+        for attribute in as_tuple(self.attr):
             if getattr(param, attribute, False):
                 return f"attribute {attribute!r}"
-        for predicate in _as_tuple(self.predicate):
+        for predicate in as_tuple(self.predicate):
             if predicate(param):
                 return f"predicate {predicate.name!r}"
-        for predicate in _as_tuple(self.with_name_predicate):
+        for predicate in as_tuple(self.with_name_predicate):
             if predicate(param, param_name):
                 return f"predicate {predicate.name!r}"
-        if role is not None and role in _as_tuple(self.role):
+        if role is not None and role in as_tuple(self.role):
             return f"role {role.value!r}"
         return None
 
     def __str__(self) -> str:
         parts = [
-            f"{name}={tuple(map(shown, _as_tuple(getattr(self, name))))!r}"
+            f"{name}={tuple(map(shown, as_tuple(getattr(self, name))))!r}"
             for name, shown in _SHOWN.items()
-            if _as_tuple(getattr(self, name))
+            if as_tuple(getattr(self, name))
         ]
         return f"ParamKey({', '.join(parts)})"
 

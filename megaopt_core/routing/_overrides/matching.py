@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from attrs import define, field, frozen
 
 from megaopt_core.errors import MegaoptError, OverrideError, RoutingError, UnmatchedKeyError
-from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._keys import ParamKey, as_tuple
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._overrides import (
     NO_OPTIMIZER,
@@ -158,23 +158,10 @@ class OverrideSet:
                 continue
             result = result or why
             if entry.must_match:
-                self._note_names(entry.key, name)
+                unseen = (pattern for pattern in as_tuple(entry.key.name) if pattern not in self.matched)
+                self.matched.update([pattern for pattern in unseen if fnmatchcase(name, pattern)])
                 self.matched.add(str(entry.key))
         return result
-
-    def _note_names(self, key: ParamKey, name: str) -> None:
-        for pattern in patterns_of(key):
-            if pattern not in self.matched and fnmatchcase(name, pattern):
-                self.matched.add(pattern)
-
-
-def patterns_of(key: ParamKey) -> Sequence[str]:
-    """Return a key's name patterns as a tuple.
-
-    Args:
-        key: the key.
-    """
-    return (key.name,) if isinstance(key.name, str) else key.name
 
 
 def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Sequence[str]) -> None:
@@ -189,7 +176,7 @@ def raise_unmatched(overrides: OverrideSet, matched: Iterable[str], names: Seque
         UnmatchedKeyError: a name pattern matched nothing.
     """
     seen = set(matched)
-    required = [(entry, patterns_of(entry.key)) for entry in overrides.entries if entry.must_match]
+    required = [(entry, as_tuple(entry.key.name)) for entry in overrides.entries if entry.must_match]
     for entry, patterns in required:
         for pattern in patterns:
             if pattern not in seen:

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.params._keys import ParamKey
+from megaopt_core.params._keys import ParamKey, as_tuple
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import Role
 from megaopt_core.registry._registry import get_registry
@@ -53,8 +53,7 @@ class _WidthKey(ParamKey):
     grows: Callable[[torch.nn.Parameter, Role], bool] = field(default=is_matrix_like, kw_only=True)
 
     def matched_by(self, param: torch.nn.Parameter, param_name: str, role: Role | None = None) -> str | None:
-        roles = self.role if isinstance(self.role, tuple) else (self.role,)
-        if role not in roles or not self.grows(param, role):
+        if role not in as_tuple(self.role) or not self.grows(param, role):
             return None
         return f"{self.grows.__name__.removeprefix('is_').replace('_', '-')} {role.value}"
 

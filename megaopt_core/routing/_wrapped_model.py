@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -125,10 +125,8 @@ def require_as_planned(chunks: Sequence[torch.nn.Module], routing: Routing, fqn:
             continue
         names: dict[str, str] = {}
         if not routing.params.keys() >= planned.params.keys():  # planned without what holds the wrapper
-            local = _names_in(index, chunks[index], wrapper)
-            names = {
-                fqn(index, old) if fqn else old: fqn(index, new) if fqn else new for old, new in local.items()
-            }
+            there = _names_in(index, chunks[index], wrapper, fqn)
+            names = {fqn(index, old) if fqn else old: new for old, new in there.items()}
         planned.require_same(routing, names)
 
 
@@ -145,57 +143,53 @@ def wrapped_buffers(
         ShardingError: some chunks are wrapped that way and others are not, or a chunk has several wrappers or not all
             that is in its wrapper.
     """
-    sharing = [[wrapper for wrapper in wrappers_of([chunk]) if wrapper.scatters_grads] for chunk in chunks]
+    found = [wrappers_of([chunk]) for chunk in chunks]
+    sharing = [[wrapper for wrapper in wrappers if wrapper.scatters_grads] for wrappers in found]
     if not any(sharing):
         return None
     if not all(sharing):
         raise ShardingError(
-            f"model chunks {[index for index, found in enumerate(sharing) if not found]} are not wrapped in "
+            f"model chunks {[index for index, some in enumerate(sharing) if not some]} are not wrapped in "
             "DistributedDataParallel with use_distributed_optimizer=True as the others are; wrap all or none"
         )
     buffers = {}
-    for index, (chunk, found) in enumerate(zip(chunks, sharing, strict=True)):
-        wrapper = _only(index, chunk, found)
-        local = _names_in(index, chunk, wrapper)
-        for key, buffer in wrapper.full_param_layout.buffers.items():
-
-            def rename(name: str, chunk_index: int = index, local: Mapping[str, str] = local) -> str:
-                return fqn(chunk_index, local[name]) if fqn else local[name]
-
+    for index, (chunk, wrappers) in enumerate(zip(chunks, found, strict=True)):
+        if len(wrappers) > 1:
+            raise ShardingError(
+                f"{len(wrappers)} wrappers reduce gradients of model chunk {index}, and {len(sharing[index])} of them "
+                "scatter gradients over ranks (use_distributed_optimizer=True): give the optimizer a list in which "
+                "each of them is a chunk of its own"
+            )
+        names = _names_in(index, chunk, wrappers[0], fqn)
+        for key, buffer in wrappers[0].full_param_layout.buffers.items():
             buffers[evolve(key, chunk=index)] = evolve(
                 buffer,
-                param_ranges={rename(name): where for name, where in buffer.param_ranges.items()},
-                bucket_of={rename(name): bucket for name, bucket in buffer.bucket_of.items()},
+                param_ranges={names[name]: where for name, where in buffer.param_ranges.items()},
+                bucket_of={names[name]: bucket for name, bucket in buffer.bucket_of.items()},
             )
     return buffers
 
 
-def _only(index: int, chunk: torch.nn.Module, found: Sequence[WrappedModel]) -> WrappedModel:
-    """Return the one wrapper of a chunk, whose buffers are those of the chunk."""
-    if len(found) < len(wrappers_of([chunk])) or len(found) > 1:
-        raise ShardingError(
-            f"{len(wrappers_of([chunk]))} wrappers reduce gradients of model chunk {index}, and "
-            f"{len(found)} of them scatter gradients over ranks (use_distributed_optimizer=True): give the optimizer a "
-            "list in which each of them is a chunk of its own"
-        )
-    return found[0]
-
-
-def _names_in(index: int, chunk: torch.nn.Module, wrapper: WrappedModel) -> dict[str, str]:
-    """Return the names that a chunk has for the parameters in a wrapper's buffers."""
+def _names_in(
+    index: int, chunk: torch.nn.Module, wrapper: WrappedModel, fqn: NameMap | None
+) -> dict[str, str]:
+    """Return the global names of the parameters in a wrapper's buffers, by the names that the wrapper has for them."""
     names = [name for buffer in wrapper.full_param_layout.buffers.values() for name in buffer.param_ranges]
     if id(chunk) == id(wrapper):
-        return dict(zip(names, names, strict=True))
-    name_of = {param: entry.name for entry in named_params(chunk) for param in (entry.param, *entry.twins)}
-    theirs = {entry.name: entry.param for entry in named_params(cast("torch.nn.Module", wrapper))}
-    local = {name: name_of[theirs[name]] for name in names if theirs.get(name) in name_of}
+        local = dict(zip(names, names, strict=True))
+    else:
+        name_of = {
+            param: entry.name for entry in named_params(chunk) for param in (entry.param, *entry.twins)
+        }
+        theirs = {entry.name: entry.param for entry in named_params(cast("torch.nn.Module", wrapper))}
+        local = {name: name_of[theirs[name]] for name in names if theirs.get(name) in name_of}
     lacking = [name for name in names if name not in local]
     if lacking:
         raise ShardingError(
             f"{type(wrapper).__name__} shares out gradients of {len(lacking)} parameters that model chunk {index} has "
             f"not: {', '.join(lacking[:5])}. Build the optimizer for the wrapper, and exclude what it is not to step"
         )
-    return local
+    return {name: fqn(index, here) if fqn else here for name, here in local.items()}
 
 
 def require_same_overlap(chunks: Sequence[torch.nn.Module], config: OptimizerConfig) -> None:

@@ -53,7 +53,7 @@ class _WidthKey(ParamKey):
     grows: Callable[[torch.nn.Parameter, Role], bool] = field(default=is_matrix_like, kw_only=True)
 
     def matched_by(self, param: torch.nn.Parameter, param_name: str, role: Role | None = None) -> str | None:
-        if role not in as_tuple(self.role) or not self.grows(param, role):
+        if role is None or role not in as_tuple(self.role) or not self.grows(param, role):
             return None
         return f"{self.grows.__name__.removeprefix('is_').replace('_', '-')} {role.value}"
 

@@ -90,19 +90,15 @@ def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[s
     for piece in layout.pieces(rank):
         for _, shard in piece.members:
             mine.setdefault(shard.name, set()).add(shard)
-    axes = [("tp", False), ("expert_tp", True)]
-    axes += [
-        (axis, is_expert)
-        for is_expert in (False, True)
-        for axis in spread_axes(layout, is_expert=is_expert)
-        if (axis, is_expert) not in axes
-    ]
-    for axis, is_expert in axes:
-        if rank.get(axis, 0):
-            first = {shard for piece in layout.pieces({**rank, axis: 0}) for _, shard in piece.members}
-            copies |= {
-                name for name, shards in mine.items() if (name in experts) is is_expert and shards <= first
-            }
+    for is_expert in (False, True):
+        for axis in {"expert_tp" if is_expert else "tp", *spread_axes(layout, is_expert=is_expert)}:
+            if rank.get(axis, 0):
+                first = {shard for piece in layout.pieces({**rank, axis: 0}) for _, shard in piece.members}
+                copies |= {
+                    name
+                    for name, shards in mine.items()
+                    if (name in experts) is is_expert and shards <= first
+                }
     return copies
 
 

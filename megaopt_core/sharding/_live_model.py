@@ -9,7 +9,7 @@ import torch
 from attrs import define, field, frozen
 
 from megaopt_core.params._parts import is_dtensor, local_tensor
-from megaopt_core.params._shards import Box, RankCoordinates, Shard
+from megaopt_core.params._shards import Box, RankCoordinates, Shard, whole
 from megaopt_core.params._specs import ParamInfo
 from megaopt_core.sharding._elements import elements_of, store_elements
 from megaopt_core.sharding._layout import PieceSpec
@@ -98,8 +98,7 @@ class LiveModel:
         Args:
             name: canonical name.
         """
-        shape = tuple(self.params[name].shape)
-        return self.boxes.get(name, ((0,) * len(shape), shape))
+        return self.boxes.get(name, whole(self.params[name].shape))
 
     def values(self, shard: Shard) -> torch.Tensor:
         """Return the model's values of a shard, flat; a view of the parameter where strides allow, else a copy.

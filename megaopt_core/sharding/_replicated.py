@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from attrs import define, frozen
 
 from megaopt_core.errors import ShardingError
@@ -58,13 +59,11 @@ class ReplicatedParams(ShardedParams):
 
     def collect_grads(self) -> None:
         """Take every parameter's gradient as it is; that of a DTensor where its parameter is."""
-        finish_grad_sync(self.chunks, () if self.chunks else self._params())
+        bare = () if self.chunks else [param for piece in self.pieces for param in piece.model_params]
+        finish_grad_sync(self.chunks, bare)
         for piece in self.pieces:
             (param,) = piece.model_params
             piece.grad = gradient_of(param) if param is piece.param else local_gradient(param)
-
-    def _params(self) -> Iterator[torch.nn.Parameter]:
-        return (param for piece in self.pieces for param in piece.model_params)
 
     def take_model_values(self) -> None:
         """Nothing to bring: the pieces are the model's memory."""
@@ -78,10 +77,11 @@ class ReplicatedParams(ShardedParams):
         if is_dtensor(param):
             return "it is a DTensor"
         torchs = [
-            chunk for chunk in self.chunks if isinstance(chunk, torch.nn.parallel.DistributedDataParallel)
+            chunk
+            for chunk in self.chunks
+            if isinstance(chunk, torch.nn.parallel.DistributedDataParallel) and dist.get_world_size() > 1
         ]
-        alone = not torchs or torch.distributed.get_world_size() == 1
-        for wrapper in (*wrappers_of(self.chunks), *(() if alone else torchs)):
+        for wrapper in (*wrappers_of(self.chunks), *torchs):
             return f"{type(wrapper).__name__} reduces the gradients of what trained when it was made"
         return None
 
@@ -110,11 +110,6 @@ def _uneven_cut(param: torch.nn.Parameter) -> str | None:
         if placement.is_shard() and param.shape[placement.dim] % ranks:
             return f"dimension {placement.dim} of its shape {tuple(param.shape)} is unevenly cut over {ranks} ranks"
     return None
-
-
-def _stepped_in_place(param: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Return what a rank steps: the parameter, or one that shares the memory of a DTensor's local tensor."""
-    return torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
 
 
 @frozen
@@ -183,5 +178,7 @@ class Replicated(ShardingStrategy):
         for spec in layout.pieces(model.rank):
             if spec.group in wanted:
                 param = model.params[spec.members[0][1].name]
-                pieces.append(Piece(spec, _stepped_in_place(param), (param,)))
+                # What is stepped of a DTensor shares the memory of its local tensor.
+                stepped = torch.nn.Parameter(local_tensor(param)) if is_dtensor(param) else param
+                pieces.append(Piece(spec, stepped, (param,)))
         return ReplicatedParams(pieces, pgs.stats_group(is_expert=is_expert), model.chunks)

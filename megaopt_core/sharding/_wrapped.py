@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Protocol, final, runtime_checkable
 
 import torch
@@ -199,18 +199,9 @@ def wrappers_of(
         chunks: the model chunks: wrapped, with wrappers inside, or bare.
         params: further parameters, whose marks are looked at.
     """
-    return list({id(wrapper): wrapper for wrapper in _each(chunks, params)}.values())
-
-
-def _each(
-    chunks: Iterable[torch.nn.Module | None], params: Iterable[torch.nn.Parameter]
-) -> Iterator[WrappedModel]:
-    for chunk in chunks:
-        for found in found_wrappers(chunk):
-            yield found.wrapper
-    for param in params:
-        if (wrapper := reducer_of(param)) is not None:
-            yield wrapper
+    found = [one.wrapper for chunk in chunks for one in found_wrappers(chunk)]
+    found += [wrapper for param in params if (wrapper := reducer_of(param)) is not None]
+    return list({id(wrapper): wrapper for wrapper in found}.values())
 
 
 def finish_grad_sync(chunks: Iterable[torch.nn.Module], params: Iterable[torch.nn.Parameter] = ()) -> None:
@@ -223,13 +214,11 @@ def finish_grad_sync(chunks: Iterable[torch.nn.Module], params: Iterable[torch.n
     Raises:
         UnsupportedOperationError: a wrapper that only `params` tell of scatters gradients; nobody has planned for it.
     """
-    planned = list(
-        {id(one.wrapper): one.wrapper for chunk in chunks for one in known_wrappers(chunk)}.values()
-    )
-    for wrapper in planned:
+    planned = {id(one.wrapper): one.wrapper for chunk in chunks for one in known_wrappers(chunk)}
+    for wrapper in planned.values():
         wrapper.finish_grad_sync()
     for wrapper in wrappers_of((), params):
-        if wrapper in planned:
+        if id(wrapper) in planned:
             continue
         wrapper.finish_grad_sync()
         if wrapper.scatters_grads:

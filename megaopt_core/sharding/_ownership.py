@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define, field
 
@@ -70,24 +70,20 @@ class _Ownership:
     seen: int = field(default=0, init=False)
     blocks: dict[str, dict[_Block, dict[int, Box]]] = field(factory=dict, init=False)
     axis: str = field(init=False)
+    cutting: set[str] = field(init=False)
     model_axes: tuple[str, ...] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.axis = next(iter(self.specs.values())).data_axis
-        cutting = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
+        self.cutting = {placement.axis for spec in self.specs.values() for placement in spec.dividing}
         spread = spread_axes(self.layout, is_expert=self.axis == "expert_dp")
-        self.model_axes = tuple(sorted({*cutting, *spread} - {self.axis}))
+        self.model_axes = tuple(sorted({*self.cutting, *spread} - {self.axis}))
 
     def require_partition(self) -> None:
-        size = self.world.size(self.axis)
-        if size > 1 and self._replicates():
-            ranks: Iterable[RankCoordinates] = self.world.ranks(*self.model_axes)
-        else:
-            ranks = self.world.ranks(*self.model_axes, self.axis)
-        self.seen = 0
+        axes = self.model_axes if self._replicates() else (*self.model_axes, self.axis)
         owned: dict[str, dict[_Key, _Owners]] = {name: {} for name in self.specs}
         is_complete = True
-        for rank in ranks:
+        for rank in self.world.ranks(*axes):
             if self.seen >= _MOST_SLICES:
                 is_complete = False
                 break
@@ -115,10 +111,11 @@ class _Ownership:
     def _replicates(self) -> bool:
         """Return whether the first rank and the last along the data axis both have all that there is."""
         size = self.world.size(self.axis)
-        if any(placement.axis == self.axis for spec in self.specs.values() for placement in spec.dividing):
+        if size == 1 or self.axis in self.cutting:
             return False
-        first, last = ({self.axis: 0}, {self.axis: size - 1})
-        return self._held(first) == self._held(last) == self._all_of(first)
+        first, last = {self.axis: 0}, {self.axis: size - 1}
+        everything = {name: spec.shard(first).numel for name, spec in self.specs.items()}
+        return self._held(first) == self._held(last) == everything
 
     def _held(self, rank: RankCoordinates) -> dict[str, int]:
         held = dict.fromkeys(self.specs, 0)
@@ -127,9 +124,6 @@ class _Ownership:
                 if shard.name in held and piece.peers is None:
                     held[shard.name] += shard.numel
         return held
-
-    def _all_of(self, rank: RankCoordinates) -> dict[str, int]:
-        return {name: spec.shard(rank).numel for name, spec in self.specs.items()}
 
     def _add(self, rank: RankCoordinates, owned: dict[str, dict[_Key, _Owners]]) -> None:
         for piece in self.layout.pieces(rank):
@@ -155,10 +149,8 @@ class _Ownership:
             self._require_peers(piece.peers, shard, spec, rank)
 
     def _require_aligned(self, shard: Shard, spec: ParamSpec, rank: RankCoordinates) -> None:
-        local, allowed = (
-            spec.box(rank),
-            f"{spec.optimizer!r} may be cut at multiples of {spec.alignment} elements",
-        )
+        allowed = f"{spec.optimizer!r} may be cut at multiples of {spec.alignment} elements"
+        local = spec.box(rank)
         for cut in (shard.start, shard.stop):
             if cut % spec.alignment and cut != numel_of(shard.box):
                 self._refuse(shard, f"is cut at {cut}: {allowed}")
@@ -204,13 +196,9 @@ class _Ownership:
         places = {rank.get(self.axis, 0) for rank, _ in owners}
         if len(places) > 1 and not _is_one_block(owners, self.axis):
             return False
-        cut = {placement.axis for placement in spec.dividing}
-        return all(
-            # Ranks along an axis that cuts the tensor have different parts of it, unless one owns them all.
-            len({rank.get(axis, 0) for rank, _ in owners}) == 1
-            for axis in self.model_axes
-            if axis in cut
-        )
+        # Ranks along an axis that cuts the tensor have different parts of it, unless one owns them all.
+        cutting = {placement.axis for placement in spec.dividing}.intersection(self.model_axes)
+        return all(len({rank.get(axis, 0) for rank, _ in owners}) == 1 for axis in cutting)
 
 
 def _is_one_block(owners: _Owners, axis: str) -> bool:

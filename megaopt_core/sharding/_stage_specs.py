@@ -20,12 +20,15 @@ __all__ = ["specs_of_stage"]
 _WHAT = "telling the ranks of a pipeline stage which parameters it has"
 _STAGE_AXES = ("tp", "expert_tp", "ep", "dp", "expert_dp", "dp_replicate", "expert_dp_replicate")
 
+type _Rank = tuple[tuple[str, int], ...]
+"""Where a rank stands on each axis of a stage."""
+
 
 @frozen
 class _Held:
     """What some ranks have: where they stand, their parameters in order, and a digest of these."""
 
-    ranks: tuple[tuple[tuple[str, int], ...], ...]
+    ranks: tuple[_Rank, ...]
     specs: tuple[ParamSpec, ...]
     digest: bytes = b""
 
@@ -66,20 +69,17 @@ def _joined(held: list[_Held], group: Any) -> list[_Held]:
     """Return what all ranks of a group hold, those with the same parameters together."""
     if not communicates(group):
         return held
-    ranks = [entry.ranks for entry in held]
-    digests = [entry.digest for entry in held]
-    told = gather_objects((ranks, digests), group, _WHAT)
-    known = dict(zip(digests, held, strict=True))
-    if any(digest not in known for _, theirs in told for digest in theirs):
-        everything = gather_objects([entry.specs for entry in held], group, _WHAT)
-        for (_, theirs), specs in zip(told, everything, strict=True):
-            for digest, some in zip(theirs, specs, strict=True):
-                known.setdefault(digest, _Held((), some, digest))
-    joined: dict[bytes, set[Any]] = {}
-    for their_ranks, theirs in told:
-        for some_ranks, digest in zip(their_ranks, theirs, strict=True):
-            joined.setdefault(digest, set()).update(some_ranks)
-    return [_Held(tuple(sorted(ranks)), known[digest].specs, digest) for digest, ranks in joined.items()]
+    told = gather_objects([(entry.ranks, entry.digest) for entry in held], group, _WHAT)
+    known = {entry.digest: entry.specs for entry in held}
+    # A rank that knows all digests answers those that do not: they ask together.
+    if len({frozenset(digest for _, digest in theirs) for theirs in told}) > 1:
+        for there in gather_objects(known, group, _WHAT):
+            known = there | known
+    joined: dict[bytes, set[_Rank]] = {}
+    for theirs in told:
+        for ranks, digest in theirs:
+            joined.setdefault(digest, set()).update(ranks)
+    return [_Held(tuple(sorted(ranks)), known[digest], digest) for digest, ranks in joined.items()]
 
 
 def _digest(specs: Iterable[ParamSpec]) -> bytes:

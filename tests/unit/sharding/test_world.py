@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.params import AxisPlacement, Granularity, ParamSpec
-from megaopt_core.sharding import Peers, PieceSpec, World
-from megaopt_core.sharding._stage_specs import _Held, _merged
+from megaopt_core.sharding import Peers, PieceSpec, World, _stage_specs
+from megaopt_core.sharding._stage_specs import _Held, _joined, _merged
 
 pytestmark = pytest.mark.any_python
 
@@ -105,3 +105,20 @@ def test_a_stage_has_the_parameters_of_all_its_ranks():
         (AxisPlacement("ep", 2, index=0),),
         (AxisPlacement("ep", 2, index=1),),
     ]
+
+
+def test_ranks_ask_for_unknown_parameters_together(monkeypatch):
+    """A rank that knows what all others have answers the one that does not, or that one waits for ever."""
+    first, second = (_Held(((("ep", at),),), (spec_of(f"expert{at}"),), bytes([at])) for at in range(2))
+    everyone, calls = [[first, second], [first]], []
+
+    def gather(value, _group, _what):
+        calls.append(value)
+        if len(calls) % 2:
+            return [[(entry.ranks, entry.digest) for entry in held] for held in everyone]
+        return [{entry.digest: entry.specs for entry in held} for held in everyone]
+
+    monkeypatch.setattr(_stage_specs, "gather_objects", gather)
+    monkeypatch.setattr(_stage_specs, "communicates", lambda _group: True)
+    assert [_joined(held, None) for held in everyone] == [[first, second]] * 2
+    assert len(calls) == 4

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from attrs import Factory, frozen
+from attrs import Factory, evolve, field, frozen
 
 from megaopt_core.errors import RoutingError
 from megaopt_core.parallel._groups import AXES, ProcessGroupCollection, rank_in, size_of
-from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, whole
+from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, part_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -24,21 +25,25 @@ class LogicalPart:
 
     Args:
         shape: of the logical tensor over all ranks that hold parts of it.
-        box: this rank's part of `shape`.
         placements: how each axis divides the logical tensor, in the order of cutting.
         coordinates: where this rank stands on these axes.
         tensor_parallel: it is cut over the tensor-parallel group, not the same on all its ranks.
         partition_dim: dimension that tensor parallelism cuts; -1 for none.
         is_expert: its attribute `allreduce` is False, or it is a DTensor that lies on the ranks of experts.
+        box: this rank's part of `shape`.
     """
 
     shape: tuple[int, ...]
-    box: Box
     placements: tuple[AxisPlacement, ...] = ()
     coordinates: RankCoordinates = Factory(dict)
     tensor_parallel: bool = False
     partition_dim: int = -1
     is_expert: bool = False
+    box: Box = field(init=False)
+
+    @box.default
+    def _box(self) -> Box:
+        return part_of(self.shape, self.placements, self.coordinates)
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -91,11 +96,11 @@ def _by_attributes(
 ) -> LogicalPart:
     shape, axis = tuple(param.shape), _tensor_axis(is_expert)
     group = pgs.of_axis(axis)
-    if not getattr(param, "tensor_model_parallel", False):
-        return LogicalPart(shape, whole(shape), is_expert=is_expert)
-    dim = int(getattr(param, "partition_dim", -1))
+    is_cut = bool(getattr(param, "tensor_model_parallel", False))
+    dim = int(getattr(param, "partition_dim", -1)) if is_cut else -1
+    here = LogicalPart(shape, tensor_parallel=is_cut, partition_dim=dim, is_expert=is_expert)
     if dim < 0 or size_of(group) == 1:
-        return LogicalPart(shape, whole(shape), tensor_parallel=True, partition_dim=dim, is_expert=is_expert)
+        return here
     if dim >= len(shape):
         raise RoutingError(
             f"parameter {name!r} of shape {shape} has partition_dim={dim}; it must be below {len(shape)}",
@@ -108,21 +113,11 @@ def _by_attributes(
         )
     full = tuple(extent * size_of(group) if each == dim else extent for each, extent in enumerate(shape))
     placement = AxisPlacement(axis, size_of(group), dim=dim)
-    return LogicalPart(
-        full,
-        placement.part(whole(full), rank_in(group)),
-        (placement,),
-        {axis: rank_in(group)},
-        tensor_parallel=True,
-        partition_dim=dim,
-        is_expert=is_expert,
-    )
+    return evolve(here, shape=full, placements=(placement,), coordinates={axis: rank_in(group)})
 
 
 def _by_placements(param: Any, name: str, pgs: ProcessGroupCollection, is_expert: bool) -> LogicalPart:
     shape, mesh = tuple(param.shape), param.device_mesh
-    tensor_axis = _tensor_axis(is_expert)
-    cut_by_tensor, partition_dim = False, -1
     placements: list[tuple[int, AxisPlacement]] = []
     coordinates = {}
     for mesh_dim, placement in enumerate(param.placements):
@@ -130,27 +125,22 @@ def _by_placements(param: Any, name: str, pgs: ProcessGroupCollection, is_expert
         axis = _axis_of(mesh, mesh_dim, pgs, is_expert)
         coordinates[axis] = mesh.get_local_rank(mesh_dim)
         if _is_cut(placement):
-            dim = placement.dim % len(shape)
-            placements.append((_order(placement, mesh_dim), AxisPlacement(axis, ranks, dim=dim)))
-            if axis == tensor_axis:
-                cut_by_tensor, partition_dim = True, dim
+            cut = AxisPlacement(axis, ranks, dim=placement.dim % len(shape))
+            placements.append((_order(placement, mesh_dim), cut))
         elif not placement.is_replicate():
             raise RoutingError(
                 f"parameter {name!r} is a DTensor with the placement {placement!r} over the {ranks} ranks of {axis!r}; "
                 "allowed are Shard and Replicate",
                 names=[name],
             )
-    ordered = tuple(placement for _, placement in sorted(placements, key=lambda entry: entry[0]))
-    box = whole(shape)
-    for each in ordered:
-        box = each.part(box, coordinates[each.axis])
+    dims = {cut.axis: cut.dim for _, cut in placements}
+    partition_dim = dims.get(_tensor_axis(is_expert))
     return LogicalPart(
         shape,
-        box,
-        ordered,
+        tuple(cut for _, cut in sorted(placements, key=itemgetter(0))),
         coordinates,
-        tensor_parallel=cut_by_tensor,
-        partition_dim=partition_dim,
+        tensor_parallel=partition_dim is not None,
+        partition_dim=-1 if partition_dim is None else partition_dim,
         is_expert=is_expert,
     )
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from megaopt_core.errors import ShardingError
 
-__all__ = ["AxisPlacement", "Box", "RankCoordinates", "Shard", "intersect", "numel_of", "whole"]
+__all__ = ["AxisPlacement", "Box", "RankCoordinates", "Shard", "intersect", "numel_of", "part_of", "whole"]
 
 type Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes of a rectangular part of a tensor."""
@@ -169,3 +169,17 @@ class AxisPlacement:
             (*offsets[: self.dim], offsets[self.dim] + start, *offsets[self.dim + 1 :]),
             (*sizes[: self.dim], stop - start, *sizes[self.dim + 1 :]),
         )
+
+
+def part_of(shape: Sequence[int], placements: Sequence[AxisPlacement], rank: RankCoordinates) -> Box:
+    """Return a rank's part of a tensor that axes divide one after the other; it may be empty.
+
+    Args:
+        shape: of the tensor.
+        placements: how each axis divides it, in the order of cutting.
+        rank: the rank's coordinates.
+    """
+    box = whole(shape)
+    for placement in placements:
+        box = placement.part(box, rank.get(placement.axis, 0))
+    return box

@@ -15,7 +15,7 @@ from megaopt_core.params._views import MatrixView
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, numel_of, whole
+from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, numel_of, part_of
 
 __all__ = ["DEFAULT_ALIGNMENT", "Granularity", "ParamInfo", "ParamSpec", "PeerGroup"]
 
@@ -114,10 +114,7 @@ class ParamSpec:
         Args:
             rank: the rank's coordinates.
         """
-        box = whole(self.shape)
-        for placement in self.placements:
-            box = placement.part(box, rank.get(placement.axis, 0))
-        return box
+        return part_of(self.shape, self.placements, rank)
 
     def held_by(self, rank: RankCoordinates) -> bool:
         """Return whether a rank has the parameter: some elements of it, or, where it has none at all, its name.

@@ -63,22 +63,17 @@ def named_params(model: nn.Module) -> list[NamedParam]:
         >>> [(entry.name, entry.aliases) for entry in named_params(torch.nn.DataParallel(model))]
         [('0.weight', ('1.weight',))]
     """
-    owners: dict[object, list[ParamOwner]] = {}
-    params: dict[object, list[nn.Parameter]] = {}
+    places: dict[object, list[tuple[ParamOwner, nn.Parameter]]] = {}
     for module_name, module in named_modules(model):
         for attribute, param in module._parameters.items():
-            if param is None:
-                continue
-            key = _identity(param)
-            owners.setdefault(key, []).append((module_name, module, attribute))
-            objects = params.setdefault(key, [])
-            if not any(param is other for other in objects):
-                objects.append(param)
+            if param is not None:
+                places.setdefault(_identity(param), []).append(((module_name, module, attribute), param))
     entries = []
-    for key, places in owners.items():
-        first, *rest = dict.fromkeys(join(module_name, attribute) for module_name, _, attribute in places)
-        param, *twins = params[key]
-        entries.append(NamedParam(first, param, tuple(rest), tuple(places), tuple(twins)))
+    for found in places.values():
+        owners = tuple(owner for owner, _ in found)
+        name, *aliases = dict.fromkeys(join(module_name, attribute) for module_name, _, attribute in owners)
+        param, *twins = {id(param): param for _, param in found}.values()
+        entries.append(NamedParam(name, param, tuple(aliases), owners, tuple(twins)))
     return entries
 
 

@@ -32,14 +32,11 @@ def apply_explicit(
     Raises:
         ViewError: two descriptions contradict each other, or a view does not fit the parameter.
     """
-    attributes = _from_attributes(entry)
-    if not attributes:
-        attributes = _from_others(entry, annotations)
-    decision = found
-    if attributes:
-        said, who = _agreed(entry.name, attributes)
-        decision = _decided(entry, found, said, who)
-    return _flags(entry, decision)
+    descriptions = _from_attributes(entry) or _from_others(entry, annotations)
+    if descriptions:
+        said, who = _agreed(entry.name, descriptions)
+        found = _decided(entry, found, said, who)
+    return _flags(entry, found)
 
 
 def _from_attributes(entry: NamedParam) -> list[Description]:
@@ -52,12 +49,9 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
         raise ViewError(f"{entry.name}: attribute matrix_view must be a MatrixView or a Role, got {view!r}")
     if view is not None:
         found.append((view, "attribute matrix_view"))
-    if getattr(param, "is_qkv", False):
-        sizes = getattr(param, "qkv_split_shapes", None)
-        if sizes is not None:
-            found.append(
-                (_query_groups(sizes), "attributes is_qkv and qkv_split_shapes"),
-            )
+    sizes = getattr(param, "qkv_split_shapes", None)
+    if getattr(param, "is_qkv", False) and sizes is not None:
+        found.append((_query_groups(sizes), "attributes is_qkv and qkv_split_shapes"))
     if getattr(param, "is_embedding_or_output_parameter", False):
         found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))
     return found
@@ -104,15 +98,15 @@ def _words(said: Role | MatrixView) -> str:
 
 
 def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, who: str) -> RoleDecision:
-    if isinstance(said, Role):
-        if said is Role.MATRIX:
-            return _as_matrix(entry, found.view or MATRIX, who)
-        if said is Role.ELEMENTWISE:
-            return elementwise(who)
-        if who.startswith("attribute is_embedding") and found.role is Role.EMBEDDING:
-            return embedding(f"{who}; {found.reason}")
-        return embedding(who) if said is Role.EMBEDDING else output(who)
-    return _as_matrix(entry, said, who)
+    if isinstance(said, MatrixView):
+        return _as_matrix(entry, said, who)
+    if said is Role.MATRIX:
+        return _as_matrix(entry, found.view or MATRIX, who)
+    if said is Role.ELEMENTWISE:
+        return elementwise(who)
+    if who.startswith("attribute is_embedding") and found.role is Role.EMBEDDING:
+        return embedding(f"{who}; {found.reason}")
+    return embedding(who) if said is Role.EMBEDDING else output(who)
 
 
 def cut_by_attributes(param: nn.Parameter) -> bool:
@@ -138,7 +132,8 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
     param = entry.param
     denied = getattr(param, "is_embedding_or_output_parameter", None) is False
     if denied and decision.role.is_embedding_or_output:
-        if decision.role is Role.OUTPUT and param.dim() > 1 and _is_projection_weight(entry):
+        is_projected = any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)
+        if decision.role is Role.OUTPUT and param.dim() > 1 and is_projected:
             decision = matrix("attribute is_embedding_or_output_parameter is False", decision.view or MATRIX)
         else:
             decision = elementwise("attribute is_embedding_or_output_parameter is False")
@@ -158,7 +153,3 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
             )
         return matrix("attribute use_muon is True", decision.view or MATRIX)
     return decision
-
-
-def _is_projection_weight(entry: NamedParam) -> bool:
-    return any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)

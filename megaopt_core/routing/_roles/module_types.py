@@ -101,14 +101,10 @@ def is_conv1d(module: nn.Module) -> bool:
     Args:
         module: any module.
     """
-    weight = module._parameters.get("weight")
-    if (
-        weight is None
-        or weight.dim() != 2
-        or not any(base.__name__ == "Conv1D" for base in type(module).__mro__)
-    ):
+    if not any(base.__name__ == "Conv1D" for base in type(module).__mro__):
         return False
-    return weight.shape[1] == stated(module, "nf")
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and weight.shape[1] == stated(module, "nf")
 
 
 def stated(module: nn.Module, name: str) -> int | None:
@@ -135,17 +131,15 @@ def _convolution(module: _ConvNd) -> RoleDecision:
     kind, groups = type(module).__name__, module.groups
     if groups > 1 and groups == module.in_channels:
         return elementwise(f"depthwise {kind}: every channel has its own filter")
-    if isinstance(module, _ConvTransposeNd):
-        if groups > 1:
-            sizes = (module.in_channels // groups,) * groups
-            view = MatrixView(transposed=True, split_dim=1, split_sizes=sizes, label="conv groups")
-            return matrix(f"weight of {kind} in {groups} groups", view)
-        return matrix(f"weight of {kind}, stored [in, out, ...]", MatrixView(transposed=True))
+    transposed = isinstance(module, _ConvTransposeNd)
     if groups > 1:
-        sizes = (module.out_channels // groups,) * groups
-        return matrix(
-            f"weight of {kind} in {groups} groups", MatrixView(split_sizes=sizes, label="conv groups")
+        sizes = ((module.in_channels if transposed else module.out_channels) // groups,) * groups
+        view = MatrixView(
+            transposed=transposed, split_dim=int(transposed), split_sizes=sizes, label="conv groups"
         )
+        return matrix(f"weight of {kind} in {groups} groups", view)
+    if transposed:
+        return matrix(f"weight of {kind}, stored [in, out, ...]", MatrixView(transposed=True))
     return matrix(f"weight of {kind}, seen as [out, in * kernel]")
 
 

@@ -64,12 +64,8 @@ def _setting_rows(config: OptimizerConfig) -> Rows:
     defaults, rows = OptimizerConfig(), []
     of_plugins = {name: getattr(config, name) for name in get_registry().setting_owners()}
     for name, value in {**_settings(config), **of_plugins}.items():
-        shown = (
-            f"{plain_words(value)} (the default)"
-            if _is_default(name, value, defaults)
-            else plain_words(value)
-        )
-        rows.append((name, {"": shown}))
+        note = " (the default)" if _is_default(name, value, defaults) else ""
+        rows.append((name, {"": f"{plain_words(value)}{note}"}))
     return rows
 
 

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import OverrideError, PluginError
+from megaopt_core.errors import OverrideError, PluginError, PluginNotInstalledError, RoutingError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._overrides import NO_OPTIMIZER, ParamGroupOverride
@@ -24,7 +24,7 @@ from megaopt_core.routing._inventory import Inventory, InventoryItem, take_inven
 from megaopt_core.routing._overrides.matching import STANDARD, OverrideSet
 from megaopt_core.routing._overrides.settings import OverrideSettings
 from megaopt_core.routing._overrides.standard import get_standard_config_overrides
-from megaopt_core.routing._plugin_faults import PluginFaults, add_plugin_overrides
+from megaopt_core.routing._plugin_faults import add_plugin_overrides, raise_or_warn
 from megaopt_core.routing._routing import NameMap
 from megaopt_core.routing._sharding import strategies_that_claim
 from megaopt_core.routing._stored import GivenRouting, as_stored, read_stored_routing
@@ -96,12 +96,16 @@ def route_this_rank(
             overrides.add(primary.default_param_overrides, f"default of {config.optimizer}")
         except OverrideError as error:
             raise PluginError(f"its default_param_overrides: {error}") from error
-    failed = PluginFaults(inventory.failed, add_plugin_overrides(overrides, config, chunks))
+    overriders = add_plugin_overrides(overrides, config, chunks)
     assigner = Assigner(config, OverrideSettings(config, chunks, pgs), stored)
     assignments = {}
     for item in inventory.trainable:
-        with failed.reading():
+        try:
             overrides.require_read(item.name, item.decision)
+        except (PluginNotInstalledError, RoutingError):
+            if inventory.failed:  # a reader of models is there, and has failed
+                raise inventory.failed[0] from None
+            raise
         match = overrides.match(item.named, item.decision.role)
         if match.override.get("optimizer") == NO_OPTIMIZER:
             inventory.excluded.append(item)
@@ -110,7 +114,8 @@ def route_this_rank(
     inventory.trainable = [item for item in inventory.trainable if item.name in assignments]
     for item in inventory.frozen:
         overrides.match(item.named, item.decision.role)
-    failed.raise_or_warn(config, {assignment.key.optimizer for assignment in assignments.values()})
+    used = {assignment.key.optimizer for assignment in assignments.values()}
+    raise_or_warn(inventory.failed, overriders, config, used)
     held = Holding.of(inventory.trainable, assignments)
     # Entries are asked here: what fails on one rank has to be told before the ranks agree.
     specs = _specs_of(inventory.trainable, assignments, config)

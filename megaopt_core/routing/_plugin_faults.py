@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 import torch
-from attrs import frozen
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
-from megaopt_core.errors import (
-    BrokenPluginWarning,
-    OverrideError,
-    PluginHookError,
-    PluginNotInstalledError,
-    RoutingError,
-)
+from megaopt_core.errors import BrokenPluginWarning, OverrideError, PluginHookError
 from megaopt_core.params._specs import Granularity
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._overrides.matching import OverrideSet
 
-__all__ = ["PluginFaults", "add_plugin_overrides"]
+__all__ = ["add_plugin_overrides", "raise_or_warn"]
 
 _HOOK = "megaopt_param_overrides"
 
@@ -52,51 +44,36 @@ def add_plugin_overrides(
     return failed
 
 
-@frozen
-class PluginFaults:
-    """What plugins did wrong while a model was routed.
+def raise_or_warn(
+    readers: Sequence[PluginHookError],
+    overriders: Sequence[PluginHookError],
+    config: OptimizerConfig,
+    used: Collection[str],
+) -> None:
+    """Raise where something in use depends on a plugin that failed, else warn that it is left out.
+
+    What parameters are matters to optimizers of whole tensors. What a plugin overrides matters to what that plugin
+    brings itself.
 
     Args:
         readers: errors of plugins that say what parameters are.
         overriders: errors of plugins that override settings.
+        config: the run's configuration.
+        used: the optimizers that step a parameter.
+
+    Raises:
+        PluginHookError: something depends on it.
     """
-
-    readers: Sequence[PluginHookError]
-    overriders: Sequence[PluginHookError]
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Let an error that asks for a reader of models name the one that is there and failed."""
-        try:
-            yield
-        except (PluginNotInstalledError, RoutingError):
-            if self.readers:
-                raise self.readers[0] from None
-            raise
-
-    def raise_or_warn(self, config: OptimizerConfig, used: Collection[str]) -> None:
-        """Raise where something in use depends on a plugin that failed, else warn that it is left out.
-
-        What parameters are matters to optimizers of whole tensors. What a plugin overrides matters to what that plugin
-        brings itself.
-
-        Args:
-            config: the run's configuration.
-            used: the optimizers that step a parameter.
-
-        Raises:
-            PluginHookError: something depends on it.
-        """
-        registry = get_registry()
-        asked = {config.optimizer, *used}
-        brings = {registry.owner("optimizer", name).name for name in asked}
-        brings.add(registry.owner("strategy", config.sharding or "replicated").name)
-        whole = any(registry.optimizer(name).granularity is not Granularity.ELEMENT for name in asked)
-        for error in (*self.readers, *self.overriders):
-            if error.plugin in brings or (whole and error in self.readers):
-                raise error
-            warnings.warn(
-                f"{error}; what it would have said is left out, because nothing in use depends on it",
-                BrokenPluginWarning,
-                stacklevel=5,
-            )
+    registry = get_registry()
+    asked = {config.optimizer, *used}
+    brings = {registry.owner("optimizer", name).name for name in asked}
+    brings.add(registry.owner("strategy", config.sharding or "replicated").name)
+    whole = any(registry.optimizer(name).granularity is not Granularity.ELEMENT for name in asked)
+    for error in (*readers, *overriders):
+        if error.plugin in brings or (whole and error in readers):
+            raise error
+        warnings.warn(
+            f"{error}; what it would have said is left out, because nothing in use depends on it",
+            BrokenPluginWarning,
+            stacklevel=5,
+        )

@@ -1,12 +1,12 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
-from megaopt_core.routing._overrides.mup import (
+from megaopt_core.routing._overrides.from_config import (
     get_mup_config_overrides,
+    get_standard_config_overrides,
     matrix_like_overrides,
     scaled_learning_rate,
     vector_like_overrides,
 )
-from megaopt_core.routing._overrides.standard import get_standard_config_overrides
 from megaopt_core.routing._roles.base_rules import target_of, tied_role
 from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.infer import infer_roles

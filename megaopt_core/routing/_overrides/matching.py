@@ -22,7 +22,7 @@ from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.registry._catalogue import ROLE_READER
 from megaopt_core.registry._missing import absent_plugin
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.routing._overrides.standard import STANDARD_KEYS
+from megaopt_core.routing._overrides.from_config import STANDARD_KEYS
 
 __all__ = ["STANDARD", "Match", "OverrideSet", "SourcedOverride", "raise_unmatched"]
 

@@ -47,8 +47,7 @@ from megaopt_core.routing._wrapped_model import (
     require_same_overlap,
     wrapped_buffers,
 )
-from megaopt_core.sharding._agreement import buffers_alike
-from megaopt_core.sharding._attached import make_peer_groups
+from megaopt_core.sharding._attached import buffers_alike, make_peer_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

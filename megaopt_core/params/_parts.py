@@ -1,7 +1,8 @@
-"""Which part of a logical tensor a rank's parameter is: attributes say it, or the placements of a DTensor."""
+"""What attributes and DTensors say of a model over ranks: which part of a tensor a rank has, and who the ranks are."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,14 @@ import torch.distributed as dist
 from attrs import Factory, evolve, field, frozen
 
 from megaopt_core.errors import RoutingError
-from megaopt_core.parallel._groups import AXES, ProcessGroupCollection, rank_in, size_of
+from megaopt_core.parallel._groups import AXES, MESH_DIMS, ProcessGroupCollection, rank_in, size_of
 from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, part_of
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["LogicalPart", "is_dtensor", "local_tensor", "logical_part"]
+__all__ = ["LogicalPart", "groups_of_model", "is_dtensor", "local_tensor", "logical_part"]
 
 
 @frozen
@@ -176,3 +178,37 @@ def _axis_of(mesh: Any, mesh_dim: int, pgs: ProcessGroupCollection, is_expert: b
             return name
     named = mesh.mesh_dim_names
     return f"mesh.{named[mesh_dim] if named else mesh_dim}"
+
+
+def groups_of_model(chunks: Iterable[torch.nn.Module]) -> ProcessGroupCollection:
+    """Return the process groups of a model for which nobody gave any.
+
+    Of DTensors the largest mesh tells whose dimensions have names that :meth:`ProcessGroupCollection.from_device_mesh`
+    knows; without one they are those of the default group.
+
+    Args:
+        chunks: the model chunks.
+    """
+    meshes = [mesh for mesh in _meshes_of(chunks) if mesh.mesh_dim_names and _is_known(mesh)]
+    if not meshes:
+        return ProcessGroupCollection.from_default()
+    # Of equal ones that with more dimensions: it says more.
+    return ProcessGroupCollection.from_device_mesh(max(meshes, key=lambda mesh: (mesh.size(), mesh.ndim)))
+
+
+def _is_known(mesh: DeviceMesh) -> bool:
+    return all(name in MESH_DIMS for name in mesh.mesh_dim_names or ())
+
+
+def _meshes_of(chunks: Iterable[torch.nn.Module]) -> Iterator[DeviceMesh]:
+    seen: set[int] = set()
+    for chunk in chunks:
+        for param in chunk.parameters():
+            if is_dtensor(param):
+                mesh: Any = param.device_mesh  # type: ignore[attr-defined] # of DTensors
+                if id(mesh) not in seen:
+                    seen.add(id(mesh))
+                    yield mesh
+                    root = getattr(mesh, "_get_root_mesh", None)
+                    if root is not None:
+                        yield root()

@@ -14,8 +14,8 @@ from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey
-from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._overrides import ParamGroupOverride
+from megaopt_core.params._parts import groups_of_model
 from megaopt_core.routing._agreement import ADVICE, params_alike, settings_alike
 from megaopt_core.routing._groups import GroupKey, GroupSpec, children_of, group_values, order_children
 from megaopt_core.routing._inventory import InventoryItem

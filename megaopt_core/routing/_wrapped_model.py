@@ -12,8 +12,8 @@ from attrs import evolve
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ParallelGroupError, ShardingError
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
-from megaopt_core.params._meshes import groups_of_model
 from megaopt_core.params._names import named_params
+from megaopt_core.params._parts import groups_of_model
 from megaopt_core.routing._routing import Routing
 from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
 from megaopt_core.sharding._wrapped import WrappedModel, wrappers_of

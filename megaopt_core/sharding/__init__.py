@@ -1,6 +1,6 @@
 """The protocol of sharding strategies, layouts as pure data, and the strategy that replicates; provisional."""
 
-from megaopt_core.sharding._agreement import buffers_alike
+from megaopt_core.sharding._attached import buffers_alike
 from megaopt_core.sharding._layout import (
     BufferKey,
     FullParamLayout,

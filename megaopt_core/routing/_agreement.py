@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from operator import attrgetter, is_
 from typing import Any
 
@@ -125,17 +125,14 @@ class Holding:
             assignments: name to where it goes, in the same order.
         """
         assigned = list(assignments.values())
-        if not any(map(attrgetter("is_expert"), items)):
+        are_experts = [item.is_expert for item in items]
+        if not any(are_experts):
             everything = _Params(items, assigned)
             return cls(everything, _Params((), ()), everything.digest)
         dense, experts = (
-            _Params(
-                [item for item in items if item.is_expert is is_expert],
-                [to for item, to in zip(items, assigned, strict=True) if item.is_expert is is_expert],
-            )
-            for is_expert in (False, True)
+            _Params(list(compress(items, mask)), list(compress(assigned, mask)))
+            for mask in ([not is_expert for is_expert in are_experts], are_experts)
         )
-        are_experts = [item.is_expert for item in items]
         return cls(dense, experts, fingerprint((dense.digest, experts.digest, are_experts)))
 
 

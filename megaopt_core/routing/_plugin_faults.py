@@ -34,13 +34,10 @@ def add_plugin_overrides(
     failed: list[PluginHookError] = []
     found = get_registry().call_each(_HOOK, failed=failed, config=config, model_chunks=chunks)
     for plugin, result in found:
-        trial = OverrideSet()
         try:
-            trial.add(result or {}, f"plugin {plugin.name}")
+            overrides.add(result or {}, f"plugin {plugin.name}")
         except OverrideError as error:
             failed.append(plugin.failed_in(_HOOK, f"it returned {error}"))
-        else:
-            overrides.entries += trial.entries
     return failed
 
 

@@ -41,14 +41,12 @@ def strategies_that_claim(items: Iterable[InventoryItem]) -> frozenset[str]:
     Args:
         items: the parameters that train.
     """
-    registry = get_registry()
-    left, found = dict(registry.strategies()), set()
-    for item in (item for item in items if item.part.placements):
-        for name, strategy in list(left.items()):
-            with registry.blaming("strategy", name):
-                if strategy.claims(item.param, item.part.placements):
-                    found.add(name)
-                    del left[name]
+    registry, found = get_registry(), set()
+    divided = [item for item in items if item.part.placements]
+    for name, strategy in registry.strategies().items():
+        with registry.blaming("strategy", name):
+            if any(strategy.claims(item.param, item.part.placements) for item in divided):
+                found.add(name)
     return frozenset(found)
 
 

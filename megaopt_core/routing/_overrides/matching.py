@@ -75,7 +75,7 @@ class OverrideSet:
     def add(
         self, overrides: Mapping[ParamKey, ParamGroupOverride], source: str, *, must_match: bool = False
     ) -> None:
-        """Add overrides after checking them.
+        """Add overrides after checking them: all, or none where one of them is wrong.
 
         Args:
             overrides: `{ParamKey: ParamGroupOverride}`; it is not changed.
@@ -91,6 +91,7 @@ class OverrideSet:
                 f"got {type(overrides).__name__}: {overrides!r}",
                 value=overrides,
             )
+        added = []
         for key, override in overrides.items():
             if not isinstance(key, ParamKey):
                 raise OverrideError(
@@ -98,7 +99,8 @@ class OverrideSet:
                 )
             who = getattr(overrides, "sources", {}).get(key, source)
             expected = must_match and key not in STANDARD_KEYS
-            self.entries.append(SourcedOverride(key, validate_override(override), who, expected))
+            added.append(SourcedOverride(key, validate_override(override), who, expected))
+        self.entries += added
 
     def match(self, param: NamedParam, role: Role) -> Match:
         """Return what the overrides say about a parameter; every name that it is tied under may match.

@@ -83,7 +83,18 @@ def _hashable(value: Any) -> Any:
 
 def _entries(kind: type, *, converter: Callable[[Any], Any] = _hashable, kw_only: bool = False) -> Any:
     """Return a field for one value or several; it reads back as given, and one value equals a tuple of it."""
-    return field(default=(), converter=converter, eq=as_tuple, validator=_of_type(kind), kw_only=kw_only)
+
+    def check(_key: Any, attribute: Any, value: Any) -> None:
+        for entry in as_tuple(value):
+            if not isinstance(entry, kind):
+                raise OverrideError(
+                    f"ParamKey({attribute.name}=...) takes {kind.__name__} or a tuple of them, "
+                    f"got {type(entry).__name__}: {entry!r}",
+                    key=attribute.name,
+                    value=entry,
+                )
+
+    return field(default=(), converter=converter, eq=as_tuple, validator=check, kw_only=kw_only)
 
 
 def _roles(value: Any) -> Any:
@@ -100,20 +111,6 @@ def _roles(value: Any) -> Any:
             key="role",
             value=value,
         ) from None
-
-
-def _of_type(kind: type) -> Callable[[Any, Any, Any], None]:
-    def check(_key: Any, attribute: Any, value: Any) -> None:
-        for entry in as_tuple(value):
-            if not isinstance(entry, kind):
-                raise OverrideError(
-                    f"ParamKey({attribute.name}=...) takes {kind.__name__} or a tuple of them, "
-                    f"got {type(entry).__name__}: {entry!r}",
-                    key=attribute.name,
-                    value=entry,
-                )
-
-    return check
 
 
 @frozen
@@ -189,12 +186,8 @@ class ParamKey:
         return None
 
     def __str__(self) -> str:
-        parts = [
-            f"{name}={tuple(map(shown, as_tuple(getattr(self, name))))!r}"
-            for name, shown in _SHOWN.items()
-            if as_tuple(getattr(self, name))
-        ]
-        return f"ParamKey({', '.join(parts)})"
+        entries = {name: tuple(map(say, as_tuple(getattr(self, name)))) for name, say in _SHOWN.items()}
+        return f"ParamKey({', '.join(f'{name}={some!r}' for name, some in entries.items() if some)})"
 
 
 _SHOWN: Mapping[str, Callable[[Any], str]] = {

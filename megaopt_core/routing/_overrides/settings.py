@@ -35,10 +35,7 @@ class _Known:
     defaults: Mapping[str, Any]
     checks: GroupChecks
     passed: list[dict[str, Any]] = field(factory=list)
-
-    def has_passed(self, given: Mapping[str, Any]) -> bool:
-        """Return whether values were found to be right before, for another parameter."""
-        return any(given is each or given == each for each in self.passed)
+    """Values that were found to be right before, for another parameter."""
 
 
 @define
@@ -98,10 +95,10 @@ class OverrideSettings:
         return self._known[name]
 
     def _require_right_values(
-        self, entry: OptimizerEntry, known: _Known, given: Mapping[str, Any], match: Match
+        self, entry: OptimizerEntry, known: _Known, given: dict[str, Any], match: Match
     ) -> None:
         """Raise for values that the optimizer's settings class, its own defaults or its constructor refuse."""
-        if known.has_passed(given):
+        if given in known.passed:
             return
         for key, value in given.items():
             wrong = known.checks[key](value) if key in known.checks else None
@@ -117,4 +114,4 @@ class OverrideSettings:
                 wrong = f"{entry.load_class().__name__} refuses {arguments}: {error}"
         if wrong is not None:
             raise OverrideError(f"{match.origin[first]}: {wrong}", key=first, value=given[first])
-        known.passed.append(dict(given))
+        known.passed.append(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from megaopt_core.params._specs import ParamSpec
 from megaopt_core.plugin_api._entries import OptimizerEntry
 from megaopt_core.routing._roles.explicit import cut_by_attributes
 from megaopt_core.routing._roles.infer import infer_roles
+from megaopt_core.routing._routing import NameMap
 
 __all__ = ["Inventory", "InventoryItem", "take_inventory"]
 
@@ -175,7 +176,7 @@ def _require_view_fits(
 def take_inventory(
     chunks: Sequence[torch.nn.Module],
     pgs: ProcessGroupCollection,
-    fqn: Callable[[int, str], str] | None = None,
+    fqn: NameMap | None = None,
     example: Any = None,
 ) -> Inventory:
     """Return every parameter of the chunks with its role and its place in the logical tensor.

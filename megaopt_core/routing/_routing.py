@@ -13,9 +13,11 @@ from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._shards import Box, RankCoordinates, Shard
 from megaopt_core.params._specs import ParamSpec
 from megaopt_core.routing._groups import ChildSpec, GroupSpec
-from megaopt_core.routing._sharding import UNSHARDED
 
-__all__ = ["NameMap", "ParamRoute", "Routing"]
+__all__ = ["UNSHARDED", "NameMap", "ParamRoute", "Routing"]
+
+UNSHARDED = "replicated"
+"""The strategy of a model that nobody claims."""
 
 type NameMap = Callable[[int, str], str]
 """Maps (chunk index, local name) to the globally unique name."""

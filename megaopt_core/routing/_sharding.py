@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, ShardingError
@@ -13,26 +12,14 @@ from megaopt_core.params._shards import Shard, intersect
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._inventory import InventoryItem
+from megaopt_core.routing._routing import UNSHARDED, Routing
 from megaopt_core.sharding._elements import extent_of
 from megaopt_core.sharding._layout import BufferKey, LayoutOptions, PerBufferParamLayout, World
 from megaopt_core.sharding._ownership import require_partition
 from megaopt_core.sharding._protocol import ParamLayout
 from megaopt_core.sharding._stage_specs import specs_of_stage
 
-if TYPE_CHECKING:
-    from megaopt_core.routing._routing import Routing
-
-__all__ = [
-    "UNSHARDED",
-    "chosen_strategy",
-    "reduced_elsewhere",
-    "strategies_that_claim",
-    "strategy_layouts",
-    "strategy_of",
-]
-
-UNSHARDED = "replicated"
-"""The strategy of a model that nobody claims."""
+__all__ = ["chosen_strategy", "reduced_elsewhere", "strategies_that_claim", "strategy_layouts", "strategy_of"]
 
 
 def strategies_that_claim(items: Iterable[InventoryItem]) -> frozenset[str]:

@@ -14,14 +14,12 @@ from megaopt_core.errors import ConfigurationError, ParallelGroupError, Sharding
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.params._names import named_params
 from megaopt_core.params._parts import groups_of_model
-from megaopt_core.routing._routing import Routing
+from megaopt_core.routing._routing import NameMap, Routing
 from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
 from megaopt_core.sharding._wrapped import WrappedModel, wrappers_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from megaopt_core.routing._routing import NameMap
 
 __all__ = [
     "groups_of_wrapped",

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
 
 from megaopt_core.params._roles import Role
-from megaopt_core.params._views import MatrixView
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, numel_of, part_of
+from megaopt_core.params._views import MatrixView
 
 __all__ = ["DEFAULT_ALIGNMENT", "Granularity", "ParamInfo", "ParamSpec", "PeerGroup"]
 
@@ -168,7 +163,7 @@ class PeerGroup:
         dim: dimension of the logical tensor along which it is cut into their parts.
     """
 
-    group: ProcessGroup
+    group: torch.distributed.ProcessGroup
     dim: int
 
 

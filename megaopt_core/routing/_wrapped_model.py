@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,6 @@ from megaopt_core.params._parts import groups_of_model
 from megaopt_core.routing._routing import NameMap, Routing
 from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
 from megaopt_core.sharding._wrapped import WrappedModel, wrappers_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = [
     "groups_of_wrapped",
@@ -101,7 +98,7 @@ def require_same_ranks(index: int, wrapper: WrappedModel, given: ProcessGroupCol
             )
 
 
-def _ranks(group: ProcessGroup | None) -> list[int]:
+def _ranks(group: dist.ProcessGroup | None) -> list[int]:
     """Return the ranks of a group; none for a group of one rank, which is as good as no group."""
     return [] if group is None or size_of(group) == 1 else dist.get_process_group_ranks(group)
 

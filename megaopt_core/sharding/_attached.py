@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -15,9 +14,6 @@ from megaopt_core.parallel._reduction import gather_objects, new_group
 from megaopt_core.params._shards import RankCoordinates
 from megaopt_core.sharding._layout import BufferKey, PerBufferParamLayout
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams, spread_axes
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = ["buffers_alike", "duplicated", "make_peer_groups", "require_attached", "require_sharded_params"]
 
@@ -108,7 +104,7 @@ def duplicated(layout: ParamLayout, rank: RankCoordinates, experts: Collection[s
 
 def make_peer_groups(
     layouts: Iterable[ParamLayout], rank: RankCoordinates, pgs: ProcessGroupCollection
-) -> Mapping[tuple[str, int], ProcessGroup]:
+) -> Mapping[tuple[str, int], dist.ProcessGroup]:
     """Return the process groups of peers that have parts: one for each axis and block size, made in one order.
 
     Args:
@@ -167,7 +163,9 @@ def buffers_alike(buffers: _Buffers | None, pgs: ProcessGroupCollection) -> list
     ]
 
 
-def _alike(what: str, buffers: _Buffers | None, group: ProcessGroup | None, *, is_expert: bool) -> Comparison:
+def _alike(
+    what: str, buffers: _Buffers | None, group: dist.ProcessGroup | None, *, is_expert: bool
+) -> Comparison:
     some = {key: buffer for key, buffer in (buffers or {}).items() if key.is_expert is is_expert}
     data = [
         (

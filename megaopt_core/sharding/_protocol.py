@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from megaopt_core.errors import ShardingError
+from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._shards import AxisPlacement, RankCoordinates, Shard
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.sharding._layout import FullParamLayout, LayoutOptions, PieceSpec, World
+from megaopt_core.sharding._live_model import LiveModel, Piece
 from megaopt_core.sharding._split_step import Exchange, Sent, Travel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megaopt_core.optimizers._base import MegatronOptimizer
-    from megaopt_core.parallel._groups import ProcessGroupCollection
-
-from megaopt_core.sharding._live_model import LiveModel, Piece
 
 __all__ = [
     "OverlappedParams",

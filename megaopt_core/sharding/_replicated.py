@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from attrs import define, frozen
 
 from megaopt_core.errors import ShardingError
+from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import RankCoordinates
 from megaopt_core.params._specs import Granularity, ParamSpec
@@ -17,11 +17,6 @@ from megaopt_core.sharding._layout import LayoutOptions, PieceSpec, World
 from megaopt_core.sharding._live_model import LiveModel, Piece, gradient_of, local_gradient
 from megaopt_core.sharding._protocol import ParamLayout, ShardedParams, ShardingStrategy
 from megaopt_core.sharding._wrapped import finish_grad_sync, wrappers_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-    from megaopt_core.parallel._groups import ProcessGroupCollection
 
 __all__ = ["Replicated", "ReplicatedLayout", "ReplicatedParams"]
 
@@ -54,7 +49,7 @@ class ReplicatedParams(ShardedParams):
     """
 
     pieces: Sequence[Piece]
-    stats_group: ProcessGroup | None = None
+    stats_group: dist.ProcessGroup | None = None
     chunks: Sequence[torch.nn.Module] = ()
 
     def collect_grads(self) -> None:

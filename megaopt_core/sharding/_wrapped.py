@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Protocol, final, runtime_checkable
+from typing import ClassVar, Protocol, final, runtime_checkable
 
 import torch
 from attrs import frozen
 
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.parallel._groups import ProcessGroupCollection
-
-if TYPE_CHECKING:
-    from megaopt_core.sharding._layout import FullParamLayout
+from megaopt_core.sharding._layout import FullParamLayout
 
 __all__ = [
     "FoundWrapper",

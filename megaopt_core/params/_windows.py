@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -144,21 +145,22 @@ def windows_of(view: MatrixView, shape: Sequence[int], *, by_head: bool) -> tupl
     batch, rows, columns = view.logical_shape(shape)
     heads_across = view.head_columns if by_head else 0
     head_sizes = view.head_sizes if by_head else ()
-    common = {
-        "transposed": view.transposed,
-        "batch_dims": view.batch_dims,
-        "rest": tuple(shape[view.batch_dims + 1 :]),
-        "has_heads": bool(head_sizes or heads_across),
-        "is_across": bool(heads_across),
-    }
+    window = partial(
+        MatrixWindow,
+        transposed=view.transposed,
+        batch_dims=view.batch_dims,
+        rest=tuple(shape[view.batch_dims + 1 :]),
+        has_heads=bool(head_sizes or heads_across),
+        is_across=bool(heads_across),
+    )
     if heads_across:
         if columns % heads_across:
             raise ViewError(f"{view}: {columns} columns are no multiple of the {heads_across} of a head")
         heads = (*batch, columns // heads_across, rows, heads_across)
-        return (MatrixWindow(heads, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
+        return (window(heads, None, 1, 0, 0),)
     if not view.split_sizes:
         matrix = _by_head((*batch, rows, columns), head_sizes[0] if head_sizes else 0, view)
-        return (MatrixWindow(matrix, None, 1, 0, 0, **common),)  # type: ignore[arg-type]
+        return (window(matrix, None, 1, 0, 0),)
     total = sum(view.split_sizes)
     groups = (rows, columns)[view.split_dim] // total
     dim = view.batch_dims + (0 if (view.split_dim == 0) != view.transposed else 1)
@@ -166,7 +168,7 @@ def windows_of(view: MatrixView, shape: Sequence[int], *, by_head: bool) -> tupl
     for size, head in zip(view.split_sizes, head_sizes or (0,) * len(view.split_sizes), strict=True):
         matrix = (*batch, groups * size, columns) if view.split_dim == 0 else (*batch, rows, groups * size)
         matrix = _by_head(matrix, head, view)
-        found.append(MatrixWindow(matrix, dim, groups, total, offset, **common))  # type: ignore[arg-type]
+        found.append(window(matrix, dim, groups, total, offset))
         offset += size
     return tuple(found)
 

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from megaopt_core.cli._assignments import parse_assignments
+from megaopt_core.cli._arguments import parse_assignments
 from megaopt_core.cli._explain_text import rows_text, summary_text
 from megaopt_core.cli._factories import build_model
 from megaopt_core.cli._output import print_json, terminal_width

@@ -7,7 +7,6 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
 from typing import Any
 
 import attrs
@@ -16,7 +15,7 @@ import torch
 from megaopt_core.cli._arguments import parse_assignments
 from megaopt_core.cli._explain_text import rows_text, summary_text
 from megaopt_core.cli._factories import build_model
-from megaopt_core.cli._output import print_json, terminal_width
+from megaopt_core.cli._output import print_beside, print_json, terminal_width
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
 from megaopt_core.errors import ConfigurationError, PluginNotInstalledError
@@ -46,7 +45,7 @@ def run(args: Namespace) -> int:
     """
     write_page = _page_writer(args)
     given = _run_file(args)
-    with redirect_stdout(sys.stderr):  # what a model's own code prints is no part of the answer
+    with print_beside():  # what a model's own code prints is no part of the answer
         chunks = build_model(args.factory, args.device)
     routing = route(given.config, chunks, given.config_overrides())
     rows = [_row(entry, routing) for entry in routing.params.values()]

@@ -17,8 +17,6 @@ from megaopt_core.errors import ConfigurationError
 
 __all__ = ["build_model"]
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
 _OF_TENSORS = ("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "random", "uniform")
 _OF_INIT = ("kaiming_normal", "kaiming_uniform", "orthogonal", "sparse", "xavier_normal", "xavier_uniform")
 # Older versions of torch do not hand over trunc_normal_ as a whole.
@@ -87,8 +85,8 @@ def _require_no_arguments(factory: Any, target: str) -> None:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # a callable that does not tell
         return
-    by_call = (inspect.Parameter.POSITIONAL_ONLY, *_NAMED)
-    needed = [p.name for p in parameters if p.kind in by_call and p.default is inspect.Parameter.empty]
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.kind not in rest and p.default is inspect.Parameter.empty]
     if needed:
         name = target.rpartition(":")[2]
         raise _refused(

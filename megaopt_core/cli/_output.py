@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,9 @@ def any_output() -> Iterator[None]:
             sys.stdout, sys.stderr = as_before
 
 
-@contextmanager
-def print_beside() -> Iterator[None]:
-    """Send what plugins print while they are loaded to the error stream: a program may read the output as JSON."""
-    with redirect_stdout(sys.stderr):
-        yield
+def print_beside() -> AbstractContextManager[Any]:
+    """Send what others' code prints, such as plugins', to the error stream: a program may read the output as JSON."""
+    return redirect_stdout(sys.stderr)
 
 
 def silence_output() -> None:
@@ -62,7 +60,7 @@ def print_json(value: Any) -> None:
     Args:
         value: dicts, lists and scalars.
     """
-    print(json.dumps(value, indent=2, default=_for_json))
+    print(json.dumps(value, indent=2, default=lambda each: str(each).removeprefix("torch.")))
 
 
 def print_table(
@@ -76,7 +74,3 @@ def print_table(
         right: names of columns that are aligned to the right.
     """
     print(format_table(header, rows, width=terminal_width(), right=right))
-
-
-def _for_json(value: Any) -> str:
-    return str(value).removeprefix("torch.")

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaopt_core.reporting._alike import Alike, alike, name_pattern, notes_of, shown_count, shown_rate
-from megaopt_core.reporting._text_table import format_table, wrapped
+from megaopt_core.reporting._alike import (
+    Alike,
+    alike,
+    name_pattern,
+    shown_count,
+    shown_rate,
+    table_with_reasons,
+)
+from megaopt_core.reporting._text_table import format_table, longest_line, wrapped
 
 if TYPE_CHECKING:
     from megaopt_core.routing._routing import Routing
@@ -62,9 +69,13 @@ def rows_text(rows: Sequence[Row], width: int | None, *, everything: bool) -> st
         if everything
         else alike((row["name"], _facts(row), row) for row in rows)
     )
-    text = _table(groups, None, wide=width is None or width >= _WIDE, all_below=False)
-    if max(map(len, text.splitlines())) > (width or _WIDE):
-        text = _table(groups, width, wide=width is None or width >= _WIDE, all_below=True)
+    wide = width is None or width >= _WIDE
+    cells = [(_wide_cells if wide else _narrow_cells)(group) for group in groups]
+    header = list(cells[0])
+    if wide and all(len(group.members) == 1 for group in groups):
+        header.remove("count")
+    shown = [[row[column] for column in header] for row in cells]
+    text = table_with_reasons(header, shown, width, right=["count", "group", "wd"])
     if len(groups) < len(rows):
         folded = "a * stands for a number; --all shows each parameter by itself"
         text += "\n\n" + "\n".join(wrapped(folded, width))
@@ -77,21 +88,6 @@ def rows_text(rows: Sequence[Row], width: int | None, *, everything: bool) -> st
     return text
 
 
-def _table(groups: Sequence[Alike], width: int | None, *, wide: bool, all_below: bool) -> str:
-    """Return the table and the reasons below it."""
-    notes = notes_of([str(group.members[0]["reason"]) for group in groups], all_below=all_below)
-    cells = [
-        {**(_wide_cells if wide else _narrow_cells)(group), "why": why}
-        for group, why in zip(groups, notes.cells, strict=True)
-    ]
-    header = list(cells[0])
-    if wide and all(len(group.members) == 1 for group in groups):
-        header.remove("count")
-    shown = [[row[column] for column in header] for row in cells]
-    text = format_table(header, shown, width=width, right=["count", "group", "wd"])
-    return text if not notes.below else f"{text}\n\n{notes.text(width)}"
-
-
 def _narrow_cells(group: Alike) -> dict[str, Any]:
     row = group.members[0]
     return {
@@ -99,6 +95,7 @@ def _narrow_cells(group: Alike) -> dict[str, Any]:
         "shape": shown_count(row["shape"], len(group.members)),
         "optimizer": row["optimizer"] + (" ?" if row["uncertain"] else ""),
         "lr": shown_rate(row["lr"]),
+        "why": row["reason"],
     }
 
 
@@ -115,6 +112,7 @@ def _wide_cells(group: Alike) -> dict[str, Any]:
         "group": row["group"],
         "lr": _lr(row),
         "wd": shown_rate(row["weight_decay"]),
+        "why": row["reason"],
     }
 
 
@@ -155,7 +153,7 @@ def _optimizers(rows: Sequence[Row], routing: Routing, width: int | None) -> str
     while True:
         cells = [[row.get(column, "-") for column in header] for row in shown]
         text = format_table(header, cells, right=["parameters", "elements"])
-        if width is None or max(map(len, text.splitlines())) <= width or len(header) <= _FEWEST:
+        if width is None or longest_line(text) <= width or len(header) <= _FEWEST:
             return format_table(header, cells, width=width, right=["parameters", "elements"])
         header.pop()
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
-from megaopt_core.reporting._text_table import wrapped
+from megaopt_core.reporting._text_table import format_table, longest_line, wrapped
 
-__all__ = ["Alike", "Notes", "alike", "name_pattern", "notes_of", "shown_count", "shown_rate"]
+__all__ = ["Alike", "alike", "name_pattern", "shown_count", "shown_rate", "table_with_reasons"]
 
 _MANY = 3
 """So many rows with one reason send it below the table."""
+
+_WIDE = 140
+"""Where nobody limits lines, reasons go below a table that is wider."""
 
 
 @frozen
@@ -62,51 +65,62 @@ def alike(rows: Iterable[tuple[str, Hashable, Any]]) -> list[Alike]:
     ]
 
 
-@frozen
-class Notes:
-    """Reasons of rows, in the row or below the table.
+def table_with_reasons(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    doubtful: Collection[int] = (),
+    right: Sequence[str] = (),
+) -> str:
+    """Return a table whose last column is reasons: one that three rows share, or more, stands once, below.
+
+    Where a line is too long nevertheless, every reason goes below, and cells are wrapped.
 
     Args:
-        cells: for every row its reason, or the number of the note that is its reason.
-        below: the notes.
-    """
-
-    cells: tuple[str, ...]
-    below: tuple[str, ...]
-
-    def text(self, width: int | None) -> str:
-        """Return the lines below the table; empty without notes.
-
-        Args:
-            width: longest line; None: no limit.
-        """
-        marks = [f"[{number}]" for number in range(1, len(self.below) + 1)]
-        indent = len(marks[-1]) + 1 if marks else 0
-        lines = []
-        for mark, note in zip(marks, self.below, strict=True):
-            parts = wrapped(note, None if width is None else max(width - indent, 20))
-            lines += [
-                f"{first:<{indent}}{part}"
-                for first, part in zip([mark] + [""] * len(parts), parts, strict=False)
-            ]
-        return "\n".join(lines)
-
-
-def notes_of(reasons: Sequence[str], *, all_below: bool = False) -> Notes:
-    """Return reasons so that one that three rows share, or more, stands once.
-
-    Args:
-        reasons: of every row.
-        all_below: every reason goes below, because a table has no room for any.
+        header: the columns' names.
+        rows: their cells.
+        width: longest line; None: 140, but no cell is wrapped.
+        doubtful: positions of rows whose reason gets a question mark.
+        right: names of columns that are aligned to the right.
 
     Example:
-        >>> notes_of(["a bias", "a matrix", "a bias", "a bias"])
-        Notes(cells=('[1]', 'a matrix', '[1]', '[1]'), below=('a bias',))
+        >>> rows = [["a.bias", "a bias"], ["weight", "a matrix"], ["b.bias", "a bias"], ["c.bias", "a bias"]]
+        >>> print(table_with_reasons(["name", "why"], rows, 80))
+        name    why
+        ------  --------
+        a.bias  [1]
+        weight  a matrix
+        b.bias  [1]
+        c.bias  [1]
+        <BLANKLINE>
+        [1] a bias
     """
-    counts = Counter(reasons)
-    below = tuple(reason for reason in counts if reason and (all_below or counts[reason] >= _MANY))
-    numbers = {reason: f"[{number}]" for number, reason in enumerate(below, start=1)}
-    return Notes(tuple(numbers.get(reason, reason) for reason in reasons), below)
+    counts = Counter(row[-1] for row in rows if row[-1])
+
+    def table(below: Iterable[str], width: int | None) -> str:
+        marks = {reason: f"[{number}]" for number, reason in enumerate(below, start=1)}
+        cells = [
+            [*row, marks.get(reason, reason) + (" ?" if index in doubtful else "")]
+            for index, (*row, reason) in enumerate(rows)
+        ]
+        text = format_table(header, cells, width=width, right=right)
+        return f"{text}\n\n{_notes(marks, width)}" if marks else text
+
+    text = table([reason for reason, count in counts.items() if count >= _MANY], None)
+    return text if longest_line(text) <= (width or _WIDE) else table(counts, width)
+
+
+def _notes(marks: Mapping[str, str], width: int | None) -> str:
+    """Return reasons behind their marks, with the lines of each under its first."""
+    indent = max(map(len, marks.values())) + 1
+    lines = []
+    for reason, mark in marks.items():
+        parts = wrapped(reason, None if width is None else max(width - indent, 20))
+        lines += [
+            f"{first:<{indent}}{part}" for first, part in zip([mark] + [""] * len(parts), parts, strict=False)
+        ]
+    return "\n".join(lines)
 
 
 def shown_count(shape: Sequence[int], count: int) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from megaopt_core.reporting._alike import Alike, alike, notes_of, shown_count, shown_rate
-from megaopt_core.reporting._text_table import format_table, wrapped
+from megaopt_core.reporting._alike import Alike, alike, shown_count, shown_rate, table_with_reasons
+from megaopt_core.reporting._text_table import format_table, longest_line, wrapped
 
 if TYPE_CHECKING:
     from megaopt_core.reporting._report import OptimizerReport, ParamRow
@@ -98,7 +98,7 @@ def summary_table(report: OptimizerReport, width: int | None = None) -> str:
     for left_out in ((), (1,), (1, 2)):
         names, *cells = [[cell for index, cell in enumerate(line) if index not in left_out] for line in lines]
         text = format_table(names, cells, right=right)
-        if width is None or _longest(text) <= width:
+        if width is None or longest_line(text) <= width:
             return text
         text = format_table(names, cells, width=width, right=right)
     return text
@@ -106,29 +106,21 @@ def summary_table(report: OptimizerReport, width: int | None = None) -> str:
 
 def _params_table(groups: Sequence[Alike], width: int) -> str:
     """Return the table of parameters, with the reasons that many rows share below it."""
-    text = _with_notes(groups, None, all_below=False)
-    return text if _longest(text) <= width else _with_notes(groups, width, all_below=True)
-
-
-def _with_notes(groups: Sequence[Alike], width: int | None, *, all_below: bool) -> str:
-    notes = notes_of([group.members[0].reason for group in groups], all_below=all_below)
+    firsts: list[ParamRow] = [group.members[0] for group in groups]
     rows = [
         [
             group.name,
             _shape(group.members),
-            group.members[0].optimizer,
-            shown_rate(group.members[0].lr),
-            shown_rate(group.members[0].wd),
-            why + (" ?" if group.members[0].uncertain else ""),
+            first.optimizer,
+            shown_rate(first.lr),
+            shown_rate(first.wd),
+            first.reason,
         ]
-        for group, why in zip(groups, notes.cells, strict=True)
+        for group, first in zip(groups, firsts, strict=True)
     ]
-    text = format_table(["parameter", "shape", "optimizer", "lr", "weight decay", "why"], rows, width=width)
-    return text + (f"\n\n{notes.text(width)}" if notes.below else "")
-
-
-def _longest(text: str) -> int:
-    return max(map(len, text.splitlines()))
+    header = ["parameter", "shape", "optimizer", "lr", "weight decay", "why"]
+    guessed = {index for index, first in enumerate(firsts) if first.uncertain}
+    return table_with_reasons(header, rows, width, doubtful=guessed)
 
 
 def _shape(rows: Sequence[ParamRow]) -> str:

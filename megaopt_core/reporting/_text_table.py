@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-__all__ = ["format_table", "wrapped"]
+__all__ = ["format_table", "longest_line", "wrapped"]
 
 _GAP = 2
 _NARROWEST = 10
@@ -69,6 +69,15 @@ def format_table(
     for row in cells:
         lines += _lines_of(row, widths, line)
     return "\n".join(lines)
+
+
+def longest_line(text: str) -> int:
+    """Return the length of the longest line of a text.
+
+    Args:
+        text: one or more lines.
+    """
+    return max(map(len, text.splitlines()))
 
 
 def wrapped(text: str, width: int | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaopt_core.reporting._alike import alike, name_pattern, notes_of
+from megaopt_core.reporting._alike import alike, name_pattern, table_with_reasons
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,15 @@ def test_rows_share_a_pattern_only_when_nothing_else_differs() -> None:
 
 def test_notes_are_wrapped_under_their_number() -> None:
     """Every reason goes below where a table has no room for it."""
-    notes = notes_of(["one dimension, so it is stepped element by element", "", "b"], all_below=True)
-    assert notes.cells == ("[1]", "", "[2]")
-    assert notes.text(30).splitlines() == [
+    rows = [["x", "one dimension, so it is stepped element by element"], ["y", ""], ["z", "b"]]
+    text = table_with_reasons(["name", "why"], rows, 30)
+    assert text.splitlines() == [
+        "name  why",
+        "----  ---",
+        "x     [1]",
+        "y",
+        "z     [2]",
+        "",
         "[1] one dimension, so it is",
         "    stepped element by element",
         "[2] b",

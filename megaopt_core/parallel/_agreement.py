@@ -23,6 +23,11 @@ __all__ = ["Comparison", "Rows", "agree_over_ranks", "described", "differences_o
 type Rows = Sequence[tuple[str, Mapping[str, str]]]
 """What a rank has, readable: names in order, and for each what there is to say about it, by subject."""
 
+type _Ranks = tuple[int, ...]
+
+type _Key = tuple[str, _Ranks]
+"""What is compared on which ranks; none for all that take part."""
+
 _SHOWN = 8
 
 
@@ -59,7 +64,7 @@ class Comparison:
         )
 
     @property
-    def key(self) -> tuple[str, tuple[int, ...]]:
+    def key(self) -> _Key:
         """What is compared on which ranks; none for all that take part."""
         ranks = () if self.group is None else tuple(dist.get_process_group_ranks(self.group))
         return self.what, ranks
@@ -71,15 +76,7 @@ class _Told:
 
     value: Any
     error: str | None
-    digests: Mapping[tuple[str, tuple[int, ...]], bytes] = field(factory=dict)
-
-
-@frozen
-class _Difference:
-    """Ranks with unlike digests: those with the same one together, in the order of their first ranks."""
-
-    key: tuple[str, tuple[int, ...]]
-    ranks: tuple[tuple[int, ...], ...]
+    digests: Mapping[_Key, bytes] = field(factory=dict)
 
 
 def fingerprint(value: Any) -> bytes:
@@ -177,13 +174,13 @@ def differences_over_ranks(
     return tuple(_lines(gather_over_ranks(told, pgs, what), compared, pgs, what, EVERYONE))
 
 
-def _compared(alike: Iterable[Comparison]) -> dict[tuple[str, tuple[int, ...]], Comparison]:
+def _compared(alike: Iterable[Comparison]) -> dict[_Key, Comparison]:
     return {each.key: each for each in alike if each.group is None or communicates(each.group)}
 
 
 def _lines(
     gathered: Mapping[int, _Told],
-    compared: Mapping[tuple[str, tuple[int, ...]], Comparison],
+    compared: Mapping[_Key, Comparison],
     pgs: ProcessGroupCollection,
     what: str,
     names: tuple[str, ...],
@@ -194,31 +191,27 @@ def _lines(
         return []
     # One rank of those that are alike tells what it has.
     mine = {
-        difference.key: (list(compared[difference.key].rows()), compared[difference.key].everywhere)
-        for difference in differing
-        if difference.key in compared
+        key: (list(compared[key].rows()), compared[key].everywhere) for key in differing if key in compared
     }
     all_rows = gather_over_ranks(mine, pgs, what, names)
-    lines = []
-    for difference in differing:
-        told = {ranks: all_rows[ranks[0]].get(difference.key) for ranks in difference.ranks}
-        lines += _differences(difference.key[0], told)
-    return lines
+    return [
+        line
+        for key, unlike in differing.items()
+        for line in _differences(key[0], {ranks: all_rows[ranks[0]].get(key) for ranks in unlike})
+    ]
 
 
-def _differing(gathered: Mapping[int, _Told]) -> list[_Difference]:
-    found = []
+def _differing(gathered: Mapping[int, _Told]) -> dict[_Key, list[_Ranks]]:
+    """Return what has unlike digests, to the ranks that are alike, in the order of their first ones."""
+    found: dict[_Key, list[_Ranks]] = {}
     for key in sorted({key for told in gathered.values() for key in told.digests}):
         by_digest: dict[bytes | None, list[int]] = defaultdict(list)
         for rank in key[1] or gathered:
             if rank in gathered:
                 by_digest[gathered[rank].digests.get(key)].append(rank)
         if len(by_digest) > 1:
-            found.append(_Difference(key, tuple(sorted(tuple(ranks) for ranks in by_digest.values()))))
+            found[key] = sorted(map(tuple, by_digest.values()))
     return found
-
-
-type _Ranks = tuple[int, ...]
 
 
 def _differences(what: str, told: Mapping[_Ranks, tuple[Rows, bool] | None]) -> list[str]:

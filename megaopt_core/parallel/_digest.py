@@ -15,8 +15,6 @@ from functools import cache
 
 import torch
 
-from megaopt_core.parallel._words import odd_numbers, words_of
-
 __all__ = ["digest_of_each", "digest_of_tensors"]
 
 _ROWS = 31
@@ -42,6 +40,12 @@ _TOGETHER = 1 << 19
 
 _FEW = 64
 """Words that are not worth adding up."""
+
+_ODD = -7046029254386353131
+"""2**64 divided by the golden ratio: its multiples are spread evenly."""
+
+_SCRAMBLE = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
+"""Shifts and factors of splitmix64 (Steele, Lea and Flood, 2014): multiples of :data:`_ODD` lose their pattern."""
 
 
 def digest_of_tensors(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -81,14 +85,14 @@ def digest_of_each(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         [True, False]
     """
     with torch.no_grad():
-        odd = odd_numbers((2 * _COLUMNS).bit_length(), tensors[0].device)
+        odd = _odd_numbers((2 * _COLUMNS).bit_length(), tensors[0].device)
         return torch.stack([_number_of(tensor.contiguous().view(-1), odd) for tensor in tensors])
 
 
 def _number_of(flat: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
     """Return a number that depends on all words of a flat tensor, as a tensor on its device."""
     sums = [flat.new_zeros(1, dtype=torch.int64)]
-    for words in words_of(flat):
+    for words in _words_of(flat):
         whole = words.numel() // _COLUMNS * _COLUMNS
         if whole:
             sums.append(words[:whole].view(-1, _COLUMNS).sum(0))
@@ -108,7 +112,7 @@ def _totals(tensors: Iterable[torch.Tensor]) -> list[int]:
     """
     found = []
     for flat in _flattened(tensors):
-        for piece in (piece for words in words_of(flat) for piece in words.split(_PIECE)):
+        for piece in (piece for words in _words_of(flat) for piece in words.split(_PIECE)):
             sums = _sums_of(piece)
             found.append(_mixed(sums, _kept_odd_numbers(sums.numel().bit_length(), sums.device)))
     numbers: list[int] = torch.stack(found).tolist() if found else []
@@ -153,4 +157,33 @@ def _columns_of(size: int) -> int:
     return columns
 
 
-_kept_odd_numbers = cache(odd_numbers)
+def _words_of(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the bits of a flat tensor as 64-bit words, those of its end filled up with zeros."""
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).view(-1)
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    in_word = 8 // flat.element_size()
+    left = flat.numel() % in_word
+    if flat.numel() > left:
+        yield (flat[:-left] if left else flat).view(torch.int64)
+    if left:
+        last = flat.new_zeros(in_word)
+        last[:left] = flat[-left:]
+        yield last.view(torch.int64)
+
+
+def _odd_numbers(bits: int, device: torch.device) -> torch.Tensor:
+    """Return 2**bits odd numbers without a pattern, the same on every device.
+
+    Args:
+        bits: how many, as a power of two.
+        device: where they lie.
+    """
+    numbers = torch.arange(1, 1 + (1 << bits), device=device).mul_(_ODD)
+    for shift, factor in _SCRAMBLE:
+        numbers.bitwise_xor_((numbers >> shift) & ((1 << (64 - shift)) - 1)).mul_(factor)
+    return numbers.bitwise_or_(1)
+
+
+_kept_odd_numbers = cache(_odd_numbers)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megaopt_core.errors import MissingRanksError
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, is_distributed
-from megaopt_core.parallel._reduction import needs_all_ranks, stopped
+from megaopt_core.parallel._reduction import gather_objects, stopped
 from megaopt_core.parallel._timeouts import timeout_of
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ def gather_over_ranks[T](
     known = {this_rank(): value}
     for group in _groups_of(pgs, names):
         _meet(group, what)
-        told: list[Any] = [None] * group.size()
-        with needs_all_ranks(what):
-            dist.all_gather_object(told, known, group=group)
-        for some in told:
+        for some in gather_objects(known, group, what):
             known.update(some)
     return dict(sorted(known.items()))
 

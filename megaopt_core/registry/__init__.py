@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from megaopt_core import resolve_lazily
 
 if TYPE_CHECKING:
-    from megaopt_core.registry._choice import ALLOW, DISABLE
     from megaopt_core.registry._constructor import constructor_kwargs
     from megaopt_core.registry._infos import PluginInfo, PluginStatus
-    from megaopt_core.registry._installation import GROUP
+    from megaopt_core.registry._installation import ALLOW, DISABLE, GROUP
     from megaopt_core.registry._loading import LoadedPlugin
     from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
     from megaopt_core.registry._setting_owners import SettingInfo
@@ -31,8 +30,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "ALLOW": "_choice",
-    "DISABLE": "_choice",
+    "ALLOW": "_installation",
+    "DISABLE": "_installation",
     "GROUP": "_installation",
     "LoadedPlugin": "_loading",
     "PluginInfo": "_infos",

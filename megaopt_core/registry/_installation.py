@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points, version
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from megaopt_core.errors import BrokenPluginWarning, PluginError
-from megaopt_core.registry._choice import chosen, named_in_vain
 from megaopt_core.registry._faults import words_of
 from megaopt_core.registry._infos import CORE_MODULE, PluginInfo, PluginStatus
 from megaopt_core.registry._plugin_hooks import import_plugin, may_implement
@@ -21,12 +22,18 @@ if TYPE_CHECKING:  # what is loaded needs torch; listing plugins and their comma
     from megaopt_core.registry._contents import Contents
     from megaopt_core.registry._loading import LoadedPlugin
 
-__all__ = ["GROUP", "Installation"]
+__all__ = ["ALLOW", "DISABLE", "GROUP", "Installation"]
 
 type _Found = tuple[EntryPoint, PluginInfo]
 
 GROUP = "megaopt"
 """The entry-point group in which plugins are found."""
+
+DISABLE = "MEGAOPT_DISABLE_PLUGINS"
+"""Environment variable: the plugins named here, separated by commas, are left out."""
+
+ALLOW = "MEGAOPT_PLUGINS"
+"""Environment variable: only the plugins named here are let in; empty means none but the core's own."""
 
 CORE_PLUGIN = EntryPoint(name="core", value=CORE_MODULE, group=GROUP)
 """The core's own plugin, which is there even where the core runs without being installed."""
@@ -43,8 +50,8 @@ class Installation:
     def __init__(self, given: Iterable[EntryPoint] | None, environ: Mapping[str, str]) -> None:
         found = _in_one_order(given)
         self._points = [point for point, _ in found]
-        self.infos = [chosen(info, environ) for _, info in found]
-        self._environ = dict(environ)
+        self._chosen = {name: _names(environ[name]) for name in (DISABLE, ALLOW) if name in environ}
+        self.infos = [self._let_in(info) for _, info in found]
         self.lock = threading.RLock()
         self._contents: Contents | None = None
         self._loading = False
@@ -56,7 +63,21 @@ class Installation:
 
     def named_in_vain(self) -> list[str]:
         """Return a line for every name in the two variables that no installed plugin goes by."""
-        return named_in_vain(self.infos, self._environ)
+        return [
+            f"{variable} names {name!r}, and no installed plugin goes by that"
+            for variable, names in self._chosen.items()
+            for name in names
+            if not any(info.goes_by(name) for info in self.infos)
+        ]
+
+    def _let_in(self, info: PluginInfo) -> PluginInfo:
+        """Return what is known of a plugin, with status blocked and the reason where the environment leaves it out."""
+        for variable, names in () if info.is_core else self._chosen.items():
+            blocks = variable == DISABLE
+            if any(map(info.goes_by, names)) is blocks:
+                does = "blocks it" if blocks else "leaves it out"
+                return evolve(info, status=PluginStatus.BLOCKED, error=f"{variable}={','.join(names)} {does}")
+        return info
 
     def contents(self) -> Contents:
         """Return what all plugins together offer; the first call loads them."""
@@ -74,7 +95,9 @@ class Installation:
             found = []
             with self._importing():
                 for index, (point, info) in enumerate(zip(self._points, self.infos, strict=True)):
-                    if not _may_bring_commands(point, info):
+                    if info.status is not PluginStatus.AVAILABLE or info.is_core:
+                        continue
+                    if not may_implement(point, "megaopt_commands"):
                         continue
                     try:
                         found.append((info, import_plugin(point, info)[1]))
@@ -174,6 +197,5 @@ def _once(points: Iterable[_Found]) -> list[_Found]:
     return [each for (*what, name), each in found.items() if name or tuple(what) not in owned]
 
 
-def _may_bring_commands(point: EntryPoint, info: PluginInfo) -> bool:
-    is_there = info.status is PluginStatus.AVAILABLE and not info.is_core
-    return is_there and may_implement(point, "megaopt_commands")
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

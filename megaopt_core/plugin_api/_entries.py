@@ -47,14 +47,22 @@ type SplitRefusal = Callable[[OptimizerConfig], str | None]
 
 
 def _prefixes(value: Sequence[str]) -> tuple[str, ...]:
-    _require_names("setting_prefixes", value, "a tuple of names: ({!r},)")
-    return tuple(value)
+    return tuple(_names("setting_prefixes", value, f"a tuple of names: ({value!r},)"))
 
 
-def _require_names(name: str, value: object, meant: str) -> None:
+def _positive(value: Collection[str]) -> frozenset[str]:
+    return frozenset(_names("positive_states", value, f"a set of names: {{{value!r}}}"))
+
+
+def _scalars(value: Collection[str]) -> frozenset[str]:
+    return frozenset(_names("scalar_states", value, f"a set of names: {{{value!r}}}"))
+
+
+def _names(field_name: str, value: Collection[str], meant: str) -> Collection[str]:
     """Raise for a text where several names belong: it would be taken letter by letter."""
     if isinstance(value, str):
-        raise PluginError(f"OptimizerEntry({name}={value!r}): must be {meant.format(value)}")
+        raise PluginError(f"OptimizerEntry({field_name}={value!r}): must be {meant}")
+    return value
 
 
 def _one_granularity(value: Granularity | str) -> Granularity:
@@ -63,6 +71,16 @@ def _one_granularity(value: Granularity | str) -> Granularity:
     except ValueError:
         allowed = " or ".join(repr(each.value) for each in Granularity)
         raise PluginError(f"OptimizerEntry(granularity={value!r}): must be {allowed}") from None
+
+
+def _known_granularity(given: object) -> Granularity:
+    """Return what `granularity_for` says, which is a stranger's code."""
+    if isinstance(given, str) and given in tuple(Granularity):
+        return Granularity(given)
+    raise PluginError(
+        f"granularity_for returned a {type(given).__name__}; it must return one of "
+        f"{', '.join(map(repr, map(str, Granularity)))}"
+    )
 
 
 def _numel(spec: ParamSpec, view: MatrixView | None) -> float:
@@ -77,16 +95,6 @@ def _alignment(instance: object, attribute: object, value: int) -> None:
 def _dotted_class(instance: object, attribute: object, value: str | None) -> None:
     if value is not None and not (isinstance(value, str) and all(value.partition(":")[::2])):
         raise PluginError(f'OptimizerEntry(same_as={value!r}): must be "module:Class" of an optimizer')
-
-
-def _positive(value: Collection[str]) -> frozenset[str]:
-    _require_names("positive_states", value, "a set of names: {{{!r}}}")
-    return frozenset(value)
-
-
-def _scalars(value: Collection[str]) -> frozenset[str]:
-    _require_names("scalar_states", value, "a set of names: {{{!r}}}")
-    return frozenset(value)
 
 
 def _dtypes(instance: object, attribute: object, value: Mapping[str, Collection[torch.dtype]]) -> None:
@@ -236,23 +244,14 @@ class OptimizerEntry:
         Args:
             config: the run's configuration.
         """
-        granularity = self.granularity if self.granularity_for is None else self._granularity(config)
+        granularity = self.granularity
+        if self.granularity_for is not None:
+            granularity = _known_granularity(self.granularity_for(config))
         split_step = self.split_step if self.split_refusal(config) is None else None
         peers = self.supports_peers and (self.refuses_peers is None or self.refuses_peers(config) is None)
         if (granularity, split_step, peers) == (self.granularity, self.split_step, self.supports_peers):
             return self
         return evolve(self, granularity=granularity, split_step=split_step, supports_peers=peers)
-
-    def _granularity(self, config: OptimizerConfig) -> Granularity:
-        """Return what `granularity_for` says, which is a stranger's code."""
-        given: object = None if self.granularity_for is None else self.granularity_for(config)
-        known = given if isinstance(given, str) and given in tuple(Granularity) else None
-        if known is None:
-            raise PluginError(
-                f"granularity_for returned a {type(given).__name__}; it must return one of "
-                f"{', '.join(map(repr, map(str, Granularity)))}"
-            )
-        return Granularity(known)
 
     def load_split_step(self) -> SplitStepFactory | None:
         """Return what makes the step in three parts, importing it if it is named by a string; None: nothing does.
@@ -262,13 +261,12 @@ class OptimizerEntry:
         """
         if self.split_step is None:
             return None
-        factory: Any = _imported(self.split_step, "split_step")
+        factory: SplitStepFactory = _imported(self.split_step, "split_step")
         if not callable(factory):
             raise PluginError(
                 f"split_step={self.split_step!r} is no class or function of the inner optimizer"
             )
-        made: SplitStepFactory = factory
-        return made
+        return factory
 
 
 def _imported(target: Any, name: str) -> Any:

@@ -13,9 +13,8 @@ import torch
 from megaopt_core.errors import ScheduleError
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 from megaopt_core.plugin_api._schedule_style import ScheduleStyle
-from megaopt_core.schedules._lookup import find_style
+from megaopt_core.schedules._lookup import find_style, settings_of_style
 from megaopt_core.schedules._scheduler_state import OWN_TO_STYLES, SETTINGS, read_state
-from megaopt_core.schedules._style_settings import settings_of_style
 from megaopt_core.schedules._validation import (
     check_learning_rates,
     check_number,
@@ -241,9 +240,7 @@ class OptimizerParamScheduler:
                 setattr(self, name, self._check_and_set(attrs.asdict(own), saved[name], name))
 
     def _check_and_set[Value](self, cls_value: Value, sd_value: Value, name: str) -> Value:
-        """Return the value that holds after loading: the scheduler's own or the checkpoint's."""
-        if self.override_opt_param_scheduler:
-            return cls_value
+        """Return the checkpoint's value, unless it has to be the scheduler's own and is another."""
         if not self.use_checkpoint_opt_param_scheduler and cls_value != sd_value:
             raise ScheduleError(
                 f"{name} is {cls_value!r} in this scheduler and {sd_value!r} in the checkpoint: make them "

@@ -55,11 +55,11 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
 _BY_NAME = 'ParamKey(name="*.gate.*")'
 _BY_FUNCTION = 'ParamKey(with_name_predicate=ParamWithNamePredicate("mine", lambda param, name: ...))'
 _REMOVED = {
-    "no_weight_decay_cond": "wd_mult",
-    "scale_lr_cond": "max_lr",
-    "lr_mult": "max_lr",
+    "no_weight_decay_cond": "{'wd_mult': 0.0}",
+    "scale_lr_cond": "{'max_lr': 1e-4}",
+    "lr_mult": "{'max_lr': 1e-4}",
 }
-_VALUES = {"wd_mult": "0.0", "max_lr": "1e-4"}
+"""Arguments that have been removed to an override that says the same."""
 
 
 def advice_on_setting(name: str, known: Iterable[str], optimizer: str | None = None) -> str:
@@ -132,10 +132,9 @@ def require_current(given: Mapping[str, Any]) -> None:
     """
     for name in given:
         if name in _REMOVED:
-            key = _REMOVED[name]
             raise ConfigurationError(
                 f"{name} has been removed: an override says it. "
-                f"Add {{{_BY_NAME}: {{{key!r}: {_VALUES[key]}}}}} to those of "
+                f"Add {{{_BY_NAME}: {_REMOVED[name]}}} to those of "
                 f"get_standard_config_overrides(config), or with a function {{{_BY_FUNCTION}: ...}}",
                 setting=name,
                 value=given[name],

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_core.parallel._groups import is_distributed
+from megaopt_core.parallel._meeting import this_rank
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig
@@ -33,7 +32,7 @@ def dump_config(config: OptimizerConfig, folder: str) -> None:
     Raises:
         ConfigurationError: the folder cannot be written to.
     """
-    if is_distributed() and dist.get_rank() != 0:
+    if this_rank() != 0:
         return
     target = Path(folder) / CONFIG_FILE
     text = json.dumps({"torch": torch.__version__, "config": config.to_dict()}, indent=2, default=repr)

@@ -56,7 +56,6 @@ def with_one_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
                 setting="sharding",
                 value=sharding,
             )
-    settings.setdefault("sharding", None)
     settings["sharding"] = sharding if sharding is not None else allowed[0]
     for flag, strategies in STRATEGY_FLAGS.items():
         if isinstance(settings.get(flag, False), bool):

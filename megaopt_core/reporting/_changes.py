@@ -241,9 +241,10 @@ class ChangeRecord:
         """For each piece, whether the last step changed it; empty before the first step."""
         changed = [False] * len(self._watched)
         before, after = self._values
-        for owner in self._reader.moved(self._watched) if before else ():
-            changed[owner] = True
-        for kind, owners in self._reader.owners.items() if before else ():
-            for owner, differs in zip(owners, (before[kind] != after[kind]).tolist(), strict=True):
-                changed[owner] |= differs
+        if before:
+            for owner in self._reader.moved(self._watched):
+                changed[owner] = True
+            for kind, owners in self._reader.owners.items():
+                for owner, differs in zip(owners, (before[kind] != after[kind]).tolist(), strict=True):
+                    changed[owner] |= differs
         return changed

@@ -101,13 +101,10 @@ def _of_other_optimizers(use: Use) -> Iterator[str]:
     owners = get_registry().setting_owners()
     prefixes = {prefix for entry in use.entries.values() for prefix in entry.setting_prefixes}
     used = ", ".join(sorted(use.entries))
-    given = use.config.plugin_settings
-    for name, value in given.items():
-        if name in owners and owners[name].prefix in prefixes:
-            continue
-        if name in owners and _is_read(use, owners[name].prefix):
-            continue
-        yield f"{name}={value!r}: no optimizer in use reads it ({used})"
+    for name, value in use.config.plugin_settings.items():
+        prefix = owners[name].prefix if name in owners else None
+        if prefix is None or not (prefix in prefixes or _is_read(use, prefix)):
+            yield f"{name}={value!r}: no optimizer in use reads it ({used})"
 
 
 def _told_by_entries(use: Use) -> dict[str, str]:

@@ -13,7 +13,7 @@ from megaopt_core.reporting._alike import (
     shown_rate,
     table_with_reasons,
 )
-from megaopt_core.reporting._text_table import format_table, longest_line, wrapped
+from megaopt_core.reporting._text_table import fitted_table, wrapped
 
 if TYPE_CHECKING:
     from megaopt_core.routing._routing import Routing
@@ -150,12 +150,9 @@ def _optimizers(rows: Sequence[Row], routing: Routing, width: int | None) -> str
             }
         )
     header = list(dict.fromkeys(column for row in shown for column in row))
-    while True:
-        cells = [[row.get(column, "-") for column in header] for row in shown]
-        text = format_table(header, cells, right=["parameters", "elements"])
-        if width is None or longest_line(text) <= width or len(header) <= _FEWEST:
-            return format_table(header, cells, width=width, right=["parameters", "elements"])
-        header.pop()
+    return fitted_table(
+        header, shown, width, optional=header[: _FEWEST - 1 : -1], right=["parameters", "elements"]
+    )
 
 
 def _all_of(values: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from megaopt_core.reporting._alike import Alike, alike, shown_count, shown_rate, table_with_reasons
-from megaopt_core.reporting._text_table import format_table, longest_line, wrapped
+from megaopt_core.reporting._text_table import fitted_table, format_table, wrapped
 
 if TYPE_CHECKING:
     from megaopt_core.reporting._report import OptimizerReport, ParamRow
@@ -15,6 +15,8 @@ __all__ = ["WIDTH", "full_text", "short_text", "summary_table"]
 
 WIDTH = 100
 _MOST_ROWS = 20
+
+_CHANGED, _SENT = "changed in last step", "sent in last step"
 
 
 def short_text(report: OptimizerReport, width: int = WIDTH) -> str:
@@ -76,32 +78,20 @@ def summary_table(report: OptimizerReport, width: int | None = None) -> str:
         width: longest line, for which classes and plugins give way; None: no limit.
     """
     rows = [
-        [
-            part.optimizer,
-            part.optimizer_class + (f" (as {part.same_as})" if part.same_as else ""),
-            part.plugin,
-            f"{part.parameters:,}",
-            f"{part.elements:,}",
-            *([] if part.changed is None else [f"{part.changed} of {part.stepped} ({part.method})"]),
-        ]
+        {
+            "optimizer": part.optimizer,
+            "class": part.optimizer_class + (f" (as {part.same_as})" if part.same_as else ""),
+            "from": part.plugin,
+            "parameters": f"{part.parameters:,}",
+            "elements": f"{part.elements:,}",
+            _CHANGED: None if part.changed is None else f"{part.changed} of {part.stepped} ({part.method})",
+            _SENT: None if part.sent is None else f"{part.sent:,} B in {part.collectives} collectives",
+        }
         for part in report.parts
     ]
-    header = ["optimizer", "class", "from", "parameters", "elements", "changed in last step"]
-    header = header[: max(map(len, rows), default=5)]
-    if any(part.sent is not None for part in report.parts):
-        header.append("sent in last step")
-        for row, part in zip(rows, report.parts, strict=True):
-            sent = 0 if part.sent is None else part.sent
-            row.append("-" if part.sent is None else f"{sent:,} B in {part.collectives} collectives")
-    lines = [header, *rows]
-    right, text = ["parameters", "elements"], ""
-    for left_out in ((), (1,), (1, 2)):
-        names, *cells = [[cell for index, cell in enumerate(line) if index not in left_out] for line in lines]
-        text = format_table(names, cells, right=right)
-        if width is None or longest_line(text) <= width:
-            return text
-        text = format_table(names, cells, width=width, right=right)
-    return text
+    header = ["optimizer", "class", "from", "parameters", "elements"]
+    header += [column for column in (_CHANGED, _SENT) if any(row[column] for row in rows)]
+    return fitted_table(header, rows, width, optional=["class", "from"], right=["parameters", "elements"])
 
 
 def _params_table(groups: Sequence[Alike], width: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 
-__all__ = ["format_table", "longest_line", "wrapped"]
+__all__ = ["fitted_table", "format_table", "longest_line", "wrapped"]
 
 _GAP = 2
 _NARROWEST = 10
@@ -43,8 +44,8 @@ def format_table(
         h.0.mlp.   a matrix
         weight     of a layer
     """
-    cells = [[str(cell) for cell in row] for row in rows]
-    columns = [[row[column] for row in [list(header), *cells]] for column in range(len(header))]
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    columns = list(zip(*cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     if width is not None:
         available = width - _GAP * (len(widths) - 1)
@@ -56,19 +57,42 @@ def format_table(
         )
         tried = [_narrowed(widths, least, available) for least in limits]
         widths = next((sizes for sizes in tried if sum(sizes) <= available), tried[-1])
-
-    def line(row: Sequence[str]) -> str:
+    names, *others = [_lines_of(row, widths) for row in cells]
+    lines = []
+    for line in chain(names, [["-" * size for size in widths]], *others):
         aligned = [
             cell.rjust(size) if name in right else cell.ljust(size)
-            for cell, size, name in zip(row, widths, header, strict=True)
+            for cell, size, name in zip(line, widths, header, strict=True)
         ]
-        return (" " * _GAP).join(aligned).rstrip()
-
-    lines = _lines_of(list(header), widths, line)
-    lines.append(line(["-" * size for size in widths]))
-    for row in cells:
-        lines += _lines_of(row, widths, line)
+        lines.append((" " * _GAP).join(aligned).rstrip())
     return "\n".join(lines)
+
+
+def fitted_table(
+    header: Sequence[str],
+    rows: Sequence[Mapping[str, object]],
+    width: int | None,
+    *,
+    optional: Sequence[str],
+    right: Sequence[str] = (),
+) -> str:
+    """Return a table that leaves out columns where a line is too long; cells are wrapped only where that is not enough.
+
+    Args:
+        header: the columns' names.
+        rows: cells by column; a dash stands for one that is missing or None.
+        width: longest line; None: no limit.
+        optional: columns that can be left out, the first of them first.
+        right: names of columns that are aligned to the right.
+    """
+    cells = [["-" if row.get(name) is None else row[name] for name in header] for row in rows]
+    text = format_table(header, cells, right=right)
+    if width is None or longest_line(text) <= width:
+        return text
+    if not optional:
+        return format_table(header, cells, width=width, right=right)
+    kept = [name for name in header if name != optional[0]]
+    return fitted_table(kept, rows, width, optional=optional[1:], right=right)
 
 
 def longest_line(text: str) -> int:
@@ -124,7 +148,7 @@ def _split_after(word: str, marks: str) -> list[str]:
     return [word] if not marks else re.split(f"(?<=[{re.escape(marks)}])", word)
 
 
-def _longest_parts(columns: list[list[str]], marks: str) -> list[int]:
+def _longest_parts(columns: list[tuple[str, ...]], marks: str) -> list[int]:
     """Return, of every column, the longest part of a word that ends with one of the marks or with the word."""
     return [
         max(
@@ -150,9 +174,7 @@ def _narrowed(widths: list[int], least: list[int], available: int) -> list[int]:
     return widths
 
 
-def _lines_of(row: list[str], widths: list[int], line: Callable[[Sequence[str]], str]) -> list[str]:
+def _lines_of(row: Sequence[str], widths: list[int]) -> Iterator[Sequence[str]]:
     """Return the lines of one row, whose cells may be wrapped."""
-    cells = [wrapped(cell, size) for cell, size in zip(row, widths, strict=True)]
-    height = max((len(cell) for cell in cells), default=1)
-    padded = [cell + [""] * (height - len(cell)) for cell in cells]
-    return [line([cell[index] for cell in padded]) for index in range(height)]
+    cells = (wrapped(cell, size) for cell, size in zip(row, widths, strict=True))
+    return zip_longest(*cells, fillvalue="")

@@ -18,43 +18,19 @@ from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
 __all__ = ["BUILTIN_STYLES", "WSD_DECAYS", "LearningRatePoint", "WeightDecayPoint"]
 
 
-def _linear_fall(progress: float) -> float:
-    return 1.0 - progress
-
-
 def _cosine_fall(progress: float) -> float:
     return 0.5 * (math.cos(math.pi * progress) + 1.0)
 
 
-def _exponential_fall(progress: float) -> float:
-    return 2.0 * math.pow(0.5, progress) - 1.0
-
-
-def _minus_sqrt_fall(progress: float) -> float:
-    return 1.0 - math.sqrt(progress)
-
-
 WSD_DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
-        "linear": _linear_fall,
+        "linear": lambda progress: 1.0 - progress,
         "cosine": _cosine_fall,
-        "exponential": _exponential_fall,
-        "minus_sqrt": _minus_sqrt_fall,
+        "exponential": lambda progress: 2.0 * math.pow(0.5, progress) - 1.0,
+        "minus_sqrt": lambda progress: 1.0 - math.sqrt(progress),
     }
 )
 """Curves of the final decay of style `WSD`: progress in [0, 1] gives a coefficient that falls from 1 to 0."""
-
-
-def _constant_lr(point: LearningRatePoint) -> float:
-    return point.max_lr
-
-
-def _linear_lr(point: LearningRatePoint) -> float:
-    return point.between(_linear_fall(point.progress))
-
-
-def _cosine_lr(point: LearningRatePoint) -> float:
-    return point.between(_cosine_fall(point.progress))
 
 
 def _inverse_square_root_lr(point: LearningRatePoint) -> float:
@@ -83,18 +59,6 @@ def _check_wsd(point: LearningRatePoint) -> str | None:
     return None
 
 
-def _constant_wd(point: WeightDecayPoint) -> float:
-    return point.end_wd
-
-
-def _linear_wd(point: WeightDecayPoint) -> float:
-    return point.between(point.progress)
-
-
-def _cosine_wd(point: WeightDecayPoint) -> float:
-    return point.between(_cosine_fall(1.0 - point.progress))
-
-
 def _check_constant_wd(point: WeightDecayPoint) -> str | None:
     if point.start_wd == point.end_wd:
         return None
@@ -110,21 +74,21 @@ def _check_growing_wd(point: WeightDecayPoint) -> str | None:
 BUILTIN_STYLES: Mapping[str, ScheduleStyle] = MappingProxyType(
     {
         "constant": ScheduleStyle(
-            learning_rate=_constant_lr,
-            weight_decay=_constant_wd,
+            learning_rate=lambda point: point.max_lr,
+            weight_decay=lambda point: point.end_wd,
             check_weight_decay=_check_constant_wd,
             after_decay=AfterDecay.CURVE,
             description="stays where it is",
         ),
         "linear": ScheduleStyle(
-            learning_rate=_linear_lr,
-            weight_decay=_linear_wd,
+            learning_rate=lambda point: point.between(1.0 - point.progress),
+            weight_decay=lambda point: point.between(point.progress),
             check_weight_decay=_check_growing_wd,
             description="a straight line",
         ),
         "cosine": ScheduleStyle(
-            learning_rate=_cosine_lr,
-            weight_decay=_cosine_wd,
+            learning_rate=lambda point: point.between(_cosine_fall(point.progress)),
+            weight_decay=lambda point: point.between(_cosine_fall(1.0 - point.progress)),
             check_weight_decay=_check_growing_wd,
             description="half a cosine wave: slow, fast, slow",
         ),

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,25 +29,21 @@ _RANKS = "ranks are told by pg_collection=, or by torch.distributed"
 _PRECISION = "precision is set by bf16=True or fp16=True; autocast and torch's GradScaler are used as ever"
 _STATES = "states of few bits are asked for by exp_avg_dtype and exp_avg_sq_dtype"
 
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("model_parameters", "named_parameters", "param_groups", "parameters", "params"), _MODEL
-        ),
-        **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "schedule", "scheduler"), _SCHEDULE),
-        **dict.fromkeys(("num_training_steps", "total_steps", "training_steps"), _SCHEDULE),
-        **dict.fromkeys(("warmup", "warmup_iters", "warmup_ratio", "warmup_steps"), _SCHEDULE),
-        "num_warmup_steps": _SCHEDULE,
-        **dict.fromkeys(("process_group", "rank", "world_size"), _RANKS),
-        **dict.fromkeys(("amp", "autocast", "dtype", "mixed_precision", "precision"), _PRECISION),
-        **dict.fromkeys(
-            ("block_wise", "is_paged", "min_8bit_size", "optim_bits", "percentile_clipping"), _STATES
-        ),
-        "config": "a configuration is given to get_megatron_optimizer(config, model)",
-        "config_overrides": "build_optimizer takes overrides=, get_megatron_optimizer(config, model, config_overrides)",
-        "device": "states lie where the parameters do",
-    }
-)
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("model_parameters", "named_parameters", "param_groups", "parameters", "params"), _MODEL),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "schedule", "scheduler"), _SCHEDULE),
+    **dict.fromkeys(("num_training_steps", "total_steps", "training_steps"), _SCHEDULE),
+    **dict.fromkeys(("warmup", "warmup_iters", "warmup_ratio", "warmup_steps"), _SCHEDULE),
+    "num_warmup_steps": _SCHEDULE,
+    **dict.fromkeys(("process_group", "rank", "world_size"), _RANKS),
+    **dict.fromkeys(("amp", "autocast", "dtype", "mixed_precision", "precision"), _PRECISION),
+    **dict.fromkeys(
+        ("block_wise", "is_paged", "min_8bit_size", "optim_bits", "percentile_clipping"), _STATES
+    ),
+    "config": "a configuration is given to get_megatron_optimizer(config, model)",
+    "config_overrides": "build_optimizer takes overrides=, get_megatron_optimizer(config, model, config_overrides)",
+    "device": "states lie where the parameters do",
+}
 """Names of what others set on an optimizer and that is said elsewhere here, to where."""
 
 

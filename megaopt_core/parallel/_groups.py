@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch.distributed as dist
@@ -29,15 +28,13 @@ __all__ = [
 AXES = ("pp", "dp", "dp_replicate", "tp", "ep", "expert_dp", "expert_dp_replicate", "expert_tp")
 """The axes that ranks stand on: data-parallel ones share an optimizer out, `*_replicate` count whole copies of it."""
 
-MESH_DIMS: Mapping[str, str] = MappingProxyType(
-    {
-        **{name: name for name in ("tp", "pp", "cp", "dp", "ep")},
-        **dict.fromkeys(("dp_shard", "fsdp", "shard", "dp_shard_mod_ep", "data_parallel"), "dp"),
-        **dict.fromkeys(("dp_replicate", "replicate", "ddp"), "dp_replicate"),
-        "dp_shard_in_ep": "ep",
-        "tensor_parallel": "tp",
-    }
-)
+MESH_DIMS: Mapping[str, str] = {
+    **{name: name for name in ("tp", "pp", "cp", "dp", "ep")},
+    **dict.fromkeys(("dp_shard", "fsdp", "shard", "dp_shard_mod_ep", "data_parallel"), "dp"),
+    **dict.fromkeys(("dp_replicate", "replicate", "ddp"), "dp_replicate"),
+    "dp_shard_in_ep": "ep",
+    "tensor_parallel": "tp",
+}
 """Name of a mesh dimension to what it is; the short names first, then those of FSDP2 and of trainers built on it."""
 
 _SHORT = ("tp", "pp", "cp", "dp", "ep")

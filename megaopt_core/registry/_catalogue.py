@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from megaopt_core.errors import MovedNameError
 
@@ -48,37 +47,33 @@ CHECKPOINT_READER = "megaopt-checkpoint"
 STEP_RUNNER = "megaopt-device"
 """The distribution that runs inner steps otherwise than in place."""
 
-COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        "check-plugin": "megaopt-testing",
-        "compare": "megaopt-tools",
-        "completion": "megaopt-tools",
-        "convert": "megaopt-checkpoint",
-        "new-plugin": "megaopt-testing",
-        "schedule": "megaopt-tools",
-        "train": "megaopt-tools",
-        "verify-checkpoint": "megaopt-checkpoint",
-        "calibrate": "megaopt-muon",
-    }
-)
+COMMANDS: Mapping[str, str] = {
+    "check-plugin": "megaopt-testing",
+    "compare": "megaopt-tools",
+    "completion": "megaopt-tools",
+    "convert": "megaopt-checkpoint",
+    "new-plugin": "megaopt-testing",
+    "schedule": "megaopt-tools",
+    "train": "megaopt-tools",
+    "verify-checkpoint": "megaopt-checkpoint",
+    "calibrate": "megaopt-muon",
+}
 """Command to the distribution that brings it."""
 
-EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "plugins": ("megaopt plugins", "megaopt plugins --load"),
-        "optimizers": ("megaopt optimizers", "megaopt optimizers muon"),
-        "describe": (
-            "megaopt describe",
-            "megaopt describe clip_grad",
-            "megaopt describe muon",
-            "megaopt describe muon momentum",
-        ),
-        "explain": (
-            "megaopt explain my_model.py:build --optimizer muon",
-            "megaopt explain my_model:Model --config run.toml --set lr=3e-4",
-        ),
-    }
-)
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "plugins": ("megaopt plugins", "megaopt plugins --load"),
+    "optimizers": ("megaopt optimizers", "megaopt optimizers muon"),
+    "describe": (
+        "megaopt describe",
+        "megaopt describe clip_grad",
+        "megaopt describe muon",
+        "megaopt describe muon momentum",
+    ),
+    "explain": (
+        "megaopt explain my_model.py:build --optimizer muon",
+        "megaopt explain my_model:Model --config run.toml --set lr=3e-4",
+    ),
+}
 """Command of the core to the examples at the end of its `--help`."""
 
 RESOLVER = "megaopt-bridge"
@@ -87,27 +82,23 @@ RESOLVER = "megaopt-bridge"
 EXPLAIN_PAGE = "megaopt-tools"
 """The distribution that draws the page of `megaopt explain --html`."""
 
-OPTIMIZERS: Mapping[str, str] = MappingProxyType(
-    {
-        "adam": "megaopt-adam",
-        "adamw": "megaopt-adam",
-        "sgd": "megaopt-adam",
-        "muon": "megaopt-muon",
-        "adaptive_muon": "megaopt-muon",
-        "lion": "megaopt-lion",
-        "soap": "megaopt-soap",
-    }
-)
+OPTIMIZERS: Mapping[str, str] = {
+    "adam": "megaopt-adam",
+    "adamw": "megaopt-adam",
+    "sgd": "megaopt-adam",
+    "muon": "megaopt-muon",
+    "adaptive_muon": "megaopt-muon",
+    "lion": "megaopt-lion",
+    "soap": "megaopt-soap",
+}
 """Optimizer name to the distribution that brings it."""
 
-STRATEGIES: Mapping[str, str] = MappingProxyType(
-    {
-        "distributed": "megaopt-distributed",
-        "zero1": "megaopt-distributed",
-        "layer_wise": "megaopt-layerwise",
-        "fsdp": "megaopt-fsdp",
-    }
-)
+STRATEGIES: Mapping[str, str] = {
+    "distributed": "megaopt-distributed",
+    "zero1": "megaopt-distributed",
+    "layer_wise": "megaopt-layerwise",
+    "fsdp": "megaopt-fsdp",
+}
 """Sharding strategy to the distribution that brings it."""
 
 DISTRIBUTED_STRATEGIES = ("distributed", "zero1")
@@ -115,21 +106,6 @@ DISTRIBUTED_STRATEGIES = ("distributed", "zero1")
 
 LAYER_WISE_STRATEGIES = ("layer_wise",)
 """What `use_layer_wise_distributed_optimizer=True` means."""
-
-SETTING_PREFIXES: Mapping[str, str] = MappingProxyType(
-    {
-        "adam": "megaopt-adam",
-        "sgd": "megaopt-adam",
-        "muon": "megaopt-muon",
-        "adaptive_muon": "megaopt-muon",
-        "lion": "megaopt-lion",
-        "soap": "megaopt-soap",
-        **dict.fromkeys(
-            ("emerging", "heavyball", "po", "prodigyopt", "schedulefree", "torch", "torchao"), RESOLVER
-        ),
-    }
-)
-"""Prefix of a setting to the distribution that owns it."""
 
 _REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "adam": ("beta1", "beta2", "eps"),
@@ -142,57 +118,65 @@ _REFERENCE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "soap": ("shampoo_beta", "precondition_frequency", "use_kl_shampoo"),
     "adaptive_muon": ("moment2_method", "beta2", "eps"),
 }
+"""Prefix to the settings that Megatron-style trainers have under it."""
+
+SETTING_PREFIXES: Mapping[str, str] = {
+    **{prefix: OPTIMIZERS[prefix] for prefix in _REFERENCE_SETTINGS},
+    **dict.fromkeys(
+        ("emerging", "heavyball", "po", "prodigyopt", "schedulefree", "torch", "torchao"), RESOLVER
+    ),
+}
+"""Prefix of a setting to the distribution that owns it."""
 
 REFERENCE_SETTINGS = tuple(
     f"{prefix}_{name}" for prefix, names in _REFERENCE_SETTINGS.items() for name in names
 )
 """Fields that are part of the configuration in Megatron-style trainers and belong to plugins here."""
 
-_CALLED_ELSEWHERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "adam_beta1": ("beta1",),
-        "adam_beta1 and adam_beta2": ("adamw_betas", "betas"),
-        "adam_beta2": ("beta2",),
-        "adam_eps": ("adam_epsilon", "adamw_eps", "eps", "epsilon"),
-        "cautious_weight_decay": ("cautious", "cautious_wd"),
-        "clip_grad": (
-            "clip",
-            "clip_grad_norm",
-            "clip_threshold",
-            "grad_clip",
-            "gradient_clip_val",
-            "max_grad_norm",
-            "max_norm",
-        ),
-        "decoupled_lr": ("embed_lr", "embedding_lr", "head_lr", "unembedding_lr"),
-        "decoupled_weight_decay": ("adam_w_mode", "adamw_mode", "weight_decouple"),
-        "lr": ("learning_rate", "lr", "matrix_lr", "rate"),
-        "min_lr": ("final_lr",),
-        "muon_coefficient_type, or muon_coefficients with the type 'custom'": ("ns_coefficients",),
-        "muon_momentum": ("mu",),
-        "muon_momentum or sgd_momentum": ("momentum",),
-        "muon_momentum, sgd_momentum, or adam_beta1 and adam_beta2": ("beta",),
-        "muon_nesterov": ("nesterov",),
-        "muon_ns_method": ("backend",),
-        "muon_num_ns_steps": ("backend_steps", "newton_schulz_steps", "ns_iters", "ns_steps"),
-        "muon_scalar_lr": ("adam_lr", "adamw_lr", "backup_lr"),
-        "muon_scalar_weight_decay": ("adam_weight_decay", "adamw_wd"),
-        "muon_scale_mode (with muon_extra_scale_factor)": ("adjust_lr_fn",),
-        "optimizer": ("optim",),
-        "sharding": ("use_zero", "zero", "zero_optimization", "zero_stage"),
-        "weight_decay": ("wd", "weight_decay"),
-    }
-)
+_CALLED_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "adam_beta1": ("beta1",),
+    "adam_beta1 and adam_beta2": ("adamw_betas", "betas"),
+    "adam_beta2": ("beta2",),
+    "adam_eps": ("adam_epsilon", "adamw_eps", "eps", "epsilon"),
+    "cautious_weight_decay": ("cautious", "cautious_wd"),
+    "clip_grad": (
+        "clip",
+        "clip_grad_norm",
+        "clip_threshold",
+        "grad_clip",
+        "gradient_clip_val",
+        "max_grad_norm",
+        "max_norm",
+    ),
+    "decoupled_lr": ("embed_lr", "embedding_lr", "head_lr", "unembedding_lr"),
+    "decoupled_weight_decay": ("adam_w_mode", "adamw_mode", "weight_decouple"),
+    "lr": ("learning_rate", "lr", "matrix_lr", "rate"),
+    "min_lr": ("final_lr",),
+    "muon_coefficient_type, or muon_coefficients with the type 'custom'": ("ns_coefficients",),
+    "muon_momentum": ("mu",),
+    "muon_momentum or sgd_momentum": ("momentum",),
+    "muon_momentum, sgd_momentum, or adam_beta1 and adam_beta2": ("beta",),
+    "muon_nesterov": ("nesterov",),
+    "muon_ns_method": ("backend",),
+    "muon_num_ns_steps": ("backend_steps", "newton_schulz_steps", "ns_iters", "ns_steps"),
+    "muon_scalar_lr": ("adam_lr", "adamw_lr", "backup_lr"),
+    "muon_scalar_weight_decay": ("adam_weight_decay", "adamw_wd"),
+    "muon_scale_mode (with muon_extra_scale_factor)": ("adjust_lr_fn",),
+    "optimizer": ("optim",),
+    "sharding": ("use_zero", "zero", "zero_optimization", "zero_stage"),
+    "weight_decay": ("wd", "weight_decay"),
+}
 """What a setting is called here to its names in torch's optimizers and in others' scripts."""
 
-FOREIGN_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {foreign: ours for ours, names in _CALLED_ELSEWHERE.items() for foreign in names}
-)
+FOREIGN_SETTINGS: Mapping[str, str] = {
+    foreign: ours for ours, names in _CALLED_ELSEWHERE.items() for foreign in names
+}
 """Name of a setting in torch's optimizers and in others' scripts to what it is called here."""
 
-REFERENCE_ALIASES: Mapping[str, str] = MappingProxyType(
-    {"AdamOptimizerConfig": "OptimizerConfig", "SGDOptimizerConfig": "OptimizerConfig"}
-)
+REFERENCE_ALIASES: Mapping[str, str] = {
+    "AdamOptimizerConfig": "OptimizerConfig",
+    "SGDOptimizerConfig": "OptimizerConfig",
+}
 """Old public names that `megaopt_core` still answers to, with a `DeprecationWarning`, and what they stand for."""
 
 
@@ -226,16 +210,14 @@ def distribution_of_setting(name: str) -> str | None:
     return None if prefix is None else SETTING_PREFIXES[prefix]
 
 
-LEFT_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "DistributedDataParallel": "megaopt-distributed",
-        "DistributedDataParallelConfig": "megaopt-distributed",
-        "LoadReport": "megaopt-checkpoint",
-        "load_checkpoint": "megaopt-checkpoint",
-        "plan_full_param_layout": "megaopt-distributed",
-        "save_checkpoint": "megaopt-checkpoint",
-    }
-)
+LEFT_NAMES: Mapping[str, str] = {
+    "DistributedDataParallel": "megaopt-distributed",
+    "DistributedDataParallelConfig": "megaopt-distributed",
+    "LoadReport": "megaopt-checkpoint",
+    "load_checkpoint": "megaopt-checkpoint",
+    "plan_full_param_layout": "megaopt-distributed",
+    "save_checkpoint": "megaopt-checkpoint",
+}
 """Public name that `megaopt_core` does not have to the distribution that has it."""
 
 

@@ -22,14 +22,12 @@ def _cosine_fall(progress: float) -> float:
     return 0.5 * (math.cos(math.pi * progress) + 1.0)
 
 
-WSD_DECAYS: Mapping[str, Callable[[float], float]] = MappingProxyType(
-    {
-        "linear": lambda progress: 1.0 - progress,
-        "cosine": _cosine_fall,
-        "exponential": lambda progress: 2.0 * math.pow(0.5, progress) - 1.0,
-        "minus_sqrt": lambda progress: 1.0 - math.sqrt(progress),
-    }
-)
+WSD_DECAYS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": _cosine_fall,
+    "exponential": lambda progress: 2.0 * math.pow(0.5, progress) - 1.0,
+    "minus_sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
 """Curves of the final decay of style `WSD`: progress in [0, 1] gives a coefficient that falls from 1 to 0."""
 
 

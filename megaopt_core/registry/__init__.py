@@ -1,18 +1,18 @@
 """Finding, loading, isolating and looking up plugins, and what their constructors are given.
 
-Public names are imported when they are first used: listing plugins needs no torch.
+Names whose modules need torch are imported when they are first used: listing plugins needs none.
 """
 
 from typing import TYPE_CHECKING
 
 from megaopt_core import resolve_lazily
+from megaopt_core.registry._infos import PluginInfo, PluginStatus
+from megaopt_core.registry._installation import ALLOW, DISABLE, GROUP
+from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
 
 if TYPE_CHECKING:
     from megaopt_core.registry._constructor import constructor_kwargs
-    from megaopt_core.registry._infos import PluginInfo, PluginStatus
-    from megaopt_core.registry._installation import ALLOW, DISABLE, GROUP
     from megaopt_core.registry._loading import LoadedPlugin
-    from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_registry
     from megaopt_core.registry._setting_owners import SettingInfo
 
 __all__ = [
@@ -30,17 +30,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "ALLOW": "_installation",
-    "DISABLE": "_installation",
-    "GROUP": "_installation",
     "LoadedPlugin": "_loading",
-    "PluginInfo": "_infos",
-    "PluginRegistry": "_registry",
-    "PluginStatus": "_infos",
     "SettingInfo": "_setting_owners",
     "constructor_kwargs": "_constructor",
-    "get_registry": "_registry",
-    "reset_registry": "_registry",
 }
 
 if not TYPE_CHECKING:

@@ -281,20 +281,19 @@ class OptimizerParamScheduler:
         )
 
     def _check(self) -> None:
-        lr_style, wd_style = self._lr_style(), self._wd_style()
+        styles = self._lr_style(), self._wd_style()
         self._style_settings = {
             name: settings_of_style(name, getattr(self, style_name), style, getattr(self, name))
-            for (name, style_name), style in zip(OWN_TO_STYLES.items(), (lr_style, wd_style), strict=True)
+            for (name, style_name), style in zip(OWN_TO_STYLES.items(), styles, strict=True)
         }
-        self._check_values({}, lr_style, wd_style, "")
+        self._check_values({}, "")
         for index, group in enumerate(self.optimizer.param_groups):
             where = f"param group {index}: "
             check_number("wd_mult", _own(group, "wd_mult", 1.0), where)
-            self._check_values(group, lr_style, wd_style, where)
+            self._check_values(group, where)
 
-    def _check_values(
-        self, group: Mapping[str, Any], lr_style: ScheduleStyle, wd_style: ScheduleStyle, where: str
-    ) -> None:
+    def _check_values(self, group: Mapping[str, Any], where: str) -> None:
+        lr_style, wd_style = self._lr_style(), self._wd_style()
         lr_point, wd_point = self._lr_point(group, 0), self._wd_point(group, 0)
         check_learning_rates(lr_point, where)
         check_weight_decays(wd_point, where)

@@ -53,8 +53,7 @@ def build_report(optimizer: MegatronOptimizer, *, after_step: bool, full: bool =
                 rows[name] = _param_row(name, param, entry, part.inner, group, position, travels.get(name))
                 elements, count = elements + param.numel(), count + 1
             position += 1
-        if registered is None and optimizer.routing is not None:
-            registered = _registered_of_empty(optimizer, position - 1)
+        registered = registered or _registered_of_empty(optimizer, position - 1)
         for name, note in _notes(registered, part.inner).items():
             if name in rows:
                 rows[name] = evolve(rows[name], note=note)

@@ -112,7 +112,14 @@ class Samples:
         """
         addresses = _addresses(watched)
         if addresses != self._addresses:
-            self._prepare(watched, addresses)
+            self._addresses, self._views, self.owners = addresses, {}, {}
+            for owner, tensors in enumerate(watched):
+                for tensor in tensors:
+                    view = _line(tensor) if tensor.numel() <= self.whole else None
+                    view = spread(tensor) if view is None else view
+                    kind = (tensor.dtype, tensor.device, view.is_contiguous())
+                    self._views.setdefault(kind, []).append(view)
+                    self.owners.setdefault(kind, []).extend([owner] * view.numel())
         return self.read_again(watched)
 
     def read_again(self, watched: Sequence[Sequence[torch.Tensor]]) -> Values:
@@ -132,16 +139,6 @@ class Samples:
         owners = [owner for owner, tensors in enumerate(watched) for _ in tensors]
         triples = zip(owners, self._addresses, _addresses(watched), strict=True)
         return {owner for owner, before, now in triples if before != now}
-
-    def _prepare(self, watched: Sequence[Sequence[torch.Tensor]], addresses: list[_Address]) -> None:
-        self._addresses, self._views, self.owners = addresses, {}, {}
-        for owner, tensors in enumerate(watched):
-            for tensor in tensors:
-                view = _line(tensor) if tensor.numel() <= self.whole else None
-                view = spread(tensor) if view is None else view
-                kind = (tensor.dtype, tensor.device, view.is_contiguous())
-                self._views.setdefault(kind, []).append(view)
-                self.owners.setdefault(kind, []).extend([owner] * view.numel())
 
 
 def any_differ(before: Values, now: Values) -> torch.Tensor | None:

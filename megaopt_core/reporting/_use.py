@@ -111,10 +111,8 @@ def _told_by_entries(use: Use) -> dict[str, str]:
     """Return what optimizers say of their own settings: what all of those say that read a setting."""
     if use.routing is None:
         return {}
-    specs: dict[str, list[ParamSpec]] = {name: [] for name in use.entries}
-    for route in use.routing.params.values():
-        specs.get(route.spec.optimizer, []).append(route.spec)
-    told = {name: _told_by(use, name, entry, specs[name]) for name, entry in use.entries.items()}
+    specs = [route.spec for route in use.routing.params.values()]
+    told = {name: _told_by(use, name, entry, specs) for name, entry in use.entries.items()}
     owners = get_registry().setting_owners()
     return {
         setting: why
@@ -133,7 +131,7 @@ def _told_by(use: Use, name: str, entry: OptimizerEntry, specs: Sequence[ParamSp
         return {}
     owners = get_registry().setting_owners()
     with get_registry().blaming("optimizer", name):
-        told = entry.unused_settings(use.config, specs)
+        told = entry.unused_settings(use.config, [spec for spec in specs if spec.optimizer == name])
         if not isinstance(told, Mapping) or any(setting not in owners for setting in told):
             raise PluginError(
                 f"unused_settings returned {told!r}; it must map settings of plugins to reasons"

@@ -28,13 +28,12 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    if not everything:
-        print("No optimizer is installed. Optimizers are plugins: `pip install` the one that you want.")
-        _tell_who_brings(args.words)
-        return 0
     if not found:
+        names = ", ".join(optimizer["name"] for optimizer in everything)
         print(
-            f"None of {', '.join(optimizer['name'] for optimizer in everything)} has {' and '.join(args.words)}."
+            f"None of {names} has {' and '.join(args.words)}."
+            if names
+            else "No optimizer is installed. Optimizers are plugins: `pip install` the one that you want."
         )
         _tell_who_brings(args.words)
         return 0

@@ -30,7 +30,7 @@ _CATALOGUES: Mapping[Kind, Mapping[str, str]] = {
 }
 
 
-def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[PluginInfo]) -> PluginError:
+def missing(kind: Kind, name: str, known: Sequence[str], plugins: Sequence[PluginInfo]) -> PluginError:
     """Return the error for a name that no loaded plugin offers.
 
     Args:
@@ -39,14 +39,21 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Iterable[Plugi
         known: the names that there are.
         plugins: every installed plugin.
     """
-    plugins = tuple(plugins)
     what = f"{WORDS[kind]} {name!r}"
     distribution = _CATALOGUES[kind].get(name)
     if distribution is None and kind == "optimizer" and ":" in name:
         distribution = catalogue.RESOLVER
     if distribution is not None:
         absent = absent_plugin(what, name, distribution, plugins)
-        return absent or _outdated(what, name, known, distribution, plugins)
+        if absent is not None:
+            return absent
+        version = next(info.version for info in plugins if info.goes_by(distribution))
+        return UnknownNameError(
+            f"{what} should come with {distribution}, but version {version} does not offer it: "
+            f"pip install --upgrade {distribution}",
+            name=name,
+            known=known,
+        )
     for info in plugins:
         if info.goes_by(name) and (left_out := _left_out(what, name, info)):
             return left_out
@@ -96,18 +103,6 @@ def _left_out(what: str, name: str, info: PluginInfo) -> PluginError | None:
             plugin=info.name,
         )
     return None
-
-
-def _outdated(
-    what: str, name: str, known: Sequence[str], distribution: str, plugins: Iterable[PluginInfo]
-) -> UnknownNameError:
-    info = next(info for info in plugins if info.goes_by(distribution))
-    return UnknownNameError(
-        f"{what} should come with {distribution}, but version {info.version} does not offer it: "
-        f"pip install --upgrade {distribution}",
-        name=name,
-        known=known,
-    )
 
 
 def _torch_guess(name: str, known: Iterable[str]) -> str:

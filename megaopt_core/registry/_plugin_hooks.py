@@ -83,25 +83,23 @@ def _source_of(module: str) -> str | None:
 
 
 def _check_api(plugin: Any) -> None:
+    """Raise for a plugin of another megaopt; the error says who is older, and what to upgrade."""
     declared = getattr(plugin, "megaopt_api", None)
     if declared is None:
         raise PluginError(
             f'it declares no megaopt_api; plugins for this megaopt declare megaopt_api = "{API_VERSION}"'
         )
-    if declared != API_VERSION:
-        raise PluginError(_written_for_another(declared))
-
-
-def _written_for_another(declared: Any) -> str:
-    """Return who is older, and what to upgrade."""
-    both = f"it declares megaopt_api = {declared!r}, and this megaopt loads plugins that declare {API_VERSION!r}: "
+    if declared == API_VERSION:
+        return
     if not (isinstance(declared, str) and declared.isdecimal()):
-        return both + "declare it as that text"
-    if int(declared) > int(API_VERSION):
-        return (
-            both + "the plugin is written for a newer megaopt; upgrade megaopt-core, or take an older plugin"
-        )
-    return both + "the plugin is written for an older megaopt; upgrade the plugin"
+        advice = "declare it as that text"
+    elif int(declared) > int(API_VERSION):
+        advice = "the plugin is written for a newer megaopt; upgrade megaopt-core, or take an older plugin"
+    else:
+        advice = "the plugin is written for an older megaopt; upgrade the plugin"
+    raise PluginError(
+        f"it declares megaopt_api = {declared!r}, and this megaopt loads plugins that declare {API_VERSION!r}: {advice}"
+    )
 
 
 def _register_alone(name: str, plugin: Any) -> pluggy.PluginManager:

@@ -39,9 +39,7 @@ def unused_settings(use: Use) -> tuple[str, ...]:
     if not (use.config.skip_nonfinite_steps or use.config.bf16):
         found.append(use.says("skip_nonfinite_steps", "only mixed precision skips such steps"))
     if not use.config.optimizer_cpu_offload:
-        found += [
-            use.says(name, "optimizer_cpu_offload is False") for name in _OF_OFFLOAD if use.is_set(name)
-        ]
+        found += use.says_of_set(_OF_OFFLOAD, "optimizer_cpu_offload is False")
     if use.config.barrier_with_L1_time and use.config.timers is None:
         found.append(use.says("barrier_with_L1_time", "there are no timers"))
     return tuple(sorted(found))
@@ -96,7 +94,7 @@ def _keeps_bytes(use: Use) -> bool:
 def _scaling(use: Use) -> Iterator[str]:
     why = "only a dynamic loss scale reads it, which fp16=True without loss_scale has"
     if not use.scales_dynamically:
-        yield from (use.says(name, why) for name in _SCALING if use.is_set(name))
+        yield from use.says_of_set(_SCALING, why)
 
 
 def _overrides(use: Use) -> Iterator[str]:
@@ -106,7 +104,7 @@ def _overrides(use: Use) -> Iterator[str]:
         yield use.says("decoupled_min_lr", "decoupled_lr is not set")
     if routing is None:
         why = "overrides choose groups, and the wrapped optimizer has its own"
-        yield from (use.says(name, why) for name in _OF_OVERRIDES if use.is_set(name))
+        yield from use.says_of_set(_OF_OVERRIDES, why)
         return
     for factor in sorted({group.values["lr_mult"] for group in routing.groups} - {1.0}):
         yield f"lr_mult={factor!r} in an override: it only keeps groups apart; max_lr is the learning rate of a group"

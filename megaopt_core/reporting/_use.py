@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +67,15 @@ class Use:
             why: why nothing acts on it.
         """
         return f"{name}={shown(getattr(self.config, name))}: {why}"
+
+    def says_of_set(self, names: Iterable[str], why: str) -> list[str]:
+        """Return the sentences about those of some core fields that differ from their defaults.
+
+        Args:
+            names: the fields.
+            why: why nothing acts on them.
+        """
+        return [self.says(name, why) for name in names if self.is_set(name)]
 
 
 def unread_by_optimizers(use: Use) -> Iterator[str]:

@@ -31,6 +31,21 @@ WSD_DECAYS: Mapping[str, Callable[[float], float]] = {
 """Curves of the final decay of style `WSD`: progress in [0, 1] gives a coefficient that falls from 1 to 0."""
 
 
+# Functions with names, not lambdas: a style can be pickled, and with it a scheduler that was given one.
+
+
+def _constant_lr(point: LearningRatePoint) -> float:
+    return point.max_lr
+
+
+def _linear_lr(point: LearningRatePoint) -> float:
+    return point.between(1.0 - point.progress)
+
+
+def _cosine_lr(point: LearningRatePoint) -> float:
+    return point.between(_cosine_fall(point.progress))
+
+
 def _inverse_square_root_lr(point: LearningRatePoint) -> float:
     warmup, step = max(point.lr_warmup_steps, 1), max(point.step, 1)
     return max(point.min_lr, point.max_lr * math.sqrt(warmup) / math.sqrt(step))
@@ -57,6 +72,18 @@ def _check_wsd(point: LearningRatePoint) -> str | None:
     return None
 
 
+def _constant_wd(point: WeightDecayPoint) -> float:
+    return point.end_wd
+
+
+def _linear_wd(point: WeightDecayPoint) -> float:
+    return point.between(point.progress)
+
+
+def _cosine_wd(point: WeightDecayPoint) -> float:
+    return point.between(_cosine_fall(1.0 - point.progress))
+
+
 def _check_constant_wd(point: WeightDecayPoint) -> str | None:
     if point.start_wd == point.end_wd:
         return None
@@ -72,21 +99,21 @@ def _check_growing_wd(point: WeightDecayPoint) -> str | None:
 BUILTIN_STYLES: Mapping[str, ScheduleStyle] = MappingProxyType(
     {
         "constant": ScheduleStyle(
-            learning_rate=lambda point: point.max_lr,
-            weight_decay=lambda point: point.end_wd,
+            learning_rate=_constant_lr,
+            weight_decay=_constant_wd,
             check_weight_decay=_check_constant_wd,
             after_decay=AfterDecay.CURVE,
             description="stays where it is",
         ),
         "linear": ScheduleStyle(
-            learning_rate=lambda point: point.between(1.0 - point.progress),
-            weight_decay=lambda point: point.between(point.progress),
+            learning_rate=_linear_lr,
+            weight_decay=_linear_wd,
             check_weight_decay=_check_growing_wd,
             description="a straight line",
         ),
         "cosine": ScheduleStyle(
-            learning_rate=lambda point: point.between(_cosine_fall(point.progress)),
-            weight_decay=lambda point: point.between(_cosine_fall(1.0 - point.progress)),
+            learning_rate=_cosine_lr,
+            weight_decay=_cosine_wd,
             check_weight_decay=_check_growing_wd,
             description="half a cosine wave: slow, fast, slow",
         ),

@@ -193,7 +193,7 @@ def optimizer_from_routing(
     """
     pgs = groups_of_wrapped(chunks, pgs)
     # What is wrong on one rank alone is raised on all: none waits in a collective for one that has given up.
-    with raised_on_all(pgs, "examining the model") as phase:
+    with raised_on_all(pgs, "examining the model") as alike:
         require_as_planned(chunks, routing, fqn)
         builder = ChildBuilder(config, chunks, pgs, fqn, grad_scaler(config))
         model, twins = builder.live(routing)
@@ -202,7 +202,7 @@ def optimizer_from_routing(
         buffers = wrapped_buffers(chunks, fqn)
         watched = WatchedModel(chunks, fqn, frozenset(routing.excluded))
         held = held_alike(watched.named_chunks(), set(model.params.values()), pgs, everything=False)
-        phase.alike = [*buffers_alike(buffers, pgs), *held]
+        alike.extend([*buffers_alike(buffers, pgs), *held])
     with raised_on_all(pgs, "laying out the optimizer"):
         layouts = strategy_layouts(routing, pgs, buffers)
         error = refusal(routing, model.params) or reduced_elsewhere(layouts, routing, buffers)

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-from attrs import define
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.parallel._agreement import Comparison, agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.routing._agreement import ADVICE
 
-__all__ = ["Phase", "raised_on_all"]
-
-
-@define
-class Phase:
-    """A phase of building, of which ranks tell each other how it went.
-
-    Args:
-        alike: what ranks must have alike afterwards.
-    """
-
-    alike: Sequence[Comparison] = ()
+__all__ = ["raised_on_all"]
 
 
 @contextmanager
-def raised_on_all(pgs: ProcessGroupCollection, what: str) -> Iterator[Phase]:
-    """Let what one rank raises inside the block be raised on all.
+def raised_on_all(pgs: ProcessGroupCollection, what: str) -> Iterator[list[Comparison]]:
+    """Let what one rank raises inside the block be raised on all; it is given a list of what they must have alike.
 
     Args:
         pgs: the process groups.
         what: the phase, for errors.
     """
-    phase, error = Phase(), None
+    alike: list[Comparison] = []
+    error = None
     try:
-        yield phase
+        yield alike
     except MegaoptError as raised:
         error = raised
-    agree_over_ranks(None, pgs, what, error=error, alike=phase.alike, advice=ADVICE)
+    agree_over_ranks(None, pgs, what, error=error, alike=alike, advice=ADVICE)

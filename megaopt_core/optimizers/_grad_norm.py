@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
+from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 from megaopt_core.optimizers._gradients.statistics import count_zeros, sum_of_squares, wide_dtype
 from megaopt_core.optimizers._gradients.unread import UnreadStats
@@ -40,24 +41,31 @@ class GradStats:
     unread: UnreadStats | None = None
 
 
-@frozen
+type _PerGroup = Mapping[dist.ProcessGroup | None, torch.Tensor]
+
+
+@frozen(eq=False)
 class Asked:
-    """What a step wants to know; equal on every rank.
+    """What a step wants to know, and what this rank knows already; ranks ask for the same.
 
     Args:
         norms: compute norms.
-        zeros: count zeros.
+        zeros: what :func:`zeros_of` returned; None: zeros are not asked for.
         finite: find out whether gradients are finite; the sums of squares say so.
+        found_inf: a flag that unscaling has already made on this rank; None on every rank, or on none.
         norm_groups: names of the separate norms.
+        refused: this rank cannot step what trains; the ranks that it meets are told.
         refusals: let the ranks that share parameters out hear of one that cannot step, whatever else is asked.
         writes: let all ranks hear of one whose model somebody else wrote to, where all meet anyway.
         brought: let the ranks that bring values to pieces together hear of one whose model somebody wrote to.
     """
 
     norms: bool = False
-    zeros: bool = False
+    zeros: _PerGroup | None = None
     finite: bool = False
+    found_inf: torch.Tensor | None = None
     norm_groups: tuple[str, ...] = ()
+    refused: bool = False
     refusals: bool = False
     writes: bool = False
     brought: bool = False
@@ -65,7 +73,17 @@ class Asked:
     @property
     def meets(self) -> bool:
         """Whether the ranks that add up statistics have something to tell each other."""
-        return self.norms or self.zeros or self.finite or self.refusals or self.brought
+        return self.norms or self.zeros is not None or self.finite or self.refusals or self.brought
+
+    @property
+    def everyone_meets(self) -> bool:
+        """Whether all ranks hear whether a gradient is not finite on one of them."""
+        return self.finite or self.found_inf is not None
+
+    @property
+    def keys(self) -> list[str | None]:
+        """The norms that are summed up, the main one first."""
+        return [None, *self.norm_groups]
 
 
 def stats_device(parts: Sequence[OptimizerPart]) -> torch.device:
@@ -109,9 +127,6 @@ def _as_real(grad: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(grad.conj() if grad.is_conj() else grad)
 
 
-type _PerGroup = dict[dist.ProcessGroup | None, torch.Tensor]
-
-
 def _by_stats_group(parts: Sequence[OptimizerPart]) -> dict[dist.ProcessGroup | None, list[OptimizerPart]]:
     grouped: dict[dist.ProcessGroup | None, list[OptimizerPart]] = {}
     for part in parts:
@@ -132,15 +147,7 @@ def zeros_of(parts: Sequence[OptimizerPart]) -> _PerGroup:
     }
 
 
-def measure(
-    parts: Sequence[OptimizerPart],
-    pgs: ProcessGroupCollection,
-    asked: Asked,
-    *,
-    found_inf: torch.Tensor | None = None,
-    zeros: _PerGroup | None = None,
-    refused: bool = False,
-) -> GradStats:
+def measure(parts: Sequence[OptimizerPart], pgs: ProcessGroupCollection, asked: Asked) -> GradStats:
     """Return norms, zeros and the found-inf flag over all parts and ranks.
 
     Every rank must call it, asking for the same; ranks without parameters too.
@@ -149,27 +156,18 @@ def measure(
         parts: the optimizer's parts.
         pgs: the process groups.
         asked: what is wanted.
-        found_inf: a flag that unscaling has already made on this rank.
-        zeros: what :func:`zeros_of` returned; None: counted here if asked for.
-        refused: this rank cannot step what trains; the ranks that it meets here are told.
     """
-    if not asked.meets and found_inf is None:
-        return GradStats(found_inf=False, norms={}, zeros=None, refused=refused)
-    if asked.zeros and zeros is None:
-        zeros = zeros_of(parts)
-    stats, overflown = _measure(parts, pgs, asked, found_inf, zeros, refused, exact_range=False)
-    if overflown and (found_inf is None or not stats.found_inf):
+    if not (asked.meets or asked.everyone_meets):
+        return GradStats(found_inf=False, norms={}, zeros=None, refused=asked.refused)
+    stats, overflown = _measure(parts, pgs, asked, exact_range=False)
+    if overflown and (asked.found_inf is None or not stats.found_inf):
         # Squares may overflow where gradients do not; in steps that would be skipped, and in rare others.
-        stats, _ = _measure(parts, pgs, asked, found_inf, zeros, refused, exact_range=True)
+        stats, _ = _measure(parts, pgs, asked, exact_range=True)
     return stats
 
 
 def measure_unread(
-    parts: Sequence[OptimizerPart],
-    asked: Asked,
-    zeros: _PerGroup | None,
-    watch: DoubleClippingWatch,
-    clip_grad: float,
+    parts: Sequence[OptimizerPart], asked: Asked, watch: DoubleClippingWatch, clip_grad: float
 ) -> tuple[UnreadStats, dict[str | None, torch.Tensor]]:
     """Return norms and zeros that the host has not read, and the factor that clips each norm group, on the device.
 
@@ -178,25 +176,22 @@ def measure_unread(
     Args:
         parts: the optimizer's parts.
         asked: norms, zeros, or neither; nothing that the step depends on.
-        zeros: what :func:`zeros_of` returned, where zeros are asked for.
         watch: is told of the norm once the host has it.
         clip_grad: the largest norm that is left as it is; 0: nothing is clipped.
     """
-    device = stats_device(parts)
-    keys: list[str | None] = [None, *asked.norm_groups]
+    device, keys = stats_device(parts), asked.keys
     nothing = torch.zeros((), dtype=wide_dtype(device), device=device)
-    totals, _ = _totals(parts, keys, asked, zeros, nothing, refused=False, exact_range=True)
+    totals, _ = _totals(parts, asked, nothing, exact_range=True)
     factors: dict[str | None, torch.Tensor] = {}
     if asked.norms and clip_grad > 0.0:
         coefficients = clip_grad / (totals[: len(keys)].sqrt() + 1.0e-6)
         # As in torch, a norm that is NaN makes every gradient NaN: `clamp` keeps it.
         factors = dict(zip(keys, coefficients.clamp(max=1.0).unbind(), strict=True))
     # Where a counter tells of a write, the step reads who has written and takes it over.
-    watching = [part.writes for part in parts if part.writes.flag is not None and not part.writes.is_counted]
-    flags = [writes.flag.to(totals).view(1) for writes in watching if writes.flag is not None]
+    flags = {writes: flag for writes, flag in _flags(parts).items() if not writes.is_counted}
     shown = keys if asked.norms else []
-    values = torch.cat([totals[: len(shown)], totals[-3:-2], *flags])
-    return UnreadStats(shown, values, watching, watch, clip_grad, asked.zeros), factors
+    values = torch.cat([totals[: len(shown)], totals[-3:-2], *(flag.to(totals) for flag in flags.values())])
+    return UnreadStats(shown, values, list(flags), watch, clip_grad, asked.zeros is not None), factors
 
 
 type _Brought = dict[tuple[OptimizerPart, ...], torch.Tensor]
@@ -204,29 +199,24 @@ type _Brought = dict[tuple[OptimizerPart, ...], torch.Tensor]
 
 
 def _totals(
-    parts: Sequence[OptimizerPart],
-    keys: Sequence[str | None],
-    asked: Asked,
-    zeros: _PerGroup | None,
-    written: torch.Tensor,
-    *,
-    refused: bool,
-    exact_range: bool,
+    parts: Sequence[OptimizerPart], asked: Asked, written: torch.Tensor, *, exact_range: bool
 ) -> tuple[torch.Tensor, _Brought]:
     """Return a sum for each key, then the zeros, then how many ranks refuse, then on how many somebody wrote."""
-    device = written.device
     brought: _Brought = {}
-    totals = written.new_zeros(len(keys) + 3)
+    totals = written.new_zeros(len(asked.keys) + 3)
     if not asked.meets:
         return totals, brought
     for group, members in _by_stats_group(parts).items():
-        sums = _local_sums(members, keys, device, asked, exact_range=exact_range)
-        if zeros is not None:
-            sums[-3] = zeros[group]
-        sums[-2] = float(refused)
-        sums[-1] = written
         together = tuple(part for part in members if part.writes.is_together)
-        sums = torch.cat([sums, _wrote_together(together, sums)])
+        sums = torch.stack(
+            [
+                *_sums_of_squares(members, asked, written.device, exact_range=exact_range),
+                written.new_zeros(()) if asked.zeros is None else asked.zeros[group],
+                written.new_full((), float(asked.refused)),
+                written,
+                _any_of(_wrote_together(together, written), written),
+            ]
+        )
         if size_of(group) > 1:
             all_reduce(sums, group, "the reduction of gradient norms")
         if together:
@@ -236,31 +226,22 @@ def _totals(
 
 
 def _measure(
-    parts: Sequence[OptimizerPart],
-    pgs: ProcessGroupCollection,
-    asked: Asked,
-    found_inf: torch.Tensor | None,
-    zeros: _PerGroup | None,
-    refused: bool,
-    *,
-    exact_range: bool,
+    parts: Sequence[OptimizerPart], pgs: ProcessGroupCollection, asked: Asked, *, exact_range: bool
 ) -> tuple[GradStats, bool]:
     """Return the statistics, and whether a sum of squares is not finite on some rank; False where nobody asked."""
     device = stats_device(parts)
-    keys: list[str | None] = [None, *asked.norm_groups]
     written = torch.zeros((), dtype=wide_dtype(device), device=device)
     if asked.writes:
         written = _written(parts, written)
-    totals, brought = _totals(parts, keys, asked, zeros, written, refused=refused, exact_range=exact_range)
+    totals, brought = _totals(parts, asked, written, exact_range=exact_range)
     everything = totals[:-3].sum()
-    if asked.finite and found_inf is None:
+    if asked.finite and asked.found_inf is None:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
-    flags = totals.new_tensor([0.0, 0.0, float(refused), 0.0])
-    everyone_meets = asked.finite or found_inf is not None
-    if everyone_meets:
+    flags = totals.new_tensor([0.0, 0.0, float(asked.refused), 0.0])
+    if asked.everyone_meets:
         flags[3] = written
         flags[0] = ~torch.isfinite(everything)
-        flags[1] = flags[0] if found_inf is None else found_inf.to(flags).squeeze()
+        flags[1] = flags[0] if asked.found_inf is None else asked.found_inf.to(flags).squeeze()
         for group in (pgs.mp, pgs.dense_dp):
             if size_of(group) > 1:
                 all_reduce(flags, group, "the exchange of found_inf", dist.ReduceOp.MAX)
@@ -269,62 +250,60 @@ def _measure(
         is_brought = host.pop(0) > 0
         for part in together:
             part.writes.is_brought = is_brought
-    *flags_and_totals, zero_count, refusals, writes = host
-    overflown, found, someone_refuses, was_written = (flag > 0 for flag in flags_and_totals[:4])
-    squares = flags_and_totals[4:] if asked.norms else []
+    overflown, found, someone_refuses, was_written, *squares, zeros, refusals, writes = host
     stats = GradStats(
-        found_inf=found,
-        norms={key: math.sqrt(square) for key, square in zip(keys, squares, strict=False)},
-        zeros=int(zero_count) if asked.zeros and not found else None,
-        refused=someone_refuses or refusals > 0,
+        found_inf=found > 0,
+        norms=dict(zip(asked.keys, map(math.sqrt, squares), strict=True)) if asked.norms else {},
+        zeros=None if asked.zeros is None or found > 0 else int(zeros),
+        refused=someone_refuses > 0 or refusals > 0,
         # Elsewhere the ranks of one replica meet, which cannot tell the others.
-        written=was_written if everyone_meets else asked.refusals and writes > 0,
+        written=was_written > 0 if asked.everyone_meets else asked.refusals and writes > 0,
     )
-    return stats, overflown
+    return stats, overflown > 0
 
 
 def _written(parts: Sequence[OptimizerPart], like: torch.Tensor) -> torch.Tensor:
     """Return 1 where somebody wrote to the model since the last step on this rank, else 0, without waiting for it."""
     if any(part.writes.is_counted for part in parts):
         return like.new_ones(())
-    flags = [part.writes.flag.to(like).view(1) for part in parts if part.writes.flag is not None]
-    flags += [part.writes.wrote_together(like) for part in parts if part.writes.is_together]
-    return torch.cat(flags).amax() if flags else like.new_zeros(())
+    return _any_of([*_flags(parts).values(), *_wrote_together(parts, like)], like)
 
 
-def _wrote_together(parts: Sequence[OptimizerPart], like: torch.Tensor) -> torch.Tensor:
-    """Return, as one value, 1 where somebody wrote to what only all ranks together bring to pieces, else 0."""
-    return torch.cat([like.new_zeros(1), *(part.writes.wrote_together(like) for part in parts)]).amax(
-        0, keepdim=True
-    )
+def _wrote_together(parts: Sequence[OptimizerPart], like: torch.Tensor) -> list[torch.Tensor]:
+    """Return whether somebody wrote to what only all ranks together bring to the pieces of each part."""
+    return [part.writes.wrote_together(like) for part in parts if part.writes.is_together]
+
+
+def _any_of(flags: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return 1 where one of some flags is set, else 0."""
+    return torch.cat([flag.to(like) for flag in flags]).amax() if flags else like.new_zeros(())
+
+
+def _flags(parts: Sequence[OptimizerPart]) -> dict[ForeignWrites, torch.Tensor]:
+    """Return what watches for foreign writes on the device, with its answer of one element."""
+    flags = {part.writes: part.writes.flag for part in parts}
+    return {writes: flag.view(1) for writes, flag in flags.items() if flag is not None}
 
 
 def _read_with_writes(values: torch.Tensor, parts: Sequence[OptimizerPart]) -> list[float]:
     """Return values on the host, and tell the parts what they ask of the device by the same read."""
-    watching = [part.writes for part in parts if part.writes.flag is not None]
-    flags = [writes.flag.to(values).view(1) for writes in watching if writes.flag is not None]
-    host: list[float] = torch.cat([values, *flags]).tolist()
-    for writes, flag in zip(watching, host[len(values) :], strict=True):
+    flags = _flags(parts)
+    host: list[float] = torch.cat([values, *(flag.to(values) for flag in flags.values())]).tolist()
+    for writes, flag in zip(flags, host[len(values) :], strict=True):
         writes.is_told = flag > 0
     return host[: len(values)]
 
 
-def _local_sums(
-    parts: Sequence[OptimizerPart],
-    keys: Sequence[str | None],
-    device: torch.device,
-    asked: Asked,
-    *,
-    exact_range: bool,
-) -> torch.Tensor:
-    """Return one sum of squares for each key, and places for the zeros, for refusals and for writes."""
-    grads: dict[str | None, list[torch.Tensor]] = {key: [] for key in keys}
+def _sums_of_squares(
+    parts: Sequence[OptimizerPart], asked: Asked, device: torch.device, *, exact_range: bool
+) -> list[torch.Tensor]:
+    """Return one sum of squares for each key."""
+    grads: dict[str | None, list[torch.Tensor]] = {key: [] for key in asked.keys}
     if asked.norms or asked.finite:
         for part in parts:
             for group, grad in part.counted_grads():
                 grads[group].append(grad)
-    sums = [sum_of_squares(grads[key], device, exact_range=exact_range) for key in keys]
-    return torch.cat([torch.stack(sums), sums[0].new_zeros(3)])
+    return [sum_of_squares(some, device, exact_range=exact_range) for some in grads.values()]
 
 
 def _uncounted_squares(

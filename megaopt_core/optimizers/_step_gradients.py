@@ -94,10 +94,9 @@ class StepGradients:
             except UnsupportedOperationError as error:  # kept until the other ranks have heard of it
                 self._refused = self._refused or error
             except RuntimeError:
-                if (
-                    self._refused is None
-                ):  # else it follows from what is refused, as gradients of other shapes do
+                if self._refused is None:
                     raise
+                # It follows from what is refused, as gradients of other shapes do.
         if self.scaler is None:
             return None
         with stage(self.config, "optimizer-unscale-and-check-inf"):
@@ -129,23 +128,18 @@ class StepGradients:
         if self.config.log_num_zeros_in_grad:
             with stage(self.config, "optimizer-count-zeros"):
                 zeros = zeros_of(self.parts)
-        finite = found is None and self.skips_what_is_not_finite
         if self.unread is not None:
             self.unread.settle()
             self.unread = None
         with stage(self.config, "optimizer-clip-main-grad"):
             norms = clip_grad > 0.0 or math.isfinite(self.config.grad_norm_skip_threshold)
-            asked = self._asked(norms=norms, zeros=zeros is not None, finite=finite)
-            refused = self._refused is not None
+            finite = found is None and self.skips_what_is_not_finite
+            asked = self._asked(norms=norms, zeros=zeros, finite=finite, found_inf=found)
             if not self._waits(found):
-                self._raise_if_refused(on_some_rank=refused)
-                return self._measure_unread(asked, zeros, clip_grad)
-            stats = measure(
-                self.parts, self.process_groups, asked, found_inf=found, zeros=zeros, refused=refused
-            )
-            self._raise_if_refused(on_some_rank=stats.refused)
-            self._tell_if_written(stats)
-            self.norms = dict(stats.norms)
+                self._raise_if_refused(on_some_rank=asked.refused)
+                return self._measure_unread(asked, clip_grad)
+            stats = self._measure(asked)
+            self.norms = stats.norms
             if not stats.found_inf and clip_grad > 0.0:
                 self._clip(stats.norms, clip_grad)
         return stats
@@ -160,9 +154,16 @@ class StepGradients:
             or stats_device(self.parts).type in READS_ARE_FREE
         )
 
-    def _measure_unread(self, asked: Asked, zeros: Any, clip_grad: float) -> GradStats:
+    def _measure(self, asked: Asked) -> GradStats:
+        """Measure, and raise on every rank where one of them cannot step."""
+        stats = measure(self.parts, self.process_groups, asked)
+        self._raise_if_refused(on_some_rank=stats.refused)
+        self._tell_if_written(stats)
+        return stats
+
+    def _measure_unread(self, asked: Asked, clip_grad: float) -> GradStats:
         """Measure and clip on the device; nothing is read until somebody asks."""
-        self.unread, factors = measure_unread(self.parts, asked, zeros, self._clipped_before, clip_grad)
+        self.unread, factors = measure_unread(self.parts, asked, self._clipped_before, clip_grad)
         for part in self.parts:
             part.scale_later(factors)
         return GradStats(found_inf=False, norms={}, zeros=None, unread=self.unread)
@@ -192,18 +193,14 @@ class StepGradients:
             found: what :meth:`collect` returned.
         """
         mixed = self.skips_what_is_not_finite
-        asked, refused = self._asked(finite=mixed and found is None), self._refused is not None
-        stats = measure(
-            self.parts, self.process_groups, asked, found_inf=found if mixed else None, refused=refused
-        )
-        self._raise_if_refused(on_some_rank=stats.refused)
-        self._tell_if_written(stats)
-        return not (mixed and self._overflow(stats.found_inf))
+        asked = self._asked(finite=mixed and found is None, found_inf=found if mixed else None)
+        found_inf = self._measure(asked).found_inf
+        return not (mixed and self._overflow(found_inf))
 
     def norm(self) -> float:
         """Return the main norm of the collected gradients over all ranks that hold a part of the model."""
         asked = self._asked(norms=True, finite=self.skips_what_is_not_finite)
-        self.norms = dict(measure(self.parts, self.process_groups, asked).norms)
+        self.norms = measure(self.parts, self.process_groups, asked).norms
         return self.norms[None]
 
     def clip(self, clip_grad: float) -> float:
@@ -230,13 +227,16 @@ class StepGradients:
 
     def zeros(self) -> int:
         """Return how many elements of the collected gradients are zero, duplicates not counted."""
-        return measure(self.parts, self.process_groups, self._asked(zeros=True)).zeros or 0
+        return measure(self.parts, self.process_groups, self._asked(zeros=zeros_of(self.parts))).zeros or 0
 
-    def _asked(self, *, norms: bool = False, zeros: bool = False, finite: bool = False) -> Asked:
-        tells = self.when_written is not None
-        brought = any(part.writes.is_together for part in self.parts)
+    def _asked(self, **asked: Any) -> Asked:
         return Asked(
-            norms, zeros, finite, self.norm_groups, refusals=self._shares_out, writes=tells, brought=brought
+            norm_groups=self.norm_groups,
+            refused=self._refused is not None,
+            refusals=self._shares_out,
+            writes=self.when_written is not None,
+            brought=any(part.writes.is_together for part in self.parts),
+            **asked,
         )
 
     @property

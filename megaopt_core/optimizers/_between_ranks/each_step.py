@@ -71,8 +71,8 @@ class StepAgreement:
         all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
         if device.type in _READ_AT_ONCE:
             return _are_unlike(mine.tolist())
-        before, self._on_the_way = self._on_the_way, ToHost.of(mine)
-        return before is not None and _are_unlike(before.read())
+        before, self._on_the_way = self._on_the_way, ToHost(mine)
+        return before is not None and _are_unlike(before.numbers)
 
     def settle(self, optimizer: MegatronOptimizer) -> None:
         """Take what has joined for known: ranks have compared it, and it is alike.

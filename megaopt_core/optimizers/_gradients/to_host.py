@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
-from attrs import define
 
 __all__ = ["ToHost"]
 
 
-@define(eq=False)
 class ToHost:
-    """Numbers that are being copied to the host while the device goes on.
+    """Numbers that are being copied to the host while the device goes on; what no CUDA device holds stays where it is.
 
     Args:
-        host: where they arrive.
-        arrived: is over when they have; None: they are there.
+        values: the numbers, as one tensor.
     """
 
-    host: torch.Tensor
-    arrived: torch.cuda.Event | None
+    def __init__(self, values: torch.Tensor) -> None:
+        self._host = values
+        self._arrived: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(values.device))
 
-    @classmethod
-    def of(cls, values: torch.Tensor) -> ToHost:
-        """Begin to copy; what no CUDA device holds stays where it is.
-
-        Args:
-            values: the numbers, as one tensor.
-        """
-        if not values.is_cuda:
-            return cls(values, None)
-        host = torch.empty_like(values, device="cpu", pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(values.device))
-        return cls(host, arrived)
-
-    def read(self) -> list[Any]:
-        """Return them, once they are there."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        numbers: list[Any] = self.host.tolist()
+    @cached_property
+    def numbers(self) -> list[Any]:
+        """The numbers; the host waits until they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers: list[Any] = self._host.tolist()
         return numbers

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from attrs import define, field
 
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
@@ -33,24 +32,20 @@ class UnreadStats:
     """
 
     keys: Sequence[str | None]
-    values: torch.Tensor
+    values: ToHost = field(converter=ToHost)
     writes: Sequence[ForeignWrites]
     watch: DoubleClippingWatch
     clip_grad: float
     counts: bool
-    _host: list[float] | None = field(default=None, init=False)
-    _sent: ToHost = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         for each in self.writes:
             each.is_told = False  # the step goes on without the answer
-        self._sent = ToHost.of(self.values)
-        self.values = self._sent.host
 
     @property
     def norms(self) -> Mapping[str | None, float]:
         """Norm group to L2 norm; the host waits until it is measured, not until the step is made."""
-        return {key: math.sqrt(square) for key, square in zip(self.keys, self._read(), strict=False)}
+        return {key: math.sqrt(square) for key, square in zip(self.keys, self.values.numbers, strict=False)}
 
     def norm(self, otherwise: float | None) -> float | None:
         """Return the main norm.
@@ -66,13 +61,13 @@ class UnreadStats:
         Args:
             otherwise: what is returned where they were not counted.
         """
-        return int(self._read()[len(self.keys)]) if self.counts else otherwise
+        return int(self.values.numbers[len(self.keys)]) if self.counts else otherwise
 
     def settle(self) -> None:
         """Look at what nobody asked for; a step later, when it is on the host already."""
         if not (self.keys or self.writes):
             return
-        flags = self._read()[len(self.keys) + 1 :]
+        flags = self.values.numbers[len(self.keys) + 1 :]
         if self.keys and self.clip_grad > 0.0:
             self.watch.observe(self.norms[None], self.clip_grad)
         if any(flag > 0 for flag in flags):
@@ -83,8 +78,3 @@ class UnreadStats:
                 UserWarning,
                 stacklevel=2,
             )
-
-    def _read(self) -> list[float]:
-        if self._host is None:
-            self._host = self._sent.read()
-        return self._host

@@ -221,7 +221,7 @@ def optimizer_from_routing(
     unused_settings = unused(config, routing, model, pgs, builder.scaler, told)
     optimizer = _chained(children, routing.sharding)
     optimizer.watched_model = watched
-    optimizer.wrapper_watch = WrapperWatch(chunks, pgs)
+    optimizer.wrapper_watch = WrapperWatch(watched, pgs)
     optimizer.unused_settings = unused_settings
     if takes_part(pgs):
         optimizer.replicas = Replicas(pgs)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
 import torch
 from attrs import define, field
 
+from megaopt_core.errors import OwnershipError
+from megaopt_core.reporting._watched_model import WatchedModel
+from megaopt_core.state._shown import shown
+
 __all__ = ["ModelLook"]
 
 _requires_grad = attrgetter("requires_grad")
-_KINDS = {name: attrgetter(name) for name in ("dtype", "device", "shape")}
-"""What of a stepped parameter stays as it was at the build, whatever memory it is given."""
-
-
-def _references(chunks: Sequence[torch.nn.Module]) -> list[weakref.ref[torch.nn.Module]]:
-    return [weakref.ref(chunk) for chunk in chunks]
+_CHANGED = {
+    "dtype": "is {now} now and was {before} when its optimizer was built: convert the model (.to(dtype), .half(), "
+    ".bfloat16()) before building its optimizer",
+    "device": "is on {now} now and was on {before} when its optimizer was built, which keeps its states there: move "
+    "the model (.to(device), .cuda()) before building its optimizer",
+    "shape": "has shape {now} now and had {before} when its optimizer was built, whose states have that one: give its "
+    "module a new torch.nn.Parameter and build the optimizer anew",
+}
+"""What of a stepped parameter stays as it was at the build, whatever memory it is given, and what is said if not."""
 
 
 @define(eq=False)
@@ -29,12 +36,12 @@ class ModelLook:
     something has changed.
 
     Args:
-        chunks: the model's chunks.
+        model: the model that the optimizer was built for.
         names: the parameters that are stepped, by name.
         twins: other parameter objects that share the memory of those.
     """
 
-    chunks: list[weakref.ref[torch.nn.Module]] = field(converter=_references)
+    model: WatchedModel
     names: Mapping[torch.nn.Parameter, str]
     twins: Iterable[torch.nn.Parameter] = ()
     _stepped: list[torch.nn.Parameter] = field(init=False)
@@ -54,7 +61,7 @@ class ModelLook:
         """
         self.names, self._stepped = names, list(names)
         self._known = {id(None), *map(id, self._stepped), *map(id, twins)}
-        self._kinds = {kind: list(map(read, self._stepped)) for kind, read in _KINDS.items()}
+        self._kinds = {kind: list(map(attrgetter(kind), self._stepped)) for kind in _CHANGED}
 
     def leave(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Pass parameters over from now on: something else steps them.
@@ -67,7 +74,7 @@ class ModelLook:
     def strangers(self) -> list[torch.nn.Parameter]:
         """Return the parameters that have a gradient and are not stepped."""
         present: list[torch.nn.Parameter | None] = []
-        stack: list[torch.nn.Module | None] = [reference() for reference in self.chunks]
+        stack: list[torch.nn.Module | None] = [*self.model.alive()]
         seen = {id(None)}
         while stack:
             module = stack.pop()
@@ -95,14 +102,22 @@ class ModelLook:
             return []
         return [param for param in self._stepped if not param.requires_grad]
 
-    def changed(self) -> tuple[str, list[tuple[str, Any, torch.nn.Parameter]]] | None:
-        """Return what is another now, dtype, device or shape, with names, values of before and parameters."""
-        for kind, read in _KINDS.items():
-            before = self._kinds[kind]
-            if list(map(read, self._stepped)) != before:
-                pairs = zip(self._stepped, before, strict=True)
-                return kind, [(self.names[each], was, each) for each, was in pairs if read(each) != was]
+    def changed(self) -> OwnershipError | None:
+        """Return the error of parameters that have another dtype, device or shape now; None where there are none."""
+        for kind, before in self._kinds.items():
+            now = list(map(attrgetter(kind), self._stepped))
+            if now != before:
+                triples = zip(self._stepped, before, now, strict=True)
+                changed = [(self.names[param], was, value) for param, was, value in triples if was != value]
+                names = [name for name, _, _ in changed]
+                name, was, value = changed[0]
+                said = _CHANGED[kind].format(now=_plain(value), before=_plain(was))
+                return OwnershipError(f"{shown([*map(repr, names)])}: {name!r} {said}", names=names)
         return None
+
+
+def _plain(value: torch.dtype | torch.device | torch.Size) -> str:
+    return str(tuple(value) if isinstance(value, torch.Size) else value).removeprefix("torch.")
 
 
 def _has_grad(param: torch.nn.Parameter) -> bool:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
+from weakref import WeakSet
 
-import torch
 from attrs import define, field
 
 from megaopt_core.errors import MegaoptError, OwnershipError, ParallelGroupError
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._wrapped_model import require_same_ranks
 from megaopt_core.sharding._wrapped import WrappedModel, known_wrappers, wrappers_of
 
 __all__ = ["WrapperWatch"]
-
-
-def _references[T](objects: Iterable[T]) -> list[weakref.ref[T]]:
-    return [weakref.ref(one) for one in objects]
 
 
 @define(eq=False)
@@ -28,20 +23,18 @@ class WrapperWatch:
     scatters them also decides where parameters lie and who steps what: the build has to know it.
 
     Args:
-        chunks: the model's chunks.
+        model: the model that the optimizer was built for.
         pgs: the process groups of the build.
     """
 
-    chunks: Sequence[torch.nn.Module] = field()
+    model: WatchedModel
     pgs: ProcessGroupCollection
-    _chunks: list[weakref.ref[torch.nn.Module]] = field(init=False)
-    _known: list[weakref.ref[WrappedModel]] = field(init=False)
+    _known: WeakSet[WrappedModel] = field(init=False)
     _scattered: bool = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        found = wrappers_of(self.chunks)
-        self._chunks, self.chunks = _references(self.chunks), ()
-        self._known = _references(found)
+        found = wrappers_of(self.model.alive())
+        self._known = WeakSet(found)
         self._scattered = any(wrapper.scatters_grads for wrapper in found)
 
     def settle(self) -> MegaoptError | None:
@@ -50,14 +43,13 @@ class WrapperWatch:
         Returns:
             Why the gradients that a new wrapper reduces are not those that are stepped; None where they are.
         """
-        known = {id(wrapper) for wrapper in (reference() for reference in self._known) if wrapper is not None}
-        for index, reference in enumerate(self._chunks):
+        for index, reference in enumerate(self.model.chunks):
             for wrapper in (found.wrapper for found in known_wrappers(reference())):
-                if id(wrapper) not in known:
+                if wrapper not in self._known:
                     error = self._error(index, wrapper)
                     if error is not None:
                         return error
-                    self._known += _references([wrapper])
+                    self._known.add(wrapper)
         return None
 
     def _error(self, index: int, wrapper: WrappedModel) -> MegaoptError | None:

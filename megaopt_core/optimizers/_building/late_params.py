@@ -14,26 +14,23 @@ from megaopt_core.optimizers._between_steps.look import ModelLook
 from megaopt_core.optimizers._between_steps.new_groups import start_groups
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_pieces import add_to, replace_in
-from megaopt_core.optimizers._building.late_words import (
-    changed_error,
-    in_words,
-    kind_of,
-    listed,
-    words_of,
-)
-from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_rule
+from megaopt_core.optimizers._gradients.norm_deduplication import counting_rule
 from megaopt_core.params._keys import ParamKey
 from megaopt_core.params._names import NamedParam, named_params
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._route import route_added
-from megaopt_core.routing._routing import ParamRoute, Routing
+from megaopt_core.routing._routing import Routing
 from megaopt_core.sharding._layout import LayoutOptions, World
+from megaopt_core.state._shown import shown
 
 __all__ = ["LateParams"]
 
 type _Named = dict[str, NamedParam]
+
+_ADDED = "unfrozen or added"
+_REPLACED = "replaced, as load_state_dict(assign=True) does"
 
 
 @define(eq=False)
@@ -58,17 +55,12 @@ class LateParams:
     """The stepped parameters that did not train when it looked last."""
 
     def __attrs_post_init__(self) -> None:
-        routing, chunks = self.optimizer.routing, self.builder.chunks
-        excluded = frozenset() if routing is None else frozenset(routing.excluded)
-        self.look = ModelLook(chunks, self.optimizer.names, self.optimizer.twins)
-        for index, chunk in enumerate(chunks if excluded else ()):
+        watched = self.optimizer.watched_model
+        self.look = ModelLook(watched, self.optimizer.names, self.optimizer.twins)
+        for name_of, chunk in watched.named_chunks() if watched.excluded else ():
             for named in named_params(chunk):
-                if self._name(index, named) in excluded:
+                if name_of(named.name) in watched.excluded:
                     self.look.leave((named.param, *named.twins))
-
-    def _name(self, chunk_index: int, named: NamedParam) -> str:
-        fqn = self.builder.fqn
-        return named.name if fqn is None else fqn(chunk_index, named.name)
 
     def settle(self) -> OwnershipError | None:
         """Look at the model, and bring to an optimizer what has begun to train.
@@ -81,13 +73,14 @@ class LateParams:
         """
         changed = self.look.changed()
         if changed is not None:
-            return changed_error(*changed)
+            return changed
         self.frozen = self.look.frozen()
         names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:
             return OwnershipError(
-                f"{listed(names)} was frozen after the build, and its strategy steps buffers as a whole, with a zero "
-                "gradient where there is none: weight decay and momentum would move it. Build the optimizer anew",
+                f"{shown([*map(repr, names)])} was frozen after the build, and its strategy steps buffers as a whole, "
+                "with a zero gradient where there is none: weight decay and momentum would move it. Build the "
+                "optimizer anew",
                 names=names,
             )
         strangers = self.look.strangers()
@@ -104,23 +97,16 @@ class LateParams:
         )
 
     def _join(self, strangers: Sequence[torch.nn.Parameter]) -> OwnershipError | None:
+        routing, builder = self.optimizer.routing, self.builder
+        if routing is None:
+            return None
         named = self._named(strangers)
         by_name = {name: param for param, name in self.optimizer.names.items()}
         replaced = {name: entry for name, entry in named.items() if name in by_name}
         added = {name: entry for name, entry in named.items() if name not in by_name}
-        routing = self.optimizer.routing
-        if routing is None:
-            return None
         if added:
-            builder = self.builder
             routing = route_added(
-                routing,
-                list(added),
-                builder.config,
-                builder.chunks,
-                self.overrides,
-                builder.pgs,
-                builder.fqn,
+                routing, list(added), builder.config, builder.chunks, self.overrides, builder.pgs, builder.fqn
             )
             self.look.leave(entry.param for name, entry in added.items() if name in routing.excluded)
             added = {name: entry for name, entry in added.items() if name not in routing.excluded}
@@ -136,21 +122,23 @@ class LateParams:
                 replace_in(owner.parts[0], old, new_of[old])
         self._add(routing, added)
         self._finish(routing, new_of, {**replaced, **added})
-        start_groups(self.optimizer, self.optimizer.param_groups[groups:])
+        new_groups = self.optimizer.param_groups[groups:]
+        start_groups(self.optimizer, new_groups)
         self.joined += len(replaced) + len(added)
-        self._warn(list(replaced), list(added), len(self.optimizer.param_groups) - groups)
+        for names, how in ((list(added), _ADDED), (list(replaced), _REPLACED)):
+            if names:
+                _warn(routing, names, how, len(new_groups))
         return None
 
     def _named(self, strangers: Sequence[torch.nn.Parameter]) -> _Named:
         """Return strangers by the names that the optimizer knows them by; twins of what is stepped are not."""
-        wanted, found = set(map(id, strangers)), {}
-        chunks = [chunk for chunk in (reference() for reference in self.look.chunks) if chunk is not None]
-        for index, chunk in enumerate(chunks):
-            for entry in named_params(chunk):
-                objects = (entry.param, *entry.twins)
-                if any(id(param) in wanted for param in objects):
-                    found[self._name(index, entry)] = entry
-        return found
+        wanted = set(map(id, strangers))
+        return {
+            name_of(entry.name): entry
+            for name_of, chunk in self.optimizer.watched_model.named_chunks()
+            for entry in named_params(chunk)
+            if any(id(param) in wanted for param in (entry.param, *entry.twins))
+        }
 
     def _refusal(
         self,
@@ -162,9 +150,10 @@ class LateParams:
         for name, entry in (replaced | added).items():
             reason = self._reason(routing, name, entry, by_name.get(name))
             if reason is not None:
+                how = _REPLACED if name in replaced else _ADDED
                 return OwnershipError(
-                    f"{name!r} trains since the optimizer was built ({in_words(name in replaced)}), and cannot be "
-                    f"stepped: {reason}. Build the optimizer anew, or leave it to another one with the override "
+                    f"{name!r} trains since the optimizer was built ({how}), and cannot be stepped: "
+                    f"{reason}. Build the optimizer anew, or leave it to another one with the override "
                     '{"optimizer": "none"}',
                     names=[name],
                 )
@@ -179,8 +168,8 @@ class LateParams:
         stepped = [twin for twin in entry.twins if twin in self.optimizer.names]
         if stepped:
             return f"it shares the memory of {self.optimizer.names[stepped[0]]!r}, which is stepped already"
-        if before is not None and kind_of(before) != kind_of(entry.param):
-            return f"it is {words_of(entry.param)} now and was {words_of(before)}"
+        if before is not None and _kind(before) != _kind(entry.param):
+            return f"it is {_words(entry.param)} now and was {_words(before)}"
         norm_group = routing.params[name].grad_norm_group
         if norm_group is not None and norm_group not in self.optimizer.norm_groups:
             return f"its grad_norm_group {norm_group!r} is one that the ranks have not agreed on"
@@ -195,30 +184,25 @@ class LateParams:
         return None if reason is None else f"sharding={where.strategy!r}: {reason}"
 
     def _add(self, routing: Routing, added: _Named) -> None:
-        children, infos = len(self.owners), infos_of(routing)
-        for at, child in enumerate(routing.children[:children]):
+        built, infos = len(self.owners), infos_of(routing)
+        for owner, child in zip(self.owners, routing.children[:built], strict=True):
             for name, entry in added.items():
-                group = routing.params[name].spec.group
-                if group in child.groups:
-                    owner = self.owners[at]
-                    counting = self._counting(routing.params[name])
-                    add_to(
-                        owner.parts[0], child.groups.index(group), routing, entry.param, infos[name], counting
+                where = routing.params[name]
+                if where.spec.group in child.groups:
+                    counting = counting_rule(
+                        self.builder.pgs,
+                        shared=where.shared,
+                        tensor_parallel=where.tensor_parallel,
+                        is_expert=where.spec.is_expert,
+                        norm_group=where.grad_norm_group,
                     )
+                    group = child.groups.index(where.spec.group)
+                    add_to(owner.parts[0], group, where, entry.param, infos[name], counting)
                     owner.names = {**owner.names, entry.param: name}
-        for at in range(children, len(routing.children)):
-            made = self._build(routing, routing.children[at])
+        for child in routing.children[built:]:
+            made = self._build(routing, child)
             self.owners.append(made)
             self.optimizer.join(made)
-
-    def _counting(self, entry: ParamRoute) -> Counting:
-        return counting_rule(
-            self.builder.pgs,
-            shared=entry.shared,
-            tensor_parallel=entry.tensor_parallel,
-            is_expert=entry.spec.is_expert,
-            norm_group=entry.grad_norm_group,
-        )
 
     def _build(self, routing: Routing, child: ChildSpec) -> MegatronOptimizer:
         """Return an optimizer that nothing steps yet."""
@@ -232,7 +216,7 @@ class LateParams:
         """Let all optimizers know what is stepped now; state stays, as it does when values are copied."""
         added = {entry.param: name for name, entry in joined.items()}
         twins = {entry.param: entry.twins for entry in joined.values() if entry.twins}
-        for optimizer in {id(each): each for each in (*self.owners, self.optimizer)}.values():
+        for optimizer in dict.fromkeys((*self.owners, self.optimizer)):
             names = {new_of.get(param, param): name for param, name in optimizer.names.items()}
             if optimizer is self.optimizer:
                 names |= added
@@ -241,21 +225,26 @@ class LateParams:
             optimizer.know(names, {**kept, **mine}, routing)
         self.look.steps(self.optimizer.names, self.optimizer.twins)
 
-    def _warn(self, replaced: Sequence[str], added: Sequence[str], new_groups: int) -> None:
-        groups = (
-            f"; for that there are {new_groups} new parameter groups, which a torch scheduler has to be made anew for"
-            if new_groups
-            else ""
-        )
-        for names, how in ((added, in_words(replaced=False)), (replaced, in_words(replaced=True))):
-            if names:
-                warnings.warn(
-                    f"{listed(names)} trains since the optimizer was built ({how}) and is stepped from now on, by "
-                    f"{', '.join(sorted({self._optimizer_of(name) for name in names}))}{groups}",
-                    UserWarning,
-                    stacklevel=5,
-                )
 
-    def _optimizer_of(self, name: str) -> str:
-        routing = self.optimizer.routing
-        return "" if routing is None else routing.params[name].spec.optimizer
+def _warn(routing: Routing, names: Sequence[str], how: str, new_groups: int) -> None:
+    steppers = ", ".join(sorted({routing.params[name].spec.optimizer for name in names}))
+    groups = (
+        f"; for that there are {new_groups} new parameter groups, which a torch scheduler has to be made anew for"
+        if new_groups
+        else ""
+    )
+    warnings.warn(
+        f"{shown([*map(repr, names)])} trains since the optimizer was built ({how}) and is stepped from now on, by "
+        f"{steppers}{groups}",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def _kind(param: torch.Tensor) -> tuple[object, ...]:
+    """Return what must be the same of a parameter that takes the place of another."""
+    return param.shape, param.dtype, param.device, type(param.data)
+
+
+def _words(param: torch.Tensor) -> str:
+    return f"{str(param.dtype).removeprefix('torch.')} {tuple(param.shape)} on {param.device}"

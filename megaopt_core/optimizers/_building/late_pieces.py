@@ -8,7 +8,7 @@ from attrs import evolve
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.params._specs import ParamInfo
-from megaopt_core.routing._routing import Routing
+from megaopt_core.routing._routing import ParamRoute
 from megaopt_core.sharding._layout import PieceSpec
 from megaopt_core.sharding._live_model import Piece
 
@@ -25,7 +25,7 @@ def replace_in(part: OptimizerPart, old: torch.nn.Parameter, new: torch.nn.Param
     """
     for group in part.groups:
         group["params"][:] = [new if param is old else param for param in group["params"]]
-    at = _position(part, old)
+    at = next((at for at, piece in enumerate(part.pieces) if _is_of(piece, old)), None)
     if at is None:
         return
     piece, before = part.pieces[at], part.stepped[at]
@@ -45,7 +45,7 @@ def replace_in(part: OptimizerPart, old: torch.nn.Parameter, new: torch.nn.Param
 def add_to(
     part: OptimizerPart,
     group: int,
-    routing: Routing,
+    route: ParamRoute,
     param: torch.nn.Parameter,
     info: ParamInfo,
     counting: Counting,
@@ -55,13 +55,12 @@ def add_to(
     Args:
         part: steps it from now on.
         group: position of its group among the part's.
-        routing: knows it.
+        route: where it is routed.
         param: the parameter.
         info: what the inner optimizer is told of it.
         counting: how it enters norms.
     """
-    entry = routing.params[info.name]
-    piece = Piece(PieceSpec.of(entry.shard, entry.spec.group), param, (param,))
+    piece = Piece(PieceSpec.of(route.shard, route.spec.group), param, (param,))
     part.sharded.take_in(piece)
     (tensor,) = part.precision.extend([piece])
     tensor.param_info = evolve(info, peers=None)  # type: ignore[attr-defined] # what inner optimizers are told
@@ -72,8 +71,5 @@ def add_to(
     part.watch_again()
 
 
-def _position(part: OptimizerPart, param: torch.nn.Parameter) -> int | None:
-    for at, piece in enumerate(part.pieces):
-        if len(piece.model_params) == 1 and piece.model_params[0] is param:
-            return at
-    return None
+def _is_of(piece: Piece, param: torch.nn.Parameter) -> bool:
+    return len(piece.model_params) == 1 and piece.model_params[0] is param

@@ -501,7 +501,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         if self.replicas is None:
             return found
         self.watched_model.finish_param_sync()
-        return (*found, *self.replicas.differences(self))
+        return (*found, *self.replicas.differences(self, everything=True))
 
     def _problems(self, chunks: Sequence[torch.nn.Module] | None) -> tuple[str, ...]:
         """Return what no longer fits between this optimizer and its model."""

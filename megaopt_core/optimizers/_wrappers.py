@@ -12,7 +12,8 @@ from megaopt_core.config._optimizer_config import require_config
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 from megaopt_core.execution._step_runner import StepRunner
 from megaopt_core.optimizers._base import MegatronOptimizer
-from megaopt_core.optimizers._between_ranks.replicas import Replicas, wrapped_alike
+from megaopt_core.optimizers._between_ranks.alike import wrapped_alike
+from megaopt_core.optimizers._between_ranks.replicas import Replicas
 from megaopt_core.optimizers._gradients.grad_scaler import ConstantGradScaler
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting, counting_of
 from megaopt_core.optimizers._part import OptimizerPart

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ProcessGroup
 
 from megaopt_core.optimizers._between_ranks.held import is_shared_out, modules_of_experts
-from megaopt_core.parallel._agreement import Comparison, Rows, fingerprint
+from megaopt_core.parallel._agreement import Comparison, Rows
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._names import join, named_modules, named_params
 from megaopt_core.reporting._watched_model import NamedChunk
-from megaopt_core.routing._agreement import plain_words
+from megaopt_core.routing._agreement import plain_words, settings_alike
 from megaopt_core.state._notes import joins_of
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
 
-__all__ = ["held_alike", "plain", "schedules_alike", "settings_of_groups", "stepped_alike"]
+__all__ = ["held_alike", "schedules_alike", "settings_of_groups", "stepped_alike", "wrapped_alike"]
 
 WRITTEN = frozenset(
     {"lr", "weight_decay", "max_lr", "min_lr", "wd_mult", "betas", "eps", "momentum", "clip_grad"}
@@ -37,20 +36,13 @@ def stepped_alike(optimizer: MegatronOptimizer, pgs: ProcessGroupCollection) -> 
     """
     found = []
     for what, group, is_expert in _of_replicas("the parameters that are stepped", pgs):
-        some = [
-            (name, param.requires_grad)
+        rows: Rows = [
+            (f"parameter {name!r}", {"": "trains" if param.requires_grad else "was frozen after the build"})
             for param, name in optimizer.names.items()
             if is_of_experts(optimizer, param, name) is is_expert
         ]
-        names = "\0".join(name for name, _ in some)
-        digest = fingerprint((names, [name for name, trains in some if not trains]))
-        found.append(Comparison(what, digest, partial(_stepped_rows, some), group))
+        found.append(Comparison.of_rows(what, rows, group))
     return found
-
-
-def _stepped_rows(some: Iterable[tuple[str, bool]]) -> Rows:
-    words = {True: "trains", False: "was frozen after the build"}
-    return [(f"parameter {name!r}", {"": words[trains]}) for name, trains in some]
 
 
 def is_of_experts(optimizer: MegatronOptimizer, param: torch.Tensor, name: str) -> bool:
@@ -66,7 +58,7 @@ def is_of_experts(optimizer: MegatronOptimizer, param: torch.Tensor, name: str) 
 
 
 def held_alike(
-    chunks: Iterable[NamedChunk],
+    chunks: Sequence[NamedChunk],
     stepped: Collection[torch.nn.Parameter],
     pgs: ProcessGroupCollection,
     *,
@@ -80,7 +72,6 @@ def held_alike(
         pgs: the process groups.
         everything: buffers too that no state dict has, which a forward pass may make on one rank.
     """
-    chunks = list(chunks)
     found = []
     for what, group, is_expert in _of_replicas("what the model holds and nothing steps", pgs):
         rows: Rows = []
@@ -93,17 +84,11 @@ def held_alike(
 
 def _hold_more(chunks: Iterable[torch.nn.Module]) -> bool:
     """Return whether modules hold buffers or parameters that do not train; names are not needed for that."""
-    stack: list[torch.nn.Module | None] = list(chunks)
-    while stack:
-        module = stack.pop()
-        if module is None:
-            continue
-        if module._buffers or not all(
-            param is None or param.requires_grad for param in module._parameters.values()
-        ):
-            return True
-        stack += module._modules.values()
-    return False
+    return any(
+        module._buffers or not all(param.requires_grad for param in module.parameters(recurse=False))
+        for chunk in chunks
+        for module in chunk.modules()
+    )
 
 
 def _of_replicas(what: str, pgs: ProcessGroupCollection) -> list[tuple[str, ProcessGroup | None, bool]]:
@@ -169,7 +154,7 @@ def settings_of_groups(
         (
             f"param group {index}",
             {
-                key: plain(value)
+                key: _plain(value)
                 for key, value in sorted(values.items())
                 if _is_setting(key, value)
                 and (everything or key in WRITTEN)
@@ -186,12 +171,8 @@ def _is_setting(key: str, value: Any) -> bool:
     return key not in ("params", "param_names") and isinstance(value, kinds)
 
 
-def plain(value: Any) -> str:
-    """Return a setting in words that are the same on every rank, whatever kind of number it is.
-
-    Args:
-        value: a setting, or a tensor that holds one.
-    """
+def _plain(value: Any) -> str:
+    """Return a setting, or a tensor that holds one, in the same words on every rank, whatever kind of number it is."""
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -210,8 +191,28 @@ def schedules_alike(optimizer: MegatronOptimizer) -> list[Comparison]:
     rows: Rows = [
         (
             f"scheduler {index}" if len(alive) > 1 else "the scheduler",
-            {key: plain(value) for key, value in schedule.state_dict().items()},
+            {key: _plain(value) for key, value in schedule.state_dict().items()},
         )
         for index, schedule in enumerate(alive)
     ]
     return [Comparison.of_rows("the schedules", rows, None)]
+
+
+def wrapped_alike(
+    inner: torch.optim.Optimizer, wrapper: MegatronOptimizer, pgs: ProcessGroupCollection
+) -> list[Comparison]:
+    """Return what is to be alike of an optimizer that was wrapped by hand, besides values.
+
+    Args:
+        inner: what was wrapped.
+        wrapper: what it was wrapped in.
+        pgs: the process groups.
+    """
+    found, group = [settings_alike(wrapper.config)], pgs.dense_dp
+    if communicates(group):
+        rows: Rows = [
+            (f"parameter {name!r}", {**_kind(param), "optimizer": type(inner).__name__})
+            for param, name in wrapper.names.items()
+        ]
+        found.append(Comparison.of_rows(f"the parameters of {type(wrapper).__name__}", rows, group))
+    return found

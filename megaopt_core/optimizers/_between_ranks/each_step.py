@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
 
 __all__ = ["StepAgreement"]
-
-_requires_grad = attrgetter("requires_grad")
 
 _WHAT = "the comparison of ranks before a step"
 
@@ -70,9 +67,9 @@ class StepAgreement:
         mine = torch.tensor([number, -number], dtype=torch.int64, device=device)
         all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
         if device.type in _READ_AT_ONCE:
-            return _are_unlike(mine.tolist())
+            return _differ(mine.tolist())
         before, self._on_the_way = self._on_the_way, ToHost(mine)
-        return before is not None and _are_unlike(before.numbers)
+        return before is not None and _differ(before.numbers)
 
     def settle(self, optimizer: MegatronOptimizer) -> None:
         """Take what has joined for known: ranks have compared it, and it is alike.
@@ -130,14 +127,11 @@ def _frozen(optimizer: MegatronOptimizer) -> list[torch.nn.Parameter]:
     """Return the stepped parameters that do not train: as the look before the step has found them, if there was one."""
     if optimizer.late is not None:
         return optimizer.late.frozen
-    if all(map(_requires_grad, optimizer.names)):
-        return []
     return [param for param in optimizer.names if not param.requires_grad]
 
 
-def _are_unlike(numbers: Sequence[int]) -> bool:
-    largest, negated_smallest = numbers
-    return largest != -negated_smallest
+def _differ(largest_and_negated_smallest: Sequence[int]) -> bool:
+    return sum(largest_and_negated_smallest) != 0
 
 
 def _comparable(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
@@ -73,7 +73,6 @@ class Holder:
     pgs: ProcessGroupCollection
     names: Mapping[torch.nn.Parameter, str]
     routing: Routing | None
-    _groups: dict[str, _Groups] = field(factory=dict, init=False)
 
     def trained(self) -> Iterator[Held]:
         """Yield the parameters that are stepped."""
@@ -143,14 +142,10 @@ class Holder:
 
     def _groups_of_stepped(self, name: str, param: torch.Tensor) -> _Groups:
         """Return the groups whose ranks hold the same values of a parameter as this one."""
-        if name not in self._groups:
-            entry = None if self.routing is None else self.routing.params.get(name)
-            self._groups[name] = (
-                self._groups_by_attributes(name, param)
-                if entry is None
-                else self._groups_of(entry.spec, tensor_parallel=entry.tensor_parallel)
-            )
-        return self._groups[name]
+        entry = None if self.routing is None else self.routing.params.get(name)
+        if entry is None:
+            return self._groups_by_attributes(name, param)
+        return self._groups_of(entry.spec, tensor_parallel=entry.tensor_parallel)
 
     def _groups_by_attributes(self, name: str, param: torch.Tensor) -> _Groups:
         part = logical_part(param, name, self.pgs)  # type: ignore[arg-type] # reads attributes only

@@ -27,14 +27,13 @@ from megaopt_core.parallel._agreement import (
 )
 from megaopt_core.parallel._digest import digest_of_tensors
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
-from megaopt_core.routing._agreement import settings_alike
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from megaopt_core.optimizers._base import MegatronOptimizer
 
-__all__ = ["Replicas", "wrapped_alike"]
+__all__ = ["Replicas"]
 
 _REMEDY = (
     "Give all of these ranks the values of one: broadcast_params() of DistributedDataParallel, "
@@ -86,23 +85,23 @@ class Replicas:
         ]
         return cls(several[0].pgs, by_hand)
 
-    def differences(self, optimizer: MegatronOptimizer, *, everything: bool = True) -> tuple[str, ...]:
-        """Return what has other values on which ranks, one line each; a collective.
-
-        Args:
-            optimizer: what this rank holds.
-            everything: buffers too, and all of the state; False: what a step needs alike, and a sample of the state.
-        """
-        return self._differences(optimizer, self.pgs, everything=everything)
-
-    def _differences(
+    def differences(
         self,
         optimizer: MegatronOptimizer,
-        pgs: ProcessGroupCollection,
+        pgs: ProcessGroupCollection | None = None,
         *,
         everything: bool = False,
         own_settings: bool = True,
     ) -> tuple[str, ...]:
+        """Return what has other values on which ranks, one line each; a collective.
+
+        Args:
+            optimizer: what this rank holds.
+            pgs: the ranks that compare; None: all.
+            everything: buffers too, and all of the state; False: what a step needs alike, and a sample of the state.
+            own_settings: settings of groups too that an optimizer may write itself.
+        """
+        pgs = self.pgs if pgs is None else pgs
         holder = Holder(pgs, optimizer.names, optimizer.routing)
         chunks = optimizer.watched_model.named_chunks()
         held = [*holder.trained(), *holder.left(chunks)]
@@ -139,7 +138,7 @@ class Replicas:
         if refused is not None:
             return refused
         optimizer.watched_model.finish_param_sync()
-        lines = self._differences(optimizer, agreement.pgs, own_settings=False)
+        lines = self.differences(optimizer, agreement.pgs, own_settings=False)
         if lines:
             raise RankMismatchError(described(_UNLIKE, lines, _UNLIKE_REMEDY), differences=lines)
         agreement.settle(optimizer)
@@ -155,7 +154,7 @@ class Replicas:
         Raises:
             RankMismatchError: it names what differs, and ranks.
         """
-        lines = self.differences(optimizer, everything=False)
+        lines = self.differences(optimizer)
         if lines:
             raise RankMismatchError(described(_WHEN.format(when=when), lines, _REMEDY), differences=lines)
 
@@ -167,34 +166,6 @@ def _of_one(index: int, comparison: Comparison) -> Comparison:
         return [(f"optimizer{index}: {name}", said) for name, said in comparison.rows()]
 
     return evolve(comparison, what=f"{comparison.what} of optimizer{index}", rows=rows)
-
-
-def wrapped_alike(
-    inner: torch.optim.Optimizer, wrapper: MegatronOptimizer, pgs: ProcessGroupCollection
-) -> list[Comparison]:
-    """Return what is to be alike of an optimizer that was wrapped by hand, besides values.
-
-    Args:
-        inner: what was wrapped.
-        wrapper: what it was wrapped in.
-        pgs: the process groups.
-    """
-    group = pgs.dense_dp
-    if not communicates(group):
-        return [settings_alike(wrapper.config)]
-    rows: Rows = [
-        (
-            f"parameter {name!r}",
-            {
-                "shape": str(tuple(param.shape)),
-                "dtype": str(param.dtype).removeprefix("torch."),
-                "optimizer": type(inner).__name__,
-            },
-        )
-        for param, name in wrapper.names.items()
-    ]
-    what = f"the parameters of {type(wrapper).__name__}"
-    return [settings_alike(wrapper.config), Comparison.of_rows(what, rows, group)]
 
 
 def _comparisons(held: Iterable[Held]) -> list[Comparison]:
@@ -224,17 +195,14 @@ def _digest(held: Sequence[Held]) -> bytes:
 
 def _comparison(group: ProcessGroup, digest: bytes, held: Sequence[Sequence[Held]]) -> Comparison:
     def rows() -> Rows:
-        return [(each.label, {"": _shown(each)}) for some in held for each in some if _can_be_shown(each)]
+        return [(each.label, {"": said}) for some in held for each in some if (said := _shown(each))]
 
     # Tensor-parallel ranks may have parameters that others have not: those of the same name count.
     return Comparison("the values of replicas", digest, rows, group, everywhere=False)
 
 
-def _can_be_shown(held: Held) -> bool:
-    return held.tensor is not None or bool(held.words)
-
-
 def _shown(held: Held) -> str:
+    """Return what there is to say of a value; nothing where its bits cannot be read."""
     tensor = held.tensor
     if tensor is None:
         return held.words

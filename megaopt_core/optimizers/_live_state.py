@@ -43,13 +43,8 @@ class LiveState(MutableMapping[torch.nn.Parameter, MutableMapping[str, Any]]):
 
     def cut_names(self) -> tuple[str, ...]:
         """Return the parameters of which this rank steps a part only, or nothing while another rank does."""
-        return tuple(
-            name for param, name in self._names.items() if self._stepped_elements(param) < param.numel()
-        )
-
-    def _stepped_elements(self, param: torch.nn.Parameter) -> int:
-        found = self._where.get(param)
-        return 0 if found is None else found.numel
+        stepped = {param: state.numel for param, state in self._where.items()}
+        return tuple(name for param, name in self._names.items() if stepped.get(param, 0) < param.numel())
 
     def __getitem__(self, param: torch.nn.Parameter) -> MutableMapping[str, Any]:
         found = self._where.get(param)
@@ -61,8 +56,7 @@ class LiveState(MutableMapping[torch.nn.Parameter, MutableMapping[str, Any]]):
 
     def __setitem__(self, param: torch.nn.Parameter, state: Mapping[str, Any]) -> None:
         present = self[param]
-        for key, value in state.items():
-            present[key] = value
+        present.update(state)
         if not state:
             present.clear()
 

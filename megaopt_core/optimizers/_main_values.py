@@ -14,20 +14,28 @@ from megaopt_core.params._names import without_wrappers
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
 
-__all__ = ["require_model_values", "start_main_value", "start_main_values"]
+__all__ = ["model_values", "start_main_value"]
 
 
-def require_model_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Raise unless a model's state dict has every parameter of an optimizer in its shape.
+def model_values(
+    optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]
+) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return what a model's state dict has for the parameters of an optimizer.
 
     Args:
         optimizer: a built optimizer.
         state_dict: parameter name to value; names may have prefixes that wrappers put in.
 
     Raises:
-        StateDictError: it is no such state dict.
+        StateDictError: it lacks a parameter, or has another shape of one.
     """
-    values = _by_name(optimizer, state_dict)
+    if not isinstance(state_dict, Mapping):
+        raise StateDictError(
+            f"reload_model_params(state_dict): a mapping of parameter names to tensors, got {type(state_dict).__name__}"
+        )
+    known = set(optimizer.names.values())
+    values = {without_wrappers(name): value for name, value in state_dict.items()}
+    values.update((name, value) for name, value in state_dict.items() if name in known)
     missing = [name for name in optimizer.names.values() if name not in values]
     if missing:
         raise StateDictError(
@@ -43,21 +51,10 @@ def require_model_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, 
                 "model",
                 names=[name],
             )
+    return {param: values[name] for param, name in optimizer.names.items()}
 
 
-def start_main_values(optimizer: MegatronOptimizer, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Set every main value to what a model's state dict has.
-
-    Args:
-        optimizer: a built optimizer.
-        state_dict: what :func:`require_model_values` has seen.
-    """
-    values = _by_name(optimizer, state_dict)
-    with torch.no_grad():
-        for param, name in optimizer.names.items():
-            start_main_value(optimizer, param, values[name])
-
-
+@torch.no_grad()
 def start_main_value(optimizer: MegatronOptimizer, param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Set the main value of one parameter, where this rank steps some of it.
 
@@ -70,13 +67,3 @@ def start_main_value(optimizer: MegatronOptimizer, param: torch.nn.Parameter, va
     if isinstance(state, ParamState):
         entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
         state.take_model(value, None if entry is None else entry.box)
-
-
-def _by_name(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(state_dict, Mapping):
-        raise StateDictError(
-            f"reload_model_params(state_dict): a mapping of parameter names to tensors, got {type(state_dict).__name__}"
-        )
-    known = set(optimizer.names.values())
-    unwrapped = {without_wrappers(name): value for name, value in state_dict.items()}
-    return {**unwrapped, **{name: value for name, value in state_dict.items() if name in known}}

@@ -45,18 +45,14 @@ class Slice:
         yield from () if self.owned is None else self.owned.inner
         yield from precision.extra_keys(self.piece.index)
 
-    def _has(self, key: str) -> bool:
-        return any(key == mine for mine in self.keys())
-
     def is_elementwise(self, key: str) -> bool:
         """Return whether a state has one element for each of the piece's.
 
         Args:
             key: the state's key.
         """
-        return (
-            self.piece.holds(key) and self._has(key) and self.piece.is_elementwise(key, self._of_piece(key))
-        )
+        is_kept = self.piece.holds(key) and key in self.keys()
+        return is_kept and self.piece.is_elementwise(key, self._of_piece(key))
 
     def _cuts(self, key: str, value: Any) -> bool:
         return not self.is_param and self.piece.is_elementwise(key, value)
@@ -93,7 +89,7 @@ class Slice:
         if not self.piece.holds(key):
             self._write_owned(key, value)
             return
-        all_of_it = self._of_piece(key) if self._has(key) else self._new(value)
+        all_of_it = self._of_piece(key) if key in self.keys() else self._new(value)
         if isinstance(value, torch.Tensor) and self._cuts(key, all_of_it):
             with torch.no_grad():
                 changed = all_of_it.detach().clone()
@@ -197,15 +193,11 @@ class ParamState(MutableMapping[str, Any]):
         Args:
             key: the state's key.
         """
-        first = self._slices[0]
-        if not first.piece.holds(key):
-            owned = first.owned
-            is_elementwise = owned is not None and owned.is_elementwise(key, owned.inner.get(key))
-            return (
-                _sliced(owned.members[0][1], owned.inner[key])
-                if owned is not None and is_elementwise
-                else None
-            )
+        owned = self._slices[0].owned
+        if not self._slices[0].piece.holds(key):
+            if owned is None or not owned.is_elementwise(key, owned.inner.get(key)):
+                return None
+            return _sliced(owned.members[0][1], owned.inner[key])
         found = None
         for each in self._slices:
             if not each.is_elementwise(key):
@@ -221,7 +213,7 @@ class ParamState(MutableMapping[str, Any]):
         return self._slices[0].keys()
 
     def __contains__(self, key: object) -> bool:
-        return any(key == mine for mine in self)
+        return key in list(self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -253,7 +245,7 @@ class ParamState(MutableMapping[str, Any]):
             )
         self.start_anew()
 
-    def take_model(self, param: torch.Tensor, box: Box | None = None) -> None:
+    def take_model(self, param: torch.Tensor, box: Box | None) -> None:
         """Start main values again from the model's, where there are any.
 
         Args:

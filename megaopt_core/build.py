@@ -15,7 +15,6 @@ from megaopt_core.execution._step_runner import unused_by_runners
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.alike import held_alike
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
-from megaopt_core.optimizers._between_steps.wrapper_watch import WrapperWatch
 from megaopt_core.optimizers._building.asked import (
     dtypes_refused,
     refusal,
@@ -221,11 +220,9 @@ def optimizer_from_routing(
     unused_settings = unused(config, routing, model, pgs, builder.scaler, told)
     optimizer = _chained(children, routing.sharding)
     optimizer.watched_model = watched
-    optimizer.wrapper_watch = WrapperWatch(watched, pgs)
     optimizer.unused_settings = unused_settings
     if takes_part(pgs):
         optimizer.replicas = Replicas(pgs)
-        optimizer.before_first_step = optimizer.require_equal_replicas
     optimizer.late = LateParams(optimizer, children, builder, config_overrides)
     return optimizer
 

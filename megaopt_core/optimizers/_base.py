@@ -18,7 +18,7 @@ from megaopt_core.optimizers._between_steps.group_settings import common_default
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._gradients.closures import require_closure
 from megaopt_core.optimizers._live_state import LiveState
-from megaopt_core.optimizers._main_values import require_model_values, start_main_values
+from megaopt_core.optimizers._main_values import model_values, start_main_value
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._result import StepResult, UnreadStepResult
 from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: TID251 - only the annotation
 
     from megaopt_core.config._optimizer_config import OptimizerConfig
-    from megaopt_core.optimizers._between_steps.wrapper_watch import WrapperWatch
     from megaopt_core.optimizers._building.late_params import LateParams
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
     from megaopt_core.routing._routing import Routing
@@ -89,10 +88,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.gradients = StepGradients(self.parts, config, self.process_groups, self.norm_groups, grad_scaler)
         self.watched_model = WatchedModel()
         self.unused_settings: tuple[str, ...] = ()
-        self.wrapper_watch: WrapperWatch | None = None
         self.replicas: Replicas | None = None
         self.late: LateParams | None = None
-        self.before_first_step: Callable[[], None] | None = None
+        self._has_compared = False
         self.schedules: list[weakref.ref[OptimizerParamScheduler]] = []
         self.refresh_state()
 
@@ -192,25 +190,27 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return StepResult(successful, norm, zeros)
 
     def _collect(self) -> torch.Tensor | None:
-        refused = self._wrong_setting()
-        is_first = self.before_first_step is not None
-        if self.before_first_step is not None:
-            self.before_first_step()
-            self.before_first_step = None
-        compares = self.replicas is not None and not is_first  # what was compared just now is alike
-        self.gradients.when_written = self._compare_what_was_written if compares else None
+        refused: MegaoptError | None = None
+        replicas = self.replicas
+        try:
+            self._check_settings()
+        except MegaoptError as error:
+            if replicas is None:
+                raise
+            refused = error  # raised when the other ranks have heard of it
+        self.gradients.when_written = None
+        if replicas is not None and self._has_compared:
+            when = "since somebody wrote to the model"
+            self.gradients.when_written = partial(replicas.require_equal, self, when)
+        elif replicas is not None:
+            self.require_equal_replicas()
+            self._has_compared = True
         refused = refused or self._look()
         self.twins.fold_grads()
         found = self.gradients.collect(refused)
-        if self.replicas is not None:
-            self.gradients.refuse(partial(self.replicas.before_step, self))
+        if replicas is not None:
+            self.gradients.refuse(partial(replicas.before_step, self))
         return found
-
-    def _compare_what_was_written(self) -> None:
-        """Raise on all ranks where somebody wrote to the model on some of them, and replicas are not alike now."""
-        if self.replicas is not None:
-            self.watched_model.finish_param_sync()
-            self.replicas.require_equal(self, "since somebody wrote to the model")
 
     def _check_settings(self) -> None:
         """Look at what was written into any group before the first is stepped."""
@@ -224,23 +224,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.check_settings()
 
-    def _wrong_setting(self) -> MegaoptError | None:
-        """Look at what was written into groups; what is wrong waits until the other ranks have heard of it."""
-        try:
-            self._check_settings()
-        except MegaoptError as error:
-            if self.replicas is None:
-                raise
-            return error
-        return None
-
     def _look(self) -> MegaoptError | None:
         """Look at what trains now and who reduces its gradients; return why some of it cannot be stepped."""
-        rewrapped = None if self.wrapper_watch is None else self.wrapper_watch.settle()
-        if rewrapped is not None or self.late is None:
-            return rewrapped
         try:
-            return self.late.settle()
+            return None if self.late is None else self.late.settle()
         except MegaoptError as error:
             return error
 
@@ -421,13 +408,12 @@ class MegatronOptimizer(torch.optim.Optimizer):
         Raises:
             StateDictError: `state_dict` lacks a parameter, or has another shape of one; nothing has been changed.
         """
-        if state_dict is not None:
-            require_model_values(self, state_dict)
+        values = {} if state_dict is None else model_values(self, state_dict)
         for part in self.parts:
             part.sharded.take_model_values()
             part.precision.reload_model_params()
-        if state_dict is not None:
-            start_main_values(self, state_dict)
+        for param, value in values.items():
+            start_main_value(self, param, value)
         for part in self.parts:
             part.writes.record()
 
@@ -500,7 +486,6 @@ class MegatronOptimizer(torch.optim.Optimizer):
         found = self._problems(chunks)
         if self.replicas is None:
             return found
-        self.watched_model.finish_param_sync()
         return (*found, *self.replicas.differences(self, everything=True))
 
     def _problems(self, chunks: Sequence[torch.nn.Module] | None) -> tuple[str, ...]:

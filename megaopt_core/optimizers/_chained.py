@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import torch
 
@@ -79,17 +80,15 @@ class ChainedOptimizer(MegatronOptimizer):
         super().__init__(
             [part for child in children for part in child.parts],
             config=config,
-            names={param: name for child in children for param, name in child.names.items()},
+            names=_names(children),
             process_groups=groups,
             grad_scaler=scaler,
             norm_groups=sorted({group for child in children for group in child.norm_groups}),
-            twins={param: twins for child in children for param, twins in child.twins.of.items()},
+            twins=_twins(children),
             routing=_joined_routing(children),
         )
         self.watched_model = children[0].watched_model
         self.replicas = Replicas.of_all([child.replicas for child in children if child.replicas is not None])
-        if self.replicas is not None:
-            self.before_first_step = self.require_equal_replicas
         self.unused_settings = tuple(sorted({each for child in children for each in child.unused_settings}))
 
     @property
@@ -135,26 +134,14 @@ class ChainedOptimizer(MegatronOptimizer):
         refused: MegaoptError | None = None
         for child in self.chained_optimizers:
             refused = refused or child._look()
-            mine = set(map(id, self.parts))
-            self.parts += [part for part in child.parts if id(part) not in mine]
+            self.parts += [part for part in child.parts if part not in self.parts]
             mine = set(map(id, self.param_groups))
             joined = [group for group in child.param_groups if id(group) not in mine]
             self.param_groups.extend(joined)
             start_groups(self, joined)
-        if any(
-            self.names.get(param) != name
-            for child in self.chained_optimizers
-            for param, name in child.names.items()
-        ):
-            self.know(
-                {param: name for child in self.chained_optimizers for param, name in child.names.items()},
-                {
-                    param: twins
-                    for child in self.chained_optimizers
-                    for param, twins in child.twins.of.items()
-                },
-                _joined_routing(self.chained_optimizers),
-            )
+        names = _names(self.chained_optimizers)
+        if any(self.names.get(param) != name for param, name in names.items()):
+            self.know(names, _twins(self.chained_optimizers), _joined_routing(self.chained_optimizers))
         return refused
 
     def join(self, other: MegatronOptimizer) -> None:
@@ -179,7 +166,17 @@ def _require_wrapped(children: Sequence[object]) -> None:
             )
 
 
-def _joined_routing(children: Sequence[MegatronOptimizer]) -> Routing | None:
+def _names(children: Iterable[MegatronOptimizer]) -> dict[torch.nn.Parameter, str]:
+    return {param: name for child in children for param, name in child.names.items()}
+
+
+def _twins(
+    children: Iterable[MegatronOptimizer],
+) -> dict[torch.nn.Parameter, tuple[torch.nn.Parameter, ...]]:
+    return {param: twins for child in children for param, twins in child.twins.of.items()}
+
+
+def _joined_routing(children: Iterable[MegatronOptimizer]) -> Routing | None:
     routings = [child.routing for child in children if child.routing is not None]
     return Routing.joined(routings) if routings else None
 
@@ -221,30 +218,28 @@ def _name_apart(children: Sequence[MegatronOptimizer]) -> None:
 
 def _common_config(children: Sequence[MegatronOptimizer]) -> OptimizerConfig:
     config = children[0].config
-    for child in children[1:]:
-        for name in _ONE_FOR_ALL:
-            mine, other = getattr(config, name), getattr(child.config, name)
-            if mine != other:
-                raise ConfigurationError(
-                    f"chained optimizers step as one, but one has {name}={mine!r} and another {name}={other!r}",
-                    setting=name,
-                    value=other,
-                )
+    for child, name in product(children[1:], _ONE_FOR_ALL):
+        mine, other = getattr(config, name), getattr(child.config, name)
+        if mine != other:
+            raise ConfigurationError(
+                f"chained optimizers step as one, but one has {name}={mine!r} and another {name}={other!r}",
+                setting=name,
+                value=other,
+            )
     return config
 
 
 def _common_groups(children: Sequence[MegatronOptimizer]) -> ProcessGroupCollection:
     groups = children[0].process_groups
-    for child in children[1:]:
-        for name in ProcessGroupCollection.__annotations__:
-            mine, other = getattr(groups, name), getattr(child.process_groups, name)
-            if mine is not other and mine != other:
-                raise ConfigurationError(
-                    f"chained optimizers step as one, but they have different process groups {name!r}: give all of "
-                    "them the same process_groups",
-                    setting="process_groups",
-                    value=child.process_groups,
-                )
+    for child, name in product(children[1:], ProcessGroupCollection.__annotations__):
+        mine, other = getattr(groups, name), getattr(child.process_groups, name)
+        if mine is not other and mine != other:
+            raise ConfigurationError(
+                f"chained optimizers step as one, but they have different process groups {name!r}: give all of them "
+                "the same process_groups",
+                setting="process_groups",
+                value=child.process_groups,
+            )
     return groups
 
 

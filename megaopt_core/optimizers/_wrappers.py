@@ -104,7 +104,6 @@ class _WrappedOptimizer(MegatronOptimizer):
         warn_of_unused(self.unused_settings, stacklevel=3)
         if takes_part(pgs):
             self.replicas = Replicas(pgs, wrapped_alike(optimizer, self, pgs))
-            self.before_first_step = self.require_equal_replicas
         if config.config_logger_dir:
             dump_config(config, config.config_logger_dir)
 

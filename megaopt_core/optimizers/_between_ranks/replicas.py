@@ -101,6 +101,7 @@ class Replicas:
             everything: buffers too, and all of the state; False: what a step needs alike, and a sample of the state.
             own_settings: settings of groups too that an optimizer may write itself.
         """
+        optimizer.watched_model.finish_param_sync()
         pgs = self.pgs if pgs is None else pgs
         holder = Holder(pgs, optimizer.names, optimizer.routing)
         chunks = optimizer.watched_model.named_chunks()
@@ -137,7 +138,6 @@ class Replicas:
         refused = agreement.told_of_refusals(refused)
         if refused is not None:
             return refused
-        optimizer.watched_model.finish_param_sync()
         lines = self.differences(optimizer, agreement.pgs, own_settings=False)
         if lines:
             raise RankMismatchError(described(_UNLIKE, lines, _UNLIKE_REMEDY), differences=lines)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import OwnershipError
+from megaopt_core.errors import MegaoptError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.look import ModelLook
 from megaopt_core.optimizers._between_steps.new_groups import start_groups
+from megaopt_core.optimizers._between_steps.wrapper_watch import WrapperWatch
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_pieces import add_to, replace_in
 from megaopt_core.optimizers._gradients.norm_deduplication import counting_rule
@@ -37,6 +38,8 @@ _REPLACED = "replaced, as load_state_dict(assign=True) does"
 class LateParams:
     """Brings parameters that begin to train after the build to their optimizer, where the strategy can.
 
+    It looks at who reduces their gradients first: what somebody else does with them cannot be stepped.
+
     Args:
         optimizer: the optimizer whose step looks.
         owners: the optimizers of the routing's children, in their order.
@@ -49,6 +52,7 @@ class LateParams:
     builder: ChildBuilder
     overrides: Mapping[ParamKey, ParamGroupOverride] | None
     look: ModelLook = field(init=False)
+    wrappers: WrapperWatch = field(init=False)
     joined: int = field(default=0, init=False)
     """How many parameters have been added or replaced since the build."""
     frozen: list[torch.nn.Parameter] = field(factory=list, init=False)
@@ -56,13 +60,14 @@ class LateParams:
 
     def __attrs_post_init__(self) -> None:
         watched = self.optimizer.watched_model
+        self.wrappers = WrapperWatch(watched, self.builder.pgs)
         self.look = ModelLook(watched, self.optimizer.names, self.optimizer.twins)
         for name_of, chunk in watched.named_chunks() if watched.excluded else ():
             for named in named_params(chunk):
                 if name_of(named.name) in watched.excluded:
                     self.look.leave((named.param, *named.twins))
 
-    def settle(self) -> OwnershipError | None:
+    def settle(self) -> MegaoptError | None:
         """Look at the model, and bring to an optimizer what has begun to train.
 
         Returns:
@@ -71,9 +76,9 @@ class LateParams:
         Raises:
             MegaoptError: routing what was added is not possible.
         """
-        changed = self.look.changed()
-        if changed is not None:
-            return changed
+        refused = self.wrappers.settle() or self.look.changed()
+        if refused is not None:
+            return refused
         self.frozen = self.look.frozen()
         names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:

@@ -18,10 +18,14 @@ from megaopt_core.optimizers._between_steps.group_settings import common_default
 from megaopt_core.optimizers._grad_norm import stats_device
 from megaopt_core.optimizers._gradients.closures import require_closure
 from megaopt_core.optimizers._live_state import LiveState
-from megaopt_core.optimizers._main_values import model_values, start_main_value
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.optimizers._result import StepResult, UnreadStepResult
-from megaopt_core.optimizers._state_dict import export_state_dict, import_state_dict
+from megaopt_core.optimizers._state_dict import (
+    export_state_dict,
+    import_state_dict,
+    model_values,
+    start_main_value,
+)
 from megaopt_core.optimizers._step_gradients import StepGradients
 from megaopt_core.optimizers._tied_params import Twins
 from megaopt_core.parallel._groups import ProcessGroupCollection

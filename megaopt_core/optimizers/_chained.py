@@ -118,9 +118,7 @@ class ChainedOptimizer(MegatronOptimizer):
             return super()._problems(chunks)
         found: dict[str, None] = {}
         for child in self.chained_optimizers:
-            present = {
-                param for _, chunk in child.watched_model.named_chunks() for param in chunk.parameters()
-            }
+            present = {param for chunk in child.watched_model.alive() for param in chunk.parameters()}
             names = {
                 param: name for param, name in self.names.items() if param in present or param in child.names
             }
@@ -245,23 +243,17 @@ def _common_groups(children: Sequence[MegatronOptimizer]) -> ProcessGroupCollect
 
 def _common_scaler(children: Sequence[MegatronOptimizer]) -> MegatronGradScaler | None:
     first = children[0].grad_scaler
+    settings = _scaling(first)
     for child in children[1:]:
-        if child.grad_scaler is first:
-            continue
-        mine, other = _scale(first), _scale(child.grad_scaler)
-        if mine != other:
-            raise ConfigurationError(
-                f"chained optimizers share one loss, but one scales it by {mine or 'nothing'} and another by "
-                f"{other or 'nothing'}",
-                setting="grad_scaler",
-                value=child.grad_scaler,
-            )
-        settings, others = _scaling(first), _scaling(child.grad_scaler)
+        others = settings if child.grad_scaler is first else _scaling(child.grad_scaler)
         for name in {**settings, **others}:
-            if settings.get(name) != others.get(name):
+            mine, other = settings.get(name), others.get(name)
+            if mine != other:
+                words = f"with {name}={mine!r} and another with {name}={other!r}"
+                if name == "scale":
+                    words = f"by {mine or 'nothing'} and another by {other or 'nothing'}"
                 raise ConfigurationError(
-                    f"chained optimizers share one loss, but one scales it with {name}={settings.get(name)!r} and "
-                    f"another with {name}={others.get(name)!r}",
+                    f"chained optimizers share one loss, but one scales it {words}",
                     setting="grad_scaler",
                     value=child.grad_scaler,
                 )
@@ -271,12 +263,8 @@ def _common_scaler(children: Sequence[MegatronOptimizer]) -> MegatronGradScaler 
 
 
 def _scaling(scaler: MegatronGradScaler | None) -> dict[str, object]:
-    """Return how a scaler changes its scale: its class, its settings and its trackers."""
+    """Return a scaler's scale, and how it changes: its class, its settings and its trackers."""
     if scaler is None:
         return {}
     known = {key.removeprefix("_"): value for key, value in vars(scaler).items() if key != "_scale"}
-    return {"class": type(scaler).__name__, **known}
-
-
-def _scale(scaler: MegatronGradScaler | None) -> float | None:
-    return None if scaler is None else float(scaler.scale)
+    return {"scale": float(scaler.scale), "class": type(scaler).__name__, **known}

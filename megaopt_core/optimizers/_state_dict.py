@@ -1,20 +1,22 @@
-"""State dicts in torch's schema, with parameter names; loading is by name, in place, all or nothing."""
+"""State dicts in torch's schema, with parameter names; loading is by name, in place, all or nothing.
+
+Main parameters start from a model's state dict, which may be more precise than the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megaopt_core.errors import MegaoptError, StateDictError
-from megaopt_core.optimizers._main_values import start_main_value
 from megaopt_core.optimizers._param_state import ParamState
+from megaopt_core.params._names import without_wrappers
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._document import ROUTED, optimizer_names, plugins_of, readers_of
 from megaopt_core.state._ranks import ALONE
-from megaopt_core.state._restore.plan import LoadPlan, plan_load
-from megaopt_core.state._sources import MemorySource
+from megaopt_core.state._restore.plan import plan_load
 from megaopt_core.state._torch_schema.over_ranks import (
     brought_to_ranks,
     names_of_slices,
@@ -26,7 +28,7 @@ from megaopt_core.state._torch_schema.source import lacking_state, names_in, tor
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer
 
-__all__ = ["export_state_dict", "import_state_dict"]
+__all__ = ["export_state_dict", "import_state_dict", "model_values", "start_main_value"]
 
 _SCALER = "grad_scaler"
 _FRESH = "fresh"
@@ -104,11 +106,13 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
         names = _by_position(optimizer, state_dict)
     state_dict = brought_to_ranks(optimizer, state_dict, names)
     try:
-        source, plan = _planned(optimizer, state_dict, names, strict=strict)
+        source = torch_source(optimizer, state_dict, names)
+        plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
+        if strict:
+            _require_state(optimizer, source.manifest.parameters, lacking_state(state_dict, names))
     except MegaoptError as error:
-        refused_together(
-            optimizer, error
-        )  # raises, when the ranks that have the rest of the tensors have heard of it
+        # It raises, when the ranks that have the rest of the tensors have heard of it.
+        refused_together(optimizer, error)
         raise
     refused_together(optimizer, None)
     plan.apply(ALONE)
@@ -119,38 +123,28 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
             start_main_value(optimizer, param, param)
 
 
-def _planned(
-    optimizer: MegatronOptimizer, state_dict: Mapping[str, Any], names: Sequence[str], *, strict: bool
-) -> tuple[MemorySource, LoadPlan]:
-    source = torch_source(optimizer, state_dict, names)
-    plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
-    if strict:
-        _require_state(optimizer, source.manifest.parameters, lacking_state(state_dict, names))
-    return source, plan
-
-
 def _by_position(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]) -> list[str]:
     """Return names for a state dict without any: of groups like ours, or of one group of the model's parameters."""
     ours = [[optimizer.names[param] for param in group["params"]] for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in state_dict["param_groups"]]
-    if theirs == list(map(len, ours)):
-        return [name for names in ours for name in names]
-    mine = {name for names in ours for name in names}
-    in_order = (
-        [] if optimizer.routing is None else [name for name in optimizer.routing.params if name in mine]
+    sizes, theirs = (
+        [len(names) for names in ours],
+        [len(group["params"]) for group in state_dict["param_groups"]],
     )
-    if theirs == [len(mine)] == [len(in_order)]:  # of `model.parameters()`, all of which are stepped here
+    mine = [name for names in ours for name in names]
+    if theirs == sizes:
+        return mine
+    known = set(mine)
+    in_order = (
+        [] if optimizer.routing is None else [name for name in optimizer.routing.params if name in known]
+    )
+    if theirs == [len(known)] == [len(in_order)]:  # of `model.parameters()`, all of which are stepped here
         return in_order
     raise StateDictError(
-        f"the state dict has {sum(theirs)} parameters without names, in groups of {_counted(theirs)}; this optimizer "
-        f"has {len(mine)}, in groups of {_counted(list(map(len, ours)))}. Without names only the position can match "
-        "them: build both with the same groups, save one that has param_names (a torch.optim class has them when it is "
-        "given model.named_parameters()), or give all trainable parameters of the model as one group"
+        f"the state dict has {sum(theirs)} parameters without names, in groups of {', '.join(map(str, theirs))}; this "
+        f"optimizer has {len(known)}, in groups of {', '.join(map(str, sizes))}. Without names only the position can "
+        "match them: build both with the same groups, save one that has param_names (a torch.optim class has them when "
+        "it is given model.named_parameters()), or give all trainable parameters of the model as one group"
     )
-
-
-def _counted(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 def _require_state(
@@ -163,16 +157,64 @@ def _require_state(
         if not asked or records[name]["state"] or "fresh" in records[name]:
             continue
         kept = {key for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
-        if kept - {MAIN_PARAM} and name in lacking:
+        if not kept - {MAIN_PARAM}:
+            continue
+        words = (
+            f"the state dict lacks the state of {name!r}, as that of one rank lacks what other ranks keep: load on all "
+            "ranks what save_checkpoint() or torch.distributed.checkpoint has saved"
+            if name in lacking
+            else f"the state dict has no state of {name!r}, which has been stepped here"
+        )
+        raise StateDictError(f"{words}; strict=False leaves what this optimizer has", names=[name])
+
+
+def model_values(
+    optimizer: MegatronOptimizer, state_dict: Mapping[str, Any]
+) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return what a model's state dict has for the parameters of an optimizer.
+
+    Args:
+        optimizer: a built optimizer.
+        state_dict: parameter name to value; names may have prefixes that wrappers put in.
+
+    Raises:
+        StateDictError: it lacks a parameter, or has another shape of one.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise StateDictError(
+            f"reload_model_params(state_dict): a mapping of parameter names to tensors, got {type(state_dict).__name__}"
+        )
+    known = set(optimizer.names.values())
+    values = {without_wrappers(name): value for name, value in state_dict.items()}
+    values.update((name, value) for name, value in state_dict.items() if name in known)
+    missing = [name for name in optimizer.names.values() if name not in values]
+    if missing:
+        raise StateDictError(
+            f"reload_model_params(state_dict): it lacks {len(missing)} parameters, such as {', '.join(missing[:3])}",
+            names=missing,
+        )
+    for param, name in optimizer.names.items():
+        value = values[name]
+        if not isinstance(value, torch.Tensor) or value.shape != param.shape:
+            given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise StateDictError(
-                f"the state dict lacks the state of {name!r}, as that of one rank lacks what other ranks keep: load on "
-                "all ranks what save_checkpoint() or torch.distributed.checkpoint has saved; strict=False leaves what "
-                "this optimizer has",
+                f"reload_model_params(state_dict): {name!r} is {given} there and of shape {tuple(param.shape)} in the "
+                "model",
                 names=[name],
             )
-        if kept - {MAIN_PARAM}:
-            raise StateDictError(
-                f"the state dict has no state of {name!r}, which has been stepped here; strict=False leaves what this "
-                "optimizer has",
-                names=[name],
-            )
+    return {param: values[name] for param, name in optimizer.names.items()}
+
+
+@torch.no_grad()
+def start_main_value(optimizer: MegatronOptimizer, param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set the main value of one parameter, where this rank steps some of it.
+
+    Args:
+        optimizer: a built optimizer.
+        param: the model's parameter.
+        value: this rank's part of the new value, or all of it.
+    """
+    state = optimizer.state[param]
+    if isinstance(state, ParamState):
+        entry = None if optimizer.routing is None else optimizer.routing.params.get(optimizer.names[param])
+        state.take_model(value, None if entry is None else entry.box)

@@ -38,9 +38,19 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
     from megaopt_core.plugin_api._entries import InitState
 
-_ONLY_BUILT = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
-_WHOLE = (None, "replicated")
-_RUN_BY_PLUGINS = ("optimizer_cpu_offload", "optimizer_cuda_graph")
+_SHARDED = "steps an optimizer's parameters whole on every rank; build_optimizer and get_megatron_optimizer shard them"
+_PLACED = (
+    "steps an optimizer that was built before, where its parameters are; build_optimizer and get_megatron_optimizer "
+    "place what they build"
+)
+_ONLY_BUILT = {
+    "sharding": _SHARDED,
+    "overlap_param_gather": _SHARDED,
+    "overlap_param_gather_with_optimizer_step": _SHARDED,
+    "optimizer_cpu_offload": _PLACED,
+    "optimizer_cuda_graph": _PLACED,
+}
+"""Settings that only building acts on, and what a wrapper does instead."""
 
 __all__ = ["FP32Optimizer", "Float16OptimizerWithFloat16Params", "MixedPrecisionOptimizer"]
 
@@ -120,23 +130,12 @@ def _require_both(optimizer: object, config: object, wrapper: str) -> None:
 
 
 def _require_whole(config: OptimizerConfig, wrapper: str) -> None:
-    """Raise if a configuration asks for sharding, which only building can do."""
-    asked: list[tuple[str, object]] = [("sharding", config.sharding)] if config.sharding not in _WHOLE else []
-    asked += [(name, True) for name in _ONLY_BUILT if getattr(config, name)]
-    for setting, value in asked:
-        raise UnsupportedSettingError(
-            f"{setting}={value!r}: {wrapper} steps an optimizer's parameters whole on every rank; build_optimizer and "
-            "get_megatron_optimizer shard them",
-            setting=setting,
-            value=value,
-        )
-    for setting in _RUN_BY_PLUGINS:
-        if getattr(config, setting):
+    """Raise if a configuration asks for what only building can do."""
+    for setting, instead in _ONLY_BUILT.items():
+        value = getattr(config, setting)
+        if value not in (None, False, "replicated"):
             raise UnsupportedSettingError(
-                f"{setting}=True: {wrapper} steps an optimizer that was built before, where its parameters are; "
-                "build_optimizer and get_megatron_optimizer place what they build",
-                setting=setting,
-                value=True,
+                f"{setting}={value!r}: {wrapper} {instead}", setting=setting, value=value
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -229,11 +230,8 @@ def require_ownership(
         children: the optimizers.
         params: this rank's parameters by name.
     """
-    owned: dict[torch.nn.Parameter, int] = {}
-    for child in children:
-        for param in child.get_parameters():
-            owned[param] = owned.get(param, 0) + 1
-    wrong = [name for name, param in params.items() if owned.get(param, 0) != 1]
+    owned = Counter(param for child in children for param in child.get_parameters())
+    wrong = [name for name, param in params.items() if owned[param] != 1]
     if wrong:
         raise OwnershipError(
             f"{len(wrong)} trainable parameters are not owned exactly once: {', '.join(wrong[:5])}",

@@ -12,7 +12,7 @@ from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, MegaoptError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_ranks.replicas import Replicas
-from megaopt_core.optimizers._between_steps.new_groups import start_groups
+from megaopt_core.optimizers._between_steps.group_settings import start_groups
 from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.routing._routing import Routing

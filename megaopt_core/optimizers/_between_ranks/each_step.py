@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from megaopt_core.errors import MegaoptError, OwnershipError
 from megaopt_core.optimizers._between_ranks.alike import WRITTEN, is_of_experts
 from megaopt_core.optimizers._grad_norm import stats_device
-from megaopt_core.optimizers._gradients.to_host import ToHost
+from megaopt_core.optimizers._gradients.unread import ToHost
 from megaopt_core.parallel._agreement import fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.parallel._meeting import gather_over_ranks

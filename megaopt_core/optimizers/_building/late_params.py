@@ -10,9 +10,8 @@ from attrs import define, field
 
 from megaopt_core.errors import MegaoptError, OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
-from megaopt_core.optimizers._between_steps.look import ModelLook
-from megaopt_core.optimizers._between_steps.new_groups import start_groups
-from megaopt_core.optimizers._between_steps.wrapper_watch import WrapperWatch
+from megaopt_core.optimizers._between_steps.group_settings import start_groups
+from megaopt_core.optimizers._between_steps.look import ModelLook, WrapperWatch
 from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_pieces import add_to, replace_in
 from megaopt_core.optimizers._gradients.norm_deduplication import counting_rule

@@ -1,21 +1,47 @@
-"""What a step measured and the host has not read: it travels to the host while the device goes on."""
+"""What a device has computed and the host has not read: it travels to the host while the device goes on."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import torch
 from attrs import define, field
 
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
-from megaopt_core.optimizers._gradients.to_host import ToHost
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
 
-__all__ = ["UnreadStats"]
+__all__ = ["ToHost", "UnreadStats"]
+
+
+class ToHost:
+    """Numbers that are being copied to the host while the device goes on; what no CUDA device holds stays where it is.
+
+    Args:
+        values: the numbers, as one tensor.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._host = values
+        self._arrived: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(values.device))
+
+    @cached_property
+    def numbers(self) -> list[Any]:
+        """The numbers; the host waits until they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers: list[Any] = self._host.tolist()
+        return numbers
 
 
 @define(eq=False)

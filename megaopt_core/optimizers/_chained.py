@@ -209,7 +209,7 @@ def _name_apart(children: Sequence[MegatronOptimizer]) -> None:
             new = {name: f"optimizer{index}.{name}" for name in child.names.values()}
             for part in child.parts:
                 part.rename(new)
-            for each in {id(each): each for each in (child, *child.children)}.values():
+            for each in dict.fromkeys((child, *child.children)):
                 each.names = {param: new[name] for param, name in each.names.items()}
                 each.refresh_state()
 

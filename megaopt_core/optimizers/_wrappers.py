@@ -177,10 +177,9 @@ def _holds_experts(params: Iterable[torch.nn.Parameter]) -> bool:
 def _norm_groups(counting: Iterable[Counting], pgs: ProcessGroupCollection) -> list[str]:
     """Return the names of the separate norms of every rank, sorted: all ranks reduce the same ones."""
     mine = {rule.norm_group for rule in counting if rule.norm_group is not None}
-    everyone = [mine]
-    if size_of(pgs.mp) > 1:
-        everyone = agree_over_ranks(mine, pgs, "finding the separate gradient norms")
-    return sorted({name for names in everyone for name in names})
+    if size_of(pgs.mp) == 1:
+        return sorted(mine)
+    return sorted(set().union(*agree_over_ranks(mine, pgs, "finding the separate gradient norms")))
 
 
 def _names(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:

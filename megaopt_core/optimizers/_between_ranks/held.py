@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import frozen
@@ -18,7 +18,9 @@ from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.reporting._changes import spread
 from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words
-from megaopt_core.routing._routing import Routing
+
+if TYPE_CHECKING:
+    from megaopt_core.optimizers._base import MegatronOptimizer
 
 __all__ = ["Held", "Holder", "is_shared_out", "modules_of_experts"]
 
@@ -65,42 +67,45 @@ class Holder:
     """What one rank holds of a model and its optimizer.
 
     Args:
+        optimizer: steps it.
         pgs: the process groups.
-        names: the parameters that are stepped, by name.
-        routing: where each stands; None: their attributes say it.
     """
 
+    optimizer: MegatronOptimizer
     pgs: ProcessGroupCollection
-    names: Mapping[torch.nn.Parameter, str]
-    routing: Routing | None
 
-    def trained(self) -> Iterator[Held]:
+    def held(self, *, everything: bool) -> Iterator[Held]:
+        """Yield what other ranks hold replicas of.
+
+        Args:
+            everything: buffers too, and all of the state; False: a few elements of the state of a few parameters.
+        """
+        chunks = self.optimizer.watched_model.named_chunks()
+        yield from self._trained()
+        yield from self._left(chunks)
+        yield from self._states(everything=everything)
+        if everything:
+            yield from self._buffers(chunks)
+
+    def _trained(self) -> Iterator[Held]:
         """Yield the parameters that are stepped."""
-        for param, name in self.names.items():
+        for param, name in self.optimizer.names.items():
             groups = self._groups_of_stepped(name, param)
             if groups:
                 yield Held(f"parameter {name!r}", param, groups)
 
-    def left(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
-        """Yield the parameters that do not train.
-
-        Args:
-            chunks: the model's chunks, each with what makes a local name a global one.
-        """
+    def _left(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
+        """Yield the parameters that do not train."""
         for name_of, chunk in chunks:
             for entry in named_params(chunk):
-                if not entry.param.requires_grad and entry.param not in self.names:
+                if not entry.param.requires_grad and entry.param not in self.optimizer.names:
                     name = name_of(entry.name)
                     groups = self._groups_by_attributes(name, entry.param)
                     if groups:
                         yield Held(f"frozen parameter {name!r}", entry.param, groups)
 
-    def buffers(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
-        """Yield the buffers of modules, but for running statistics that every rank has for itself.
-
-        Args:
-            chunks: the model's chunks, each with what makes a local name a global one.
-        """
+    def _buffers(self, chunks: Iterable[NamedChunk]) -> Iterator[Held]:
+        """Yield the buffers of modules, but for running statistics that every rank has for itself."""
         for name_of, chunk in chunks:
             experts = modules_of_experts(chunk)
             for path, module in named_modules(chunk):
@@ -111,38 +116,28 @@ class Holder:
                     if buffer is not None and communicates(group):
                         yield Held(f"buffer {name_of(join(path, name))!r}", buffer, (group,))
 
-    def states(
-        self,
-        parts: Iterable[OptimizerPart],
-        state: Mapping[torch.nn.Parameter, Mapping[str, Any]],
-        *,
-        all_: bool,
-    ) -> Iterator[Held]:
-        """Yield the state of parameters that every replica steps by itself.
-
-        Args:
-            parts: the optimizer's parts.
-            state: the live state, by parameter.
-            all_: all of it; False: a few elements of a few parameters.
-        """
+    def _states(self, *, everything: bool) -> Iterator[Held]:
+        """Yield the state of parameters that every replica steps by itself."""
+        names, state = self.optimizer.names, self.optimizer.state
         params = [
             param
-            for part in parts
+            for part in self.optimizer.parts
             if not is_shared_out(part, self.pgs)
             for piece in part.pieces
             for param, (_, shard) in zip(piece.model_params, piece.spec.members, strict=True)
             # A part of a parameter is one rank's share, whatever its strategy says of norms.
-            if param in self.names and shard.numel == local_tensor(param).numel()
+            if param in names and shard.numel == local_tensor(param).numel()
         ]
-        for param in params if all_ else params[:: max(len(params) // _SAMPLED, 1)]:
-            groups = self._groups_of_stepped(self.names[param], param)
+        for param in params if everything else params[:: max(len(params) // _SAMPLED, 1)]:
+            groups, name = self._groups_of_stepped(names[param], param), names[param]
             for key, value in state[param].items() if groups else ():
                 if isinstance(value, (torch.Tensor, int, float)):
-                    yield Held(f"state {key!r} of {self.names[param]!r}", value, groups, is_sampled=not all_)
+                    yield Held(f"state {key!r} of {name!r}", value, groups, is_sampled=not everything)
 
     def _groups_of_stepped(self, name: str, param: torch.Tensor) -> _Groups:
         """Return the groups whose ranks hold the same values of a parameter as this one."""
-        entry = None if self.routing is None else self.routing.params.get(name)
+        routing = self.optimizer.routing
+        entry = None if routing is None else routing.params.get(name)
         if entry is None:
             return self._groups_by_attributes(name, param)
         return self._groups_of(entry.spec, tensor_parallel=entry.tensor_parallel)

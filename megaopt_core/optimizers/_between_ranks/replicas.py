@@ -103,19 +103,13 @@ class Replicas:
         """
         optimizer.watched_model.finish_param_sync()
         pgs = self.pgs if pgs is None else pgs
-        holder = Holder(pgs, optimizer.names, optimizer.routing)
-        chunks = optimizer.watched_model.named_chunks()
-        held = [*holder.trained(), *holder.left(chunks)]
-        held += holder.states(optimizer.parts, optimizer.state, all_=everything)
-        if everything:
-            held += holder.buffers(chunks)
         alike = [
             *self.by_hand,
             *settings_of_groups(optimizer, pgs, everything=own_settings),
             *schedules_alike(optimizer),
             *stepped_alike(optimizer, pgs),
-            *held_alike(chunks, optimizer.names, pgs, everything=everything),
-            *_comparisons(held),
+            *held_alike(optimizer.watched_model.named_chunks(), optimizer.names, pgs, everything=everything),
+            *_comparisons(Holder(optimizer, pgs).held(everything=everything)),
         ]
         return differences_over_ranks(pgs, "comparing the values of replicas", alike)
 

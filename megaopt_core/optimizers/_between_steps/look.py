@@ -20,7 +20,6 @@ from megaopt_core.state._shown import shown
 
 __all__ = ["ModelLook", "WrapperWatch"]
 
-_requires_grad = attrgetter("requires_grad")
 _CHANGED = {
     "dtype": "is {now} now and was {before} when its optimizer was built: convert the model (.to(dtype), .half(), "
     ".bfloat16()) before building its optimizer",
@@ -102,8 +101,6 @@ class ModelLook:
 
     def frozen(self) -> list[torch.nn.Parameter]:
         """Return the stepped parameters that no longer train."""
-        if all(map(_requires_grad, self._stepped)):
-            return []
         return [param for param in self._stepped if not param.requires_grad]
 
     def changed(self) -> OwnershipError | None:

@@ -92,9 +92,7 @@ class LateParams:
 
     def _is_in_buffer(self, param: torch.nn.Parameter) -> bool:
         """Return whether a parameter is stepped as part of a gradient buffer, which has a gradient in any case."""
-        if getattr(param, "main_grad", None) is None:
-            return False
-        return any(
+        return getattr(param, "main_grad", None) is not None and any(
             piece.spec.buffer is not None and any(param is member for member in piece.model_params)
             for part in self.optimizer.parts
             for piece in part.pieces

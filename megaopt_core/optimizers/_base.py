@@ -186,12 +186,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
                 return StepResult(update_successful=False, grad_norm=None, num_zeros_in_grad=None)
             successful = accepted and self.step_with_ready_grads()
         mixed = any(part.precision.is_mixed for part in self.parts)
-        counts = self.config.log_num_zeros_in_grad
+        norm, zeros = (0.0, 0) if mixed else (None, None)  # stand for what was not asked for
         if stats.unread is not None:
-            return UnreadStepResult.of(stats.unread, *((0.0, 0) if mixed else (None, None)))
-        norm = stats.norms.get(None, 0.0 if mixed else None)
-        zeros = stats.zeros if counts else (0 if mixed else None)
-        return StepResult(successful, norm, zeros)
+            return UnreadStepResult.of(stats.unread, norm, zeros)
+        counted = stats.zeros if self.config.log_num_zeros_in_grad else zeros
+        return StepResult(successful, stats.norms.get(None, norm), counted)
 
     def _collect(self) -> torch.Tensor | None:
         refused: MegaoptError | None = None

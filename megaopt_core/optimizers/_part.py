@@ -38,6 +38,23 @@ type _Span = tuple[Counting, slice | None]
 """How a range of a piece's elements is counted; None: all of them."""
 
 
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Compute as an optimizer says, also where a step is made inside of `torch.autocast`."""
+    with ExitStack() as left:
+        for kind in _autocast_kinds():
+            if torch.is_autocast_enabled(kind):
+                left.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@cache
+def _autocast_kinds() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    return tuple(kind for kind in kinds if torch.amp.is_autocast_available(kind))
+
+
 @define(eq=False)
 class OptimizerPart:
     """An inner optimizer, its precision policy and this rank's pieces; composition, nothing inherited.
@@ -180,12 +197,9 @@ class OptimizerPart:
         """
         self._pending = dict(coefficients)
 
+    @_without_autocast()
     def step(self) -> None:
         """Step the inner optimizer with the collected gradients and write its result back; in no other precision."""
-        with _without_autocast():
-            self._step()
-
-    def _step(self) -> None:
         self.writes.take_over()
         watched = self.precision.watched()
         before = self.changes.before(watched)
@@ -308,23 +322,6 @@ class OptimizerPart:
         if not exempt:
             return frozenset()
         return frozenset(index for index, tensor in enumerate(self.stepped) if id(tensor) in exempt)
-
-
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    """Compute as an optimizer says, also where a step is made inside of `torch.autocast`."""
-    with ExitStack() as left:
-        for kind in _autocast_kinds():
-            if torch.is_autocast_enabled(kind):
-                left.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@cache
-def _autocast_kinds() -> tuple[str, ...]:
-    accelerator = torch.accelerator.current_accelerator()
-    kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
-    return tuple(kind for kind in kinds if torch.amp.is_autocast_available(kind))
 
 
 def _identity(factor: float | torch.Tensor | None) -> Any:

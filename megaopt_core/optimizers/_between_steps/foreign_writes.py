@@ -112,7 +112,8 @@ class ForeignWrites:
                 self._together.append(index)  # one rank alone cannot bring them
                 continue
             if piece.param.numel() and (own or self.precision.extra_keys(index)):
-                self._own.update([len(self._indices)] if own else [])
+                if own:
+                    self._own.add(len(self._indices))
                 self._indices.append(index)
                 self._watch.counted.append(local)
                 self._watch.watched.append(local if own else [piece.param])
@@ -137,26 +138,21 @@ class ForeignWrites:
     def record(self) -> None:
         """Remember the model's present values as those that belong to the pieces."""
         self._watch.record()
-        self._record_together()
+        self._watch_together().record()
 
-    def _record_together(self) -> None:
-        if self.is_together:
-            self._watch_brought()
-            self._shared.record()
-
-    def _watch_brought(self) -> None:
-        brought = self.sharded.brought_together
+    def _watch_together(self) -> _Watch:
+        """Return the watch over what only all ranks together can bring to pieces, as it lies now."""
+        brought = self.sharded.brought_together if self.is_together else ()
         self._shared.counted = [[tensor] for tensor in brought]
         self._shared.watched = [[tensor] for tensor in brought if tensor.numel()]
+        return self._shared
 
     @torch.no_grad()
     def look(self) -> None:
         """Compare values with those of :meth:`record` on the device, without waiting for it: see :attr:`flag`."""
         self.is_told = None
         self._watch.look()
-        if self.is_together:
-            self._watch_brought()
-            self._shared.look()
+        self._watch_together().look()
 
     @torch.no_grad()
     def take_over(self) -> None:
@@ -187,7 +183,7 @@ class ForeignWrites:
             self.is_brought = False
             self.sharded.take_model_values()
             self.precision.take_over(self._together)
-            self._record_together()
+            self._watch_together().record()
 
     def settle(self) -> None:
         """Look, and take over at once."""

@@ -50,11 +50,6 @@ def _norms_of_rows(flat: torch.Tensor) -> list[torch.Tensor]:
     return norms
 
 
-def _sum_squares_of(norms: Sequence[torch.Tensor], wide: torch.dtype) -> torch.Tensor:
-    """Return the sum of the squares of many norms, added in the widest dtype."""
-    return torch.cat([norm.view(-1) for norm in norms]).to(wide).square().sum()
-
-
 def sum_of_squares(
     grads: Iterable[torch.Tensor], device: torch.device, *, exact_range: bool = False
 ) -> torch.Tensor:
@@ -88,7 +83,8 @@ def sum_of_squares(
         norms.setdefault(where, []).extend(torch._foreach_norm(some, 2, dtype))
     total = torch.zeros((), dtype=wide_dtype(device), device=device)
     for where, some in norms.items():
-        total += _sum_squares_of(some, wide_dtype(where)).to(total)
+        wide = torch.cat([norm.view(-1) for norm in some]).to(wide_dtype(where))
+        total += wide.square().sum().to(total)
     return total
 
 

@@ -230,9 +230,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def _look(self) -> MegaoptError | None:
         """Look at what trains now and who reduces its gradients; return why some of it cannot be stepped."""
         try:
-            return None if self.late is None else self.late.settle()
+            if self.late is not None:
+                self.late.settle()
         except MegaoptError as error:
             return error
+        return None
 
     @torch.no_grad()
     def prepare_grads(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,11 +113,8 @@ class StepGradients:
         Raises:
             MegaoptError: what `asked` raises; the gradients are given up then.
         """
-        try:
+        with self._discarded_on_error():
             self._refused = asked(self._refused)
-        except MegaoptError:
-            self._discard()
-            raise
 
     def measure_and_clip(self, found: torch.Tensor | None) -> GradStats:
         """Return what the step is to know of its gradients, and clip them.
@@ -256,13 +254,18 @@ class StepGradients:
 
     def _tell_if_written(self, stats: GradStats) -> None:
         if stats.written and self.when_written is not None:
-            try:
+            with self._discarded_on_error():
                 self.when_written()
-            except MegaoptError:
-                self._discard()
-                raise
         for part in self.parts:
             part.writes.take_over_together()
+
+    @contextmanager
+    def _discarded_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except MegaoptError:
+            self._discard()
+            raise
 
     def _discard(self) -> None:
         for part in self.parts:

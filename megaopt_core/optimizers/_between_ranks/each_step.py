@@ -147,5 +147,5 @@ def _comparable(value: Any) -> Any:
 
 def _joins_unevenly(optimizer: MegatronOptimizer) -> bool:
     """Return whether ranks step unequal numbers of times, and torch's `Join` stands in for those that have ended."""
-    chunks = (chunk for _, chunk in optimizer.watched_model.named_chunks())
-    return any(getattr(getattr(chunk, "_join_config", None), "enable", False) for chunk in chunks)
+    configs = [getattr(chunk, "_join_config", None) for chunk in optimizer.watched_model.alive()]
+    return any(getattr(config, "enable", False) for config in configs)

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import MegaoptError, OwnershipError, ParallelGroupError
+from megaopt_core.errors import OwnershipError
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._wrapped_model import require_same_ranks
@@ -103,8 +103,12 @@ class ModelLook:
         """Return the stepped parameters that no longer train."""
         return [param for param in self._stepped if not param.requires_grad]
 
-    def changed(self) -> OwnershipError | None:
-        """Return the error of parameters that have another dtype, device or shape now; None where there are none."""
+    def require_unchanged(self) -> None:
+        """Raise unless all stepped parameters have the dtype, device and shape that they had.
+
+        Raises:
+            OwnershipError: it names them, and what one of them has now.
+        """
         for kind, before in self._kinds.items():
             now = list(map(attrgetter(kind), self._stepped))
             if now != before:
@@ -113,8 +117,7 @@ class ModelLook:
                 names = [name for name, _, _ in changed]
                 name, was, value = changed[0]
                 said = _CHANGED[kind].format(now=_plain(value), before=_plain(was))
-                return OwnershipError(f"{shown([*map(repr, names)])}: {name!r} {said}", names=names)
-        return None
+                raise OwnershipError(f"{shown([*map(repr, names)])}: {name!r} {said}", names=names)
 
 
 def _plain(value: torch.dtype | torch.device | torch.Size) -> str:
@@ -147,34 +150,26 @@ class WrapperWatch:
         self._known = WeakSet(found)
         self._scattered = any(wrapper.scatters_grads for wrapper in found)
 
-    def settle(self) -> MegaoptError | None:
-        """Look at the model.
+    def settle(self) -> None:
+        """Look at the model, and take new wrappers for known.
 
-        Returns:
-            Why the gradients that a new wrapper reduces are not those that are stepped; None where they are.
+        Raises:
+            MegaoptError: the gradients that a new wrapper reduces are not those that are stepped.
         """
         for index, reference in enumerate(self.model.chunks):
             for wrapper in (found.wrapper for found in known_wrappers(reference())):
                 if wrapper not in self._known:
-                    error = self._error(index, wrapper)
-                    if error is not None:
-                        return error
+                    self._require_whole_grads(index, wrapper)
+                    require_same_ranks(index, wrapper, self.pgs)
                     self._known.add(wrapper)
-        return None
 
-    def _error(self, index: int, wrapper: WrappedModel) -> MegaoptError | None:
-        kind = type(wrapper).__name__
+    def _require_whole_grads(self, index: int, wrapper: WrappedModel) -> None:
         if wrapper.scatters_grads or self._scattered:
             whose = (
                 "scatters gradients over ranks" if wrapper.scatters_grads else "has other gradient buffers"
             )
-            return OwnershipError(
-                f"model chunk {index} was wrapped in {kind} after the optimizer was built, and it {whose}: "
-                "what is stepped here is not what it reduces. Wrap the model first, and build the optimizer for the "
-                "wrapper"
+            raise OwnershipError(
+                f"model chunk {index} was wrapped in {type(wrapper).__name__} after the optimizer was built, and it "
+                f"{whose}: what is stepped here is not what it reduces. Wrap the model first, and build the optimizer "
+                "for the wrapper"
             )
-        try:
-            require_same_ranks(index, wrapper, self.pgs)
-        except ParallelGroupError as error:
-            return error
-        return None

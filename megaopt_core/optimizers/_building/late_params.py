@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from attrs import define, field
 
-from megaopt_core.errors import MegaoptError, OwnershipError
+from megaopt_core.errors import OwnershipError
 from megaopt_core.optimizers._base import MegatronOptimizer
 from megaopt_core.optimizers._between_steps.group_settings import start_groups
 from megaopt_core.optimizers._between_steps.look import ModelLook, WrapperWatch
@@ -66,29 +66,26 @@ class LateParams:
                 if name_of(named.name) in watched.excluded:
                     self.look.leave((named.param, *named.twins))
 
-    def settle(self) -> MegaoptError | None:
+    def settle(self) -> None:
         """Look at the model, and bring to an optimizer what has begun to train.
 
-        Returns:
-            Why something that trains cannot be stepped, or must not be stepped and will be; None when all is well.
-
         Raises:
-            MegaoptError: routing what was added is not possible.
+            MegaoptError: something that trains cannot be stepped, or must not be stepped and would be.
         """
-        refused = self.wrappers.settle() or self.look.changed()
-        if refused is not None:
-            return refused
+        self.wrappers.settle()
+        self.look.require_unchanged()
         self.frozen = self.look.frozen()
         names = [self.optimizer.names[param] for param in self.frozen if self._is_in_buffer(param)]
         if names:
-            return OwnershipError(
+            raise OwnershipError(
                 f"{shown([*map(repr, names)])} was frozen after the build, and its strategy steps buffers as a whole, "
                 "with a zero gradient where there is none: weight decay and momentum would move it. Build the "
                 "optimizer anew",
                 names=names,
             )
         strangers = self.look.strangers()
-        return self._join(strangers) if strangers else None
+        if strangers:
+            self._join(strangers)
 
     def _is_in_buffer(self, param: torch.nn.Parameter) -> bool:
         """Return whether a parameter is stepped as part of a gradient buffer, which has a gradient in any case."""
@@ -98,10 +95,10 @@ class LateParams:
             for piece in part.pieces
         )
 
-    def _join(self, strangers: Sequence[torch.nn.Parameter]) -> OwnershipError | None:
+    def _join(self, strangers: Sequence[torch.nn.Parameter]) -> None:
         routing, builder = self.optimizer.routing, self.builder
         if routing is None:
-            return None
+            return
         named = self._named(strangers)
         by_name = {name: param for param, name in self.optimizer.names.items()}
         replaced = {name: entry for name, entry in named.items() if name in by_name}
@@ -112,9 +109,9 @@ class LateParams:
             )
             self.look.leave(entry.param for name, entry in added.items() if name in routing.excluded)
             added = {name: entry for name, entry in added.items() if name not in routing.excluded}
-        refusal = self._refusal(routing, replaced, by_name, added)
-        if refusal is not None or not (replaced or added):
-            return refusal
+        self._require_possible(routing, replaced, by_name, added)
+        if not (replaced or added):
+            return
         groups = len(self.optimizer.param_groups)
         for part in self.optimizer.parts:
             part.writes.settle()
@@ -130,7 +127,6 @@ class LateParams:
         for names, how in ((list(added), _ADDED), (list(replaced), _REPLACED)):
             if names:
                 _warn(routing, names, how, len(new_groups))
-        return None
 
     def _named(self, strangers: Sequence[torch.nn.Parameter]) -> _Named:
         """Return strangers by the names that the optimizer knows them by; twins of what is stepped are not."""
@@ -142,24 +138,23 @@ class LateParams:
             if any(id(param) in wanted for param in (entry.param, *entry.twins))
         }
 
-    def _refusal(
+    def _require_possible(
         self,
         routing: Routing,
         replaced: _Named,
         by_name: Mapping[str, torch.nn.Parameter],
         added: _Named,
-    ) -> OwnershipError | None:
+    ) -> None:
         for name, entry in (replaced | added).items():
             reason = self._reason(routing, name, entry, by_name.get(name))
             if reason is not None:
                 how = _REPLACED if name in replaced else _ADDED
-                return OwnershipError(
-                    f"{name!r} trains since the optimizer was built ({how}), and cannot be stepped: "
-                    f"{reason}. Build the optimizer anew, or leave it to another one with the override "
+                raise OwnershipError(
+                    f"{name!r} trains since the optimizer was built ({how}), and cannot be stepped: {reason}. Build "
+                    "the optimizer anew, or leave it to another one with the override "
                     '{"optimizer": "none"}',
                     names=[name],
                 )
-        return None
 
     def _reason(
         self, routing: Routing, name: str, entry: NamedParam, before: torch.nn.Parameter | None

@@ -23,7 +23,7 @@ from megaopt_core.optimizers._grad_norm import (
     zeros_of,
 )
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
-from megaopt_core.optimizers._gradients.unread import UnreadStats
+from megaopt_core.optimizers._gradients.unread import READS_ARE_FREE, UnreadStats
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from megaopt_core.optimizers._gradients.grad_scaler import MegatronGradScaler
 
 __all__ = ["StepGradients"]
-
-READS_ARE_FREE = frozenset({"cpu"})
-"""Kinds of devices whose results the host reads without waiting: there is nothing to gain by not reading them."""
 
 logger = logging.getLogger(__name__)
 

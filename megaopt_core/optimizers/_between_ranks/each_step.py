@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from megaopt_core.errors import MegaoptError, OwnershipError
 from megaopt_core.optimizers._between_ranks.alike import WRITTEN, is_of_experts
 from megaopt_core.optimizers._grad_norm import stats_device
-from megaopt_core.optimizers._gradients.unread import ToHost
+from megaopt_core.optimizers._gradients.unread import READS_ARE_FREE, ToHost
 from megaopt_core.parallel._agreement import fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.parallel._meeting import gather_over_ranks
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["StepAgreement"]
 
 _WHAT = "the comparison of ranks before a step"
-
-_READ_AT_ONCE = frozenset({"cpu"})
-"""Kinds of devices that the host reads without waiting for work that is queued."""
 
 
 @define(eq=False)
@@ -66,7 +63,7 @@ class StepAgreement:
         device = stats_device(optimizer.parts)
         mine = torch.tensor([number, -number], dtype=torch.int64, device=device)
         all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
-        if device.type in _READ_AT_ONCE:
+        if device.type in READS_ARE_FREE:
             return _differ(mine.tolist())
         before, self._on_the_way = self._on_the_way, ToHost(mine)
         return before is not None and _differ(before.numbers)
@@ -137,7 +134,7 @@ def _differ(largest_and_negated_smallest: Sequence[int]) -> bool:
 def _comparable(value: Any) -> Any:
     """Return a setting as plain data; what lies on a device is not read."""
     if isinstance(value, torch.Tensor):
-        return value.tolist() if value.device.type in _READ_AT_ONCE else None
+        return value.tolist() if value.device.type in READS_ARE_FREE else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, (tuple, list)):

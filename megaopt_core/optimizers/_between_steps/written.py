@@ -13,8 +13,6 @@ from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["StepWrites"]
 
-type _Params = list[torch.nn.Parameter]
-
 
 @define(eq=False)
 class StepWrites:
@@ -30,15 +28,12 @@ class StepWrites:
 
     pieces: Sequence[Piece]
     groups: Sequence[Mapping[str, Any]]
-    _here: list[_Params] = field(init=False)
-    _elsewhere: _Params = field(init=False)
-    _changed: _Params = field(factory=list, init=False)
+    _elsewhere: list[torch.nn.Parameter] = field(init=False)
+    _changed: list[torch.nn.Parameter] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._here = [list(piece.model_params) for piece in self.pieces]
         here = {id(each) for piece in self.pieces for each in piece.model_params}
-        members = (each for group in self.groups for each in group["params"])
-        self._elsewhere = [each for each in members if id(each) not in here]
+        self._elsewhere = [each for group in self.groups for each in group["params"] if id(each) not in here]
 
     def expect(self, precision: PrecisionPolicy) -> None:
         """Remember what the step will change, whose gradients have been collected.
@@ -46,9 +41,9 @@ class StepWrites:
         Args:
             precision: has them.
         """
-        grad = precision.grad
+        stepped = [piece for index, piece in enumerate(self.pieces) if precision.grad(index) is not None]
         self._changed = [
-            *(each for index, params in enumerate(self._here) if grad(index) is not None for each in params),
+            *(each for piece in stepped for each in piece.model_params),
             *(each for each in self._elsewhere if each.grad is not None or hasattr(each, "main_grad")),
         ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from attrs import evolve
 
 from megaopt_core.optimizers._gradients.norm_deduplication import Counting
 from megaopt_core.optimizers._part import OptimizerPart
@@ -63,7 +62,7 @@ def add_to(
     piece = Piece(PieceSpec.of(route.shard, route.spec.group), param, (param,))
     part.sharded.take_in(piece)
     (tensor,) = part.precision.extend([piece])
-    tensor.param_info = evolve(info, peers=None)  # type: ignore[attr-defined] # what inner optimizers are told
+    tensor.param_info = info  # type: ignore[attr-defined] # what inner optimizers are told
     part.stepped = [*part.stepped, tensor]
     part.counting = {**part.counting, info.name: counting}
     part.groups[group]["params"].append(param)

@@ -16,7 +16,10 @@ from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWat
 if TYPE_CHECKING:
     from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
 
-__all__ = ["ToHost", "UnreadStats"]
+__all__ = ["READS_ARE_FREE", "ToHost", "UnreadStats"]
+
+READS_ARE_FREE = frozenset({"cpu"})
+"""Kinds of devices whose results the host reads without waiting: there is nothing to gain by not reading them."""
 
 
 class ToHost:

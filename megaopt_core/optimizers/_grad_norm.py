@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
+from megaopt_core.optimizers._between_steps.writes import ForeignWrites
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 from megaopt_core.optimizers._gradients.statistics import count_zeros, sum_of_squares, wide_dtype
 from megaopt_core.optimizers._gradients.unread import UnreadStats

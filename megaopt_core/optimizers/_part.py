@@ -14,9 +14,8 @@ from megaopt_core.config._group_values import GroupChecks, group_checks
 from megaopt_core.execution._exchanged_step import ExchangedStep
 from megaopt_core.execution._stages import stage
 from megaopt_core.execution._step_runner import StepRunner
-from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
 from megaopt_core.optimizers._between_steps.group_settings import GroupSettings
-from megaopt_core.optimizers._between_steps.written import StepWrites
+from megaopt_core.optimizers._between_steps.writes import ForeignWrites, StepWrites
 from megaopt_core.optimizers._gradients.norm_deduplication import COUNTED, Counting
 from megaopt_core.optimizers._gradients.statistics import scale_gradients
 from megaopt_core.plugin_api._entries import SCALAR_STATES

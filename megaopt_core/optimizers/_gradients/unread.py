@@ -14,7 +14,7 @@ from attrs import define, field
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
 
 if TYPE_CHECKING:
-    from megaopt_core.optimizers._between_steps.foreign_writes import ForeignWrites
+    from megaopt_core.optimizers._between_steps.writes import ForeignWrites
 
 __all__ = ["READS_ARE_FREE", "ToHost", "UnreadStats"]
 

@@ -1,8 +1,9 @@
-"""Model values that somebody else wrote between two steps: found, and taken over before the next."""
+"""Who writes to the model's values: somebody between two steps, which is found and taken over, and the step itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -13,7 +14,7 @@ from megaopt_core.reporting._changes import Samples, Values, any_differ, differi
 from megaopt_core.sharding._live_model import Piece
 from megaopt_core.sharding._protocol import ShardedParams
 
-__all__ = ["WHOLE", "ForeignWrites"]
+__all__ = ["WHOLE", "ForeignWrites", "StepWrites"]
 
 WHOLE = 4096
 """Values up to which all of a tensor are compared: what that costs is lost beside the kernels of its step."""
@@ -206,3 +207,42 @@ def _has_own_memory(piece: Piece, local: Sequence[torch.Tensor]) -> bool:
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+@define(eq=False)
+class StepWrites:
+    """Counts one more write to each parameter that a step changes: those with a gradient, wherever they are stepped.
+
+    Torch's fused kernels, flat memory and collectives count none. Without it, `loss.backward()` through a graph from
+    before the step would take new weights for the old ones and say nothing.
+
+    Args:
+        pieces: what is stepped on this rank.
+        groups: the public groups, with the parameters that other ranks step.
+    """
+
+    pieces: Sequence[Piece]
+    groups: Sequence[Mapping[str, Any]]
+    _elsewhere: list[torch.nn.Parameter] = field(init=False)
+    _changed: list[torch.nn.Parameter] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        here = {id(each) for piece in self.pieces for each in piece.model_params}
+        self._elsewhere = [each for group in self.groups for each in group["params"] if id(each) not in here]
+
+    def expect(self, precision: PrecisionPolicy) -> None:
+        """Remember what the step will change, whose gradients have been collected.
+
+        Args:
+            precision: has them.
+        """
+        stepped = [piece for index, piece in enumerate(self.pieces) if precision.grad(index) is not None]
+        self._changed = [
+            *(each for piece in stepped for each in piece.model_params),
+            *(each for each in self._elsewhere if each.grad is not None or hasattr(each, "main_grad")),
+        ]
+
+    def count(self) -> None:
+        """Count the writes of the step."""
+        torch.autograd.graph.increment_version(self._changed)
+        self._changed = []

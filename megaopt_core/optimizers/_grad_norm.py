@@ -51,7 +51,7 @@ class Asked:
     Args:
         norms: compute norms.
         zeros: what :func:`zeros_of` returned; None: zeros are not asked for.
-        finite: find out whether gradients are finite; the sums of squares say so.
+        finite: find out whether gradients are finite, where nothing has unscaled them; the sums of squares say so.
         found_inf: a flag that unscaling has already made on this rank; None on every rank, or on none.
         norm_groups: names of the separate norms.
         refused: this rank cannot step what trains; the ranks that it meets are told.
@@ -235,7 +235,7 @@ def _measure(
         written = _written(parts, written)
     totals, brought = _totals(parts, asked, written, exact_range=exact_range)
     everything = totals[:-3].sum()
-    if asked.finite and asked.found_inf is None:
+    if asked.finite:
         everything = everything + _uncounted_squares(parts, device, exact_range=exact_range)
     flags = totals.new_tensor([0.0, 0.0, float(asked.refused), 0.0])
     if asked.everyone_meets:

@@ -179,7 +179,7 @@ class StepGradients:
                 self.config.grad_norm_skip_threshold,
             )
             return False
-        return not (self.skips_what_is_not_finite and self._overflow(stats.found_inf))
+        return not self._is_skipped(stats.found_inf)
 
     def are_finite(self, found: torch.Tensor | None) -> bool:
         """Return whether to step, without measuring norms; as :meth:`are_accepted` otherwise.
@@ -189,8 +189,7 @@ class StepGradients:
         """
         mixed = self.skips_what_is_not_finite
         asked = self._asked(finite=mixed and found is None, found_inf=found if mixed else None)
-        found_inf = self._measure(asked).found_inf
-        return not (mixed and self._overflow(found_inf))
+        return not self._is_skipped(self._measure(asked).found_inf)
 
     def norm(self) -> float:
         """Return the main norm of the collected gradients over all ranks that hold a part of the model."""
@@ -282,8 +281,10 @@ class StepGradients:
         if None in norms:
             self._clipped_before.observe(norms[None], clip_grad)
 
-    def _overflow(self, found_inf: bool) -> bool:
-        """Tell the loss scaler, and give the step up where a gradient is not finite."""
+    def _is_skipped(self, found_inf: bool) -> bool:
+        """Tell the loss scaler, and give the step up where a gradient is not finite and that is a reason."""
+        if not self.skips_what_is_not_finite:
+            return False
         scaler = self.scaler
         if scaler is not None:
             scaler.update(found_inf)

@@ -41,8 +41,6 @@ _REMEDY = (
     "models of their own say so with pg_collection=ProcessGroupCollection() at the build"
 )
 
-_WHEN = "replicas have other values {when}, and would keep them"
-
 _UNLIKE = "ranks are about to step unlike each other, and would drift apart; none has stepped"
 
 _UNLIKE_REMEDY = (
@@ -150,7 +148,8 @@ class Replicas:
         """
         lines = self.differences(optimizer)
         if lines:
-            raise RankMismatchError(described(_WHEN.format(when=when), lines, _REMEDY), differences=lines)
+            what = f"replicas have other values {when}, and would keep them"
+            raise RankMismatchError(described(what, lines, _REMEDY), differences=lines)
 
 
 def _of_one(index: int, comparison: Comparison) -> Comparison:

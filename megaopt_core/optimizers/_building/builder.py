@@ -151,8 +151,6 @@ class ChildBuilder:
                 runner.init_state(inner, precision, stepped, entry.init_state_fn, self.config)
             else:
                 split.init_state()
-        for group, inside in zip(public, inner.param_groups, strict=True):
-            group.update({key: value for key, value in inside.items() if key != "params"})
         names = {model.params[name]: name for index in child.groups for name in routing.names_of(index)}
         part = OptimizerPart(
             inner,
@@ -167,6 +165,7 @@ class ChildBuilder:
             {**group_checks(entry, inner.defaults), **note_checks(inner)},
             runner,
         )
+        part.settings.copy_outward()
         return MegatronOptimizer(
             [part],
             config=self.config,

@@ -37,7 +37,7 @@ _REPLACED = "replaced, as load_state_dict(assign=True) does"
 class LateParams:
     """Brings parameters that begin to train after the build to their optimizer, where the strategy can.
 
-    It looks at who reduces their gradients first: what somebody else does with them cannot be stepped.
+    Before that it looks at who reduces the gradients: those that a new wrapper scatters are not those that are stepped.
 
     Args:
         optimizer: the optimizer whose step looks.

@@ -187,8 +187,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
             successful = accepted and self.step_with_ready_grads()
         mixed = any(part.precision.is_mixed for part in self.parts)
         norm, zeros = (0.0, 0) if mixed else (None, None)  # stand for what was not asked for
-        if stats.unread is not None:
-            return UnreadStepResult.of(stats.unread, norm, zeros)
+        if self.gradients.unread is not None:
+            return UnreadStepResult.of(self.gradients.unread, norm, zeros)
         counted = stats.zeros if self.config.log_num_zeros_in_grad else zeros
         return StepResult(successful, stats.norms.get(None, norm), counted)
 

@@ -30,7 +30,6 @@ class GradStats:
         zeros: number of zero elements; None when it was not asked for.
         refused: a rank that meets this one here cannot step what trains.
         written: somebody wrote to the model since the last step on some rank; the same on all ranks.
-        unread: norms and zeros that are on the device still; then the others say nothing.
     """
 
     found_inf: bool
@@ -38,7 +37,6 @@ class GradStats:
     zeros: int | None
     refused: bool = False
     written: bool = False
-    unread: UnreadStats | None = None
 
 
 type _PerGroup = Mapping[dist.ProcessGroup | None, torch.Tensor]

@@ -161,7 +161,7 @@ class StepGradients:
         self.unread, factors = measure_unread(self.parts, asked, self._clipped_before, clip_grad)
         for part in self.parts:
             part.scale_later(factors)
-        return GradStats(found_inf=False, norms={}, zeros=None, unread=self.unread)
+        return GradStats(found_inf=False, norms={}, zeros=None)
 
     def are_accepted(self, stats: GradStats) -> bool:
         """Return whether to step; gradients that are not to be stepped are given up, and the loss scale is updated.
@@ -169,7 +169,7 @@ class StepGradients:
         Args:
             stats: what :meth:`measure_and_clip` returned.
         """
-        if stats.unread is not None:
+        if self.unread is not None:
             return True
         if not stats.found_inf and self._is_too_large(stats.norms):
             self._discard()

@@ -42,7 +42,6 @@ class StepAgreement:
     group: ProcessGroup
     _names: object = field(default=None, init=False)
     _names_digest: bytes = field(default=b"", init=False)
-    _settled: int = field(default=0, init=False)
     _on_the_way: ToHost | None = field(default=None, init=False)
 
     @property
@@ -67,18 +66,6 @@ class StepAgreement:
             return _differ(mine.tolist())
         before, self._on_the_way = self._on_the_way, ToHost(mine)
         return before is not None and _differ(before.numbers)
-
-    def settle(self, optimizer: MegatronOptimizer) -> None:
-        """Take what has joined for known: ranks have compared it, and it is alike.
-
-        Args:
-            optimizer: what this rank holds.
-        """
-        self._settled = self._joined(optimizer)
-
-    @staticmethod
-    def _joined(optimizer: MegatronOptimizer) -> int:
-        return 0 if optimizer.late is None else optimizer.late.joined
 
     def told_of_refusals(self, refused: MegaoptError | None) -> MegaoptError | None:
         """Return why this rank cannot step, or that another one cannot; None where all can; a collective.
@@ -111,7 +98,7 @@ class StepAgreement:
             ]
             self._names_digest = fingerprint(dense)
         frozen = [optimizer.names[param] for param in _frozen(optimizer)]
-        joined = self._joined(optimizer) - self._settled
+        joined = 0 if optimizer.late is None else optimizer.late.joined
         settings = [
             [(key, _comparable(value)) for key, value in sorted(group.items()) if key in WRITTEN]
             for group in optimizer.param_groups

@@ -133,7 +133,8 @@ class Replicas:
         lines = self.differences(optimizer, agreement.pgs, own_settings=False)
         if lines:
             raise RankMismatchError(described(_UNLIKE, lines, _UNLIKE_REMEDY), differences=lines)
-        agreement.settle(optimizer)
+        if optimizer.late is not None:
+            optimizer.late.joined = 0  # what has joined is alike
         return None
 
     def require_equal(self, optimizer: MegatronOptimizer, when: str) -> None:

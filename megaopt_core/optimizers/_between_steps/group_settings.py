@@ -130,8 +130,7 @@ def common_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, An
     if not optimizers:
         return {}
     every = [optimizer.defaults for optimizer in optimizers]
-    first, *others = every
-    common = {key: value for key, value in first.items() if all(key in other for other in others)}
+    common = {key: value for key, value in every[0].items() if all(key in other for other in every)}
     momenta = [defaults["momentum"] for defaults in every if "momentum" in defaults]
     if momenta and "betas" not in common:
         common.setdefault("momentum", momenta[0])

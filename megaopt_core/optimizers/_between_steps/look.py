@@ -97,7 +97,8 @@ class ModelLook:
     def _is_stranger(self, param: torch.nn.Parameter) -> bool:
         left = self._elsewhere.get(id(param))
         is_left = left is not None and left() is param
-        return param.requires_grad and not is_left and _has_grad(param)
+        has_grad = param.grad is not None or getattr(param, "main_grad", None) is not None
+        return param.requires_grad and has_grad and not is_left
 
     def frozen(self) -> list[torch.nn.Parameter]:
         """Return the stepped parameters that no longer train."""
@@ -122,10 +123,6 @@ class ModelLook:
 
 def _plain(value: torch.dtype | torch.device | torch.Size) -> str:
     return str(tuple(value) if isinstance(value, torch.Size) else value).removeprefix("torch.")
-
-
-def _has_grad(param: torch.nn.Parameter) -> bool:
-    return param.grad is not None or getattr(param, "main_grad", None) is not None
 
 
 @define(eq=False)

@@ -53,7 +53,7 @@ class LateParams:
     look: ModelLook = field(init=False)
     wrappers: WrapperWatch = field(init=False)
     joined: int = field(default=0, init=False)
-    """How many parameters have been added or replaced since the build."""
+    """How many parameters have been added or replaced since ranks have compared them."""
     frozen: list[torch.nn.Parameter] = field(factory=list, init=False)
     """The stepped parameters that did not train when it looked last."""
 

@@ -150,10 +150,14 @@ class StepGradients:
         )
 
     def _measure(self, asked: Asked) -> GradStats:
-        """Measure, and raise on every rank where one of them cannot step."""
+        """Measure; raise on every rank where one cannot step, and take over what somebody wrote to the model on one."""
         stats = measure(self.parts, self.process_groups, asked)
         self._raise_if_refused(on_some_rank=stats.refused)
-        self._tell_if_written(stats)
+        if stats.written and self.when_written is not None:
+            with self._discarded_on_error():
+                self.when_written()
+        for part in self.parts:
+            part.writes.take_over_together()
         return stats
 
     def _measure_unread(self, asked: Asked, clip_grad: float) -> GradStats:
@@ -247,13 +251,6 @@ class StepGradients:
             "another rank cannot step what trains now, or was converted, since the optimizer was built; its error says "
             "which parameters. No rank has stepped"
         )
-
-    def _tell_if_written(self, stats: GradStats) -> None:
-        if stats.written and self.when_written is not None:
-            with self._discarded_on_error():
-                self.when_written()
-        for part in self.parts:
-            part.writes.take_over_together()
 
     @contextmanager
     def _discarded_on_error(self) -> Iterator[None]:

@@ -156,3 +156,65 @@ def test_weights_that_are_moved_along_their_gradients(generated_models):
         (Role.MATRIX, Doubt.NONE),
         (Role.OUTPUT, Doubt.NONE),
     ]
+
+
+@pytest.mark.parametrize("pick", ["e", "int(e)", "torch.argmax(e)"])
+def test_blocks_of_rows_are_matrices(generated_models, pick):
+    """Experts that lie below each other, and are picked by what is given, are no rows of a table."""
+    made = TABLE + "self.w, self.v = nn.Parameter(torch.zeros(63, 8)), nn.Parameter(torch.zeros(63, 8))"
+    forward = (
+        f"x, e = self.e(ids), more\nw, v = (p.view(3, 21, 8)[{pick}] for p in (self.w, self.v))\n"
+        "return self.h(x.matmul(w.t()).relu().matmul(v) + x)"
+    )
+    found = roles_of(generated_models, made, forward)
+    for name, transposed in (("w", False), ("v", True)):
+        view = MatrixView(0, transposed, int(transposed), (21, 21, 21))
+        assert (found[name].role, found[name].doubt, found[name].view) == (Role.MATRIX, Doubt.NONE, view)
+
+
+@pytest.mark.parametrize(
+    "size", ["w.abs().amax(1, keepdim=True)", "w.detach().abs().max()", "w.norm(dim=1)[:, None]"]
+)
+def test_how_large_a_weight_is(generated_models, size):
+    """What a quantized product is scaled with does not make its weight one that is used element by element."""
+    made = TABLE + "self.w = nn.Parameter(torch.zeros(8, 8))"
+    forward = (
+        f"w, x = self.w, self.e(ids)\nscale = {size}.clamp(min=1e-8) / 127\n"
+        "return self.h((x @ (w / scale).round().t()) * scale.t())"
+    )
+    found = roles_of(generated_models, made, forward)
+    assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
+
+
+def test_two_heads_that_are_read_back_together(generated_models):
+    """Mean and spread of an action that a critic takes, and that the model returns, are no stream for each other."""
+    made = (
+        "self.t, self.m, self.s = nn.Linear(9, 26), nn.Linear(26, 3), nn.Linear(26, 3)\n"
+        "self.c = nn.Sequential(nn.Linear(12, 26), nn.LayerNorm(26), nn.Linear(26, 1))"
+    )
+    forward = (
+        "h = self.t(ids).relu()\na = torch.distributions.Normal(self.m(h), self.s(h).exp()).rsample()\n"
+        "return self.c(torch.cat([ids, a], -1)), a"
+    )
+    found = roles_of(generated_models, made, forward)
+    for name in ("m.weight", "s.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.OUTPUT, Doubt.ROLE), found[name].reason
+    assert (found["t.weight"].role, found["t.weight"].doubt) == (Role.MATRIX, Doubt.NONE)
+
+
+@pytest.mark.parametrize(
+    "result", ["main if not self.training else [main, *more]", "[main, *more] if self.training else main"]
+)
+def test_heads_that_are_returned_in_training(generated_models, result):
+    """One value in one mode, and several in the other: all of them are returned."""
+    made = (
+        "self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 16)\n"
+        "self.heads, self.h = nn.ModuleList([nn.Linear(16, 5), nn.Linear(16, 5)]), nn.Linear(16, 5)"
+    )
+    forward = (
+        "x = self.a(ids).relu()\ny = self.b(x).relu()\nmore = [h(z) for h, z in zip(self.heads, (x, y))]\n"
+        f"main = self.h(x + y)\nreturn {result}"
+    )
+    found = roles_of(generated_models, made, forward)
+    for name in ("heads.0.weight", "heads.1.weight", "h.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.OUTPUT, Doubt.NONE), (name, found[name].reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -32,7 +31,7 @@ class Stream:
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading) -> None:
-        self._reading = reading
+        self._reading, self._modules = reading, modules
         self._widths: dict[int, int] = {}
         for module in modules.values():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -78,21 +77,40 @@ class Stream:
         if self._reading.splits.get(projection):  # no sum takes all of its output
             return False
         width = self._widths.get(projection)
-        own = int(projection in self._reading.consumed)
         holding = [item for item in self._items if projection in item.found]
         return bool(holding) and all(
-            not item.joined and ((width in self._inputs and item.passes) or self._begun[item][width] > own)
+            not item.joined
+            and ((width in self._inputs and item.passes) or self._begun(item, projection, width))
             for item in holding
         )
 
+    def _begun(self, item: _Item, projection: int, width: int | None) -> bool:
+        """True where another one in an item hands on as wide an output, of another input: it began the stream."""
+        others = self._by_width[item].get(width, set()) - {projection}
+        return bool(others - self._beside.get(projection, set())) if others else False
+
     @cached_property
-    def _begun(self) -> dict[_Item, Counter[int | None]]:
-        """How many in each item hand on an output of a width."""
-        consumed = self._reading.consumed
-        return {
-            item: Counter(self._widths.get(projection) for projection in item.found & consumed)
-            for item in self._items
-        }
+    def _by_width(self) -> dict[_Item, dict[int | None, set[int]]]:
+        """The projections of each item whose output other layers take, by its width."""
+        found: dict[_Item, dict[int | None, set[int]]] = {item: {} for item in self._items}
+        for item, widths in found.items():
+            for projection in item.found & self._reading.consumed:
+                widths.setdefault(self._widths.get(projection), set()).add(projection)
+        return found
+
+    @cached_property
+    def _beside(self) -> dict[int, set[int]]:
+        """For each projection those that take the same input: they add to each other, and to no stream."""
+        found: dict[int, set[int]] = {}
+        for module in self._modules.values():
+            alike: dict[frozenset[Any], set[int]] = {}
+            for call in self._reading.calls(module):
+                if id(call.module) in self._widths:
+                    alike.setdefault(call.deps, set()).add(id(call.module))
+            for several in alike.values():
+                for projection in several if len(several) > 1 else ():
+                    found.setdefault(projection, set()).update(several)
+        return found
 
 
 @frozen(eq=False)

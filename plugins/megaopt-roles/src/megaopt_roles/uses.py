@@ -47,6 +47,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "looked_up": _BY_POSITION,
     "sliced": _BY_POSITION,
     "expanded": doubted(elementwise("a table that is expanded")),
+    "measured": doubted(elementwise("only how large it is, is used")),
     "returned": elementwise("its module returns it as it is: no matrix product contracts it"),
 }
 

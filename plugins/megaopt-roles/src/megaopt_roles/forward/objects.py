@@ -10,13 +10,13 @@ from enum import Enum
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from megaopt_roles.forward import quiet
 from megaopt_roles.forward.source import forward_of, home_of
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
 from megaopt_roles.forward.weight_forms import any_of, whole_weight
 from megaopt_roles.forward.weight_parts import taken
 
@@ -246,8 +246,16 @@ def merge_values(first: Any, second: Any) -> Any:
         if isinstance(one, Weight):
             return one
         if isinstance(one, Flow):
-            return other if _says_more(other, one) else one
+            return other if _says_more(other, one) else _with_items(one, other)
     return first if isinstance(first, nn.Module) or _equal(first, second) else Flow()
+
+
+def _with_items(flow: Flow, other: Any) -> Flow:
+    """Return an activation that may as well be a list: of several outputs, say, while the model trains."""
+    deps = deps_of(other) if isinstance(other, list | tuple) else frozenset()
+    if deps <= flow.deps:
+        return flow
+    return evolve(flow, deps=flow.deps | deps, call=None, held=(*held_by(flow), *held_by(other)))
 
 
 def _says_more(value: Any, flow: Flow) -> bool:

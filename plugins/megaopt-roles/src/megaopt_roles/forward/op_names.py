@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BOUNDED", "CUTS", "HARMLESS", "JOINS", "KEEPS_SHAPE", "PRODUCTS", "SUMS"]
+__all__ = ["BOUNDED", "CUTS", "EXTREMES", "HARMLESS", "JOINS", "KEEPS_SHAPE", "PRODUCTS", "SUMS"]
 
 KEEPS_SHAPE = frozenset(
     [
@@ -239,3 +239,5 @@ HARMLESS = frozenset(
     ]
 )
 """Functions that take a weight as it is: no product of theirs sums over its axes."""
+EXTREMES = frozenset(["amax", "amin", "max", "min", "norm", "vector_norm", "matrix_norm", "std", "var"])
+"""Functions that say how large a weight is: what is scaled by them is not multiplied with it."""

@@ -11,7 +11,16 @@ from attrs import evolve
 from megaopt_roles.forward import einsums, lookups, products, shapes, weights
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import is_abstract
-from megaopt_roles.forward.op_names import BOUNDED, CUTS, HARMLESS, JOINS, KEEPS_SHAPE, PRODUCTS, SUMS
+from megaopt_roles.forward.op_names import (
+    BOUNDED,
+    CUTS,
+    EXTREMES,
+    HARMLESS,
+    JOINS,
+    KEEPS_SHAPE,
+    PRODUCTS,
+    SUMS,
+)
 from megaopt_roles.forward.rows import bound, lies_along, merge
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import ARGUMENT, JOINED, Flow, Use, Weight, deps_of, flows_of, weights_of
@@ -206,6 +215,9 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     """Return the result of another function: one that contracts nothing, or one that may do anything."""
     flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
     if found and not any(flow.deps for flow in flows):
+        if name in EXTREMES and len(found) == 1:
+            trace.use_all(found, "measured")
+            return Flow()
         first = found[0]
         return first if len(found) == 1 else Weight(first.params, None, None, first.base)
     if name in HARMLESS:

@@ -161,13 +161,14 @@ class Trace:
             self.compare(left.deps, right.deps)
 
     def compare(self, left: frozenset[Any], right: frozenset[Any]) -> None:
-        """Note that the outputs of different layers are compared.
+        """Note that the outputs of different layers are compared, unless one of them is made of the other.
 
         Args:
             left: what one of them depends on.
             right: what the other depends on.
         """
-        if all(any(not is_mark(dep) for dep in deps) for deps in (left - right, right - left)):
+        calls = [{dep for dep in deps if not is_mark(dep)} for deps in (left - right, right - left)]
+        if all(calls) and not any(dep.deps & other for one, other in (calls, calls[::-1]) for dep in one):
             self.compared |= left | right
 
     def expect(self, value: Any, width: int | None) -> None:

@@ -87,7 +87,10 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             trace.use(weight, Use("looked_up"))
             result = taken(result, dim, None)
         else:
-            trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 else "looked_up"))
+            block = len(shape) > max(
+                weight.base.dim(), 2
+            )  # rows of a table that were made matrices: experts, say
+            trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 and not block else "looked_up"))
             result = taken(result, dim, None)
     if any(isinstance(key, Flow | Weight) for key in keys):
         left = {axis.index for axis in result.axes or ()} - {-1}

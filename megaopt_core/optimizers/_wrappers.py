@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,20 +81,23 @@ class _WrappedOptimizer(MegatronOptimizer):
             for index, group in enumerate(public)
             for param in group["params"]
         ]
-        stepped = precision.attach(pieces)
-        _replace_params(
-            optimizer,
-            dict(zip((piece.param for piece in pieces), stepped, strict=True)),
-            entry.scalar_states,
-        )
-        if init_state_fn is not None or not optimizer.state:
-            StepRunner().init_state(optimizer, precision, stepped, init_state_fn, config)
-        require_state(config, optimizer, entry)
         counting = {name: counting_of(param, pgs) for param, name in names.items()}
+        stats_group = pgs.stats_group(is_expert=_holds_experts(names))
+        norm_groups = _norm_groups(counting.values(), pgs)
+        stepped = precision.attach(pieces)
+        with _unchanged_after_errors(optimizer):
+            _replace_params(
+                optimizer,
+                dict(zip((piece.param for piece in pieces), stepped, strict=True)),
+                entry.scalar_states,
+            )
+            if init_state_fn is not None or not optimizer.state:
+                StepRunner().init_state(optimizer, precision, stepped, init_state_fn, config)
+            require_state(config, optimizer, entry)
         part = OptimizerPart(
             optimizer,
             precision,
-            ReplicatedParams(pieces, pgs.stats_group(is_expert=_holds_experts(names))),
+            ReplicatedParams(pieces, stats_group),
             stepped,
             public,
             config,
@@ -107,7 +111,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             names=names,
             process_groups=pgs,
             grad_scaler=grad_scaler,
-            norm_groups=_norm_groups(counting.values(), pgs),
+            norm_groups=norm_groups,
         )
         dtypes = frozenset(param.dtype for param in names if param.is_floating_point())
         self.unused_settings = unused_settings(Use(config, dtypes))
@@ -192,6 +196,20 @@ def _names(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
 
 def _shard(name: str, param: torch.Tensor) -> Shard:
     return Shard(name, tuple(param.shape), whole(param.shape), 0, param.numel())
+
+
+@contextmanager
+def _unchanged_after_errors(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Give an optimizer its parameters and its state back where wrapping it fails."""
+    params, state = [group["params"] for group in optimizer.param_groups], dict(optimizer.state)
+    try:
+        yield
+    except BaseException:
+        for group, before in zip(optimizer.param_groups, params, strict=True):
+            group["params"] = before
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        raise
 
 
 def _replace_params(

@@ -207,6 +207,36 @@ def test_experts_and_dense_parameters_need_two_optimizers(mlp) -> None:
         FP32Optimizer(torch.optim.SGD(model.parameters()), OptimizerConfig())
 
 
+@pytest.mark.parametrize(
+    "fails", ["making states", "states in another form", "experts beside dense parameters"]
+)
+def test_an_optimizer_that_cannot_be_wrapped_stays_as_it_was(mlp, give, fails) -> None:
+    """Its groups hold the model's parameters, and its state is theirs: it can be stepped, or wrapped again."""
+    model = mlp(torch.bfloat16)
+    inner, settings, init = torch.optim.AdamW(model.parameters()), {}, None
+    give(model)
+    inner.step()
+    if fails == "making states":
+
+        def init(optimizer, config=None):
+            raise RuntimeError("no state")
+
+    elif fails == "states in another form":
+        settings = {"use_precision_aware_optimizer": True, "exp_avg_dtype": torch.bfloat16}
+        for state in inner.state.values():
+            del state["exp_avg"]
+    else:
+        model[0].weight.allreduce = False
+    before = {param: dict(state) for param, state in inner.state.items()}
+    with pytest.raises((ConfigurationError, PluginError, RuntimeError)):
+        MixedPrecisionOptimizer(inner, OptimizerConfig(bf16=True, **settings), None, init)
+    assert [id(p) for group in inner.param_groups for p in group["params"]] == [*map(id, model.parameters())]
+    assert {param: dict(state) for param, state in inner.state.items()}.keys() == before.keys()
+    assert all(
+        inner.state[param][key] is value for param, state in before.items() for key, value in state.items()
+    )
+
+
 def test_closures_in_a_signature_are_refused() -> None:
     """An optimizer that demands a closure cannot be a stage."""
 

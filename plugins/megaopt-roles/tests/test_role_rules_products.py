@@ -1,11 +1,12 @@
 """Products of two outputs, stacks of more than three axes, softmaxes of weights, layers that are held once more."""
 
 import textwrap
+from types import ModuleType
 
 import pytest
 import torch
 
-from megaopt_core.params import MatrixView, Role
+from megaopt_core.params import MatrixView, Role, RoleDecision
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
 
@@ -56,7 +57,7 @@ APART = {  # two outputs, and no comparison
 }
 
 
-def roles_of(generated_models, made: str, forward: str):
+def roles_of(generated_models: ModuleType, made: str, forward: str) -> dict[str, RoleDecision]:
     """Return the decisions for a model."""
     methods = f"def forward(self, ids, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
     with torch.device("meta"):

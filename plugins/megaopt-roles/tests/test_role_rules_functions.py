@@ -69,3 +69,53 @@ def test_its_forward_is_read(generated_models, case):
         found = infer_roles(generated_models.model(MADE, methods, before)())
     for name, (role, doubt) in expected.items():
         assert (found[name].role, found[name].doubt) == (role, doubt), (name, found[name].reason)
+
+
+MEMBER = """
+class Member(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.c = nn.Embedding(40, 6), nn.Conv1d(6, 16, 3)
+        self.n, self.a, self.h = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.own = nn.Parameter(torch.zeros(16, 16))
+    def forward(self, ids):
+        x = self.c(self.e(ids).transpose(1, 2)).transpose(1, 2)
+        return self.h((self.n(self.a(x)) @ self.own).relu())
+"""
+NAMES = {  # how the weights are kept, and how they are named again
+    "a dictionary": (
+        "self.w = nn.ParameterDict({k.replace('.', '_'): nn.Parameter(v) for k, v in stacked.items()})",
+        "{k.replace('_', '.'): v for k, v in dict(self.w).items()}",
+    ),
+    "a list beside the names": (
+        "self.names, self.w = list(stacked), nn.ParameterList([nn.Parameter(v) for v in stacked.values()])",
+        "dict(zip(self.names, self.w))",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", NAMES)
+def test_weights_of_an_ensemble(generated_models, how):
+    """A skeleton that is called with stacked weights shows what each of them is; its last stack may be a head."""
+    kept, named = NAMES[how]
+    made = (
+        "members = [Member() for _ in range(3)]\n"
+        "stacked = {k: torch.stack([dict(m.named_parameters())[k] for m in members]).detach() "
+        f"for k, _ in members[0].named_parameters()}}\n{kept}\nself.__dict__['skeleton'] = members[0]"
+    )
+    forward = (
+        "def forward(self, ids):\n    def one(given, ids):\n"
+        "        return torch.func.functional_call(self.skeleton, given, (ids,))\n"
+        f"    return torch.func.vmap(one, in_dims=(0, None))({named}, ids)"
+    )
+    model = generated_models.model(made, forward, MEMBER)()
+    found = infer_roles(model)
+    keys = [name for name, _ in model.skeleton.named_parameters()]
+    stored = {key: key.replace(".", "_") if how == "a dictionary" else str(i) for i, key in enumerate(keys)}
+    roles = {key: found[f"w.{name}"] for key, name in stored.items()}
+    for key in ("a.weight", "c.weight", "own"):
+        assert (roles[key].role, roles[key].doubt) == (Role.MATRIX, Doubt.NONE), (key, roles[key].reason)
+    for key in ("n.weight", "a.bias", "h.bias", "c.bias"):
+        assert (roles[key].role, roles[key].doubt) == (Role.ELEMENTWISE, Doubt.NONE), (key, roles[key].reason)
+    assert roles["h.weight"].doubt is Doubt.ROLE
+    assert roles["e.weight"].role is not Role.MATRIX

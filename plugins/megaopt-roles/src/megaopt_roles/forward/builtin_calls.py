@@ -7,7 +7,7 @@ from typing import Any
 
 from megaopt_roles.forward import quiet
 from megaopt_roles.forward.expressions import ExpressionEvaluator
-from megaopt_roles.forward.objects import is_abstract, items_of
+from megaopt_roles.forward.objects import entries, is_abstract, items_of
 from megaopt_roles.forward.values import Flow
 
 __all__ = ["BuiltinEvaluator"]
@@ -20,7 +20,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
         given = args[0] if args else {}
         if isinstance(given, list | tuple) and all(map(_is_pair, given)):
             given = dict(map(tuple, given))
-        return {**(given if isinstance(given, dict) else {}), **kwargs}
+        return {**(entries(given) or {}), **kwargs}
 
     def _builtin_enumerate(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = items_of(self.trace, args[0]) if args else []

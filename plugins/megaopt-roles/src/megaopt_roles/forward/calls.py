@@ -24,6 +24,8 @@ from megaopt_roles.forward.autograd_functions import (
 )
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.lent_weights import lent_to
+from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
 from megaopt_roles.forward.objects import (
     Bound,
@@ -189,6 +191,19 @@ class CallEvaluator(ModuleCallEvaluator):
             return self._call_python(callee, args, kwargs)
         return self._call_unread(callee, args, kwargs)
 
+    def _functional_call(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return what a module returns with other weights: its own, changed, or any that it is handed."""
+        given = argument(1, "parameters_and_buffer_dicts", args, kwargs)
+        values = argument(2, "args", args, kwargs)
+        values = values if isinstance(values, list | tuple) else [] if values is None else [values]
+        keywords = argument(3, "kwargs", args, kwargs) or {}
+        lent = lent_to(module, given)
+        if lent is not None:
+            return self.call_with(module, lent, values, keywords)
+        own = {id(param) for param in module.parameters()}
+        self.trace.use_all((weight for weight in weights_of(given) if id(weight.base) not in own), "passed")
+        return self.call(module, values, keywords)
+
     def _call_of_python(self, callee: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of a function of `operator`, or what a loop over one of `itertools` sees."""
         if callee in _SEQUENCES:
@@ -220,6 +235,8 @@ class CallEvaluator(ModuleCallEvaluator):
         owner = getattr(callee, "__self__", None)
         if name == "apply" and isinstance(owner, type):
             return self._apply(owner, args, kwargs)
+        if name == "functional_call" and args and isinstance(args[0], nn.Module):
+            return self._functional_call(args[0], args, kwargs)
         if module.startswith("torch._ops"):
             name, args = products.as_function(name, args)
         return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)

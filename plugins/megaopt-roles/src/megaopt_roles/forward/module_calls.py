@@ -15,6 +15,7 @@ from megaopt_core.routing import is_conv1d, is_linear, stated
 from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
+from megaopt_roles.forward.lent_weights import Lent
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.trace import BATCH, Trace
@@ -39,6 +40,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
+        self.lent: list[Lent] = []  # weights that modules which are being read were lent, the outermost first
 
     @abstractmethod
     def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -46,7 +48,6 @@ class ModuleCallEvaluator(BuiltinEvaluator):
 
     def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a child module."""
-        values = (list(args), kwargs)
         first = args[0] if args else next(iter(kwargs.values()), Flow())
         self.trace.expect(first, _width_taken(module))
         if isinstance(module, nn.Sequential) and forward_of(module) is nn.Sequential.forward:
@@ -55,6 +56,15 @@ class ModuleCallEvaluator(BuiltinEvaluator):
                     continue
                 first = self.call_module(child, [first], {})
             return first
+        lent = next((lent for lent in reversed(self.lent) if id(module) in lent.holders), None)
+        if lent is not None:
+            made = lent.called(self.trace, module, first)
+            return self.inline(module, args, kwargs) if made is None else made
+        return self._call_own(module, first, args, kwargs)
+
+    def _call_own(self, module: nn.Module, first: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the output of a child module with the weights that it has."""
+        values = (list(args), kwargs)
         if is_linear(module) or is_conv1d(module) or isinstance(module, _ConvNd):
             return self._project(module, first, values)
         if not _has_params(module):
@@ -84,6 +94,20 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             return self.run(forward, bind(forward, [module, *args], kwargs))
         finally:
             self.running.pop()
+
+    def call_with(self, module: nn.Module, lent: Lent, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the output of a module that is called with other weights than its own."""
+        lent_now = {
+            (owner, name): weight for owner, own in lent.weights.items() for name, weight in own.items()
+        }
+        before = self.assigned
+        self.assigned = {**before, **lent_now}
+        self.lent.append(lent)
+        try:
+            return self.call_module(module, args, kwargs)
+        finally:
+            self.lent.pop()
+            self.assigned = before
 
     def _worth_inlining(self, module: nn.Module, values: Any) -> bool:
         forward = forward_of(module)

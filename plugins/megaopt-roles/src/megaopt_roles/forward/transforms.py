@@ -67,20 +67,6 @@ def _checkpoint_sequential(call: _Call, trace: Trace, args: Sequence[Any], kwarg
     return value
 
 
-def _functional_call(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what a module returns with other weights: its own, changed, or any that it is handed."""
-    module, given = args[0], argument(1, "parameters_and_buffer_dicts", args, kwargs)
-    values = argument(2, "args", args, kwargs)
-    if not isinstance(module, nn.Module):
-        return trace.passed(weights_of((args, kwargs)), args, kwargs)
-    own = {id(param) for param in module.parameters()}
-    trace.use_all((weight for weight in weights_of(given) if id(weight.base) not in own), "passed")
-    values = (
-        values if isinstance(values, list | tuple) else [value for value in (values,) if value is not None]
-    )
-    return call(module, values, argument(3, "kwargs", args, kwargs) or {})
-
-
 def _reduce(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     first, *rest = [*args[2:3], *(items_of(trace, args[1]) if len(args) > 1 else ())] or [Flow()]
     for item in rest:
@@ -118,7 +104,6 @@ def _cast(call: _Call, trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]
 TRANSFORMS = {
     ("torch", "checkpoint"): _checkpoint,
     ("torch", "checkpoint_sequential"): _checkpoint_sequential,
-    ("torch", "functional_call"): _functional_call,
     ("torch", "associative_scan"): _scan,
     ("torch", "vmap"): _vmap,
     ("torch", "Sequential"): _sequential,

@@ -219,3 +219,17 @@ def test_heads_that_are_returned_in_training(generated_models, result):
     found = roles_of(generated_models, made, forward)
     for name in ("heads.0.weight", "heads.1.weight", "h.weight"):
         assert (found[name].role, found[name].doubt) == (Role.OUTPUT, Doubt.NONE), (name, found[name].reason)
+
+
+def test_a_spread_beside_a_mean(generated_models):
+    """A distribution multiplies no matrix: what gives it its mean is a head still."""
+    made = "self.t, self.m, self.s = nn.Linear(9, 26), nn.Linear(26, 3), nn.Parameter(torch.zeros(2, 3))"
+    forward = (
+        "y = self.m(self.t(ids).relu())\na = torch.distributions.Normal(y, self.s.exp()).rsample()\n"
+        "return a, a.sum(1)"
+    )
+    found = roles_of(generated_models, made, forward)
+    assert (found["m.weight"].role, found["m.weight"].doubt) == (Role.OUTPUT, Doubt.NONE), found[
+        "m.weight"
+    ].reason
+    assert (found["s"].role, found["s"].doubt) == (Role.ELEMENTWISE, Doubt.NONE), found["s"].reason

@@ -237,6 +237,9 @@ class CallEvaluator(ModuleCallEvaluator):
             return self._apply(owner, args, kwargs)
         if name == "functional_call" and args and isinstance(args[0], nn.Module):
             return self._functional_call(args[0], args, kwargs)
+        if module.startswith("torch.distributions"):  # of the values that it is given, entry by entry
+            self.trace.use_all(weights_of((args, kwargs)), "elementwise")
+            return self.trace.unknown(args, kwargs)
         if module.startswith("torch._ops"):
             name, args = products.as_function(name, args)
         return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)

@@ -96,9 +96,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
         return doubted(matrix("a matrix product contracts it, over axes that were not found", view))
     view, sure = oriented(shape, exact[0])
     if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other
-        return doubted(
-            elementwise("a matrix product contracts it, but its axes fit no view"), "", Doubt.LAYOUT
-        )
+        return doubted(elementwise("a matrix product contracts it, but its axes fit no view"))
     what = (
         "a stack of matrices that products contract" if view.batch_dims else "a matrix product contracts it"
     )

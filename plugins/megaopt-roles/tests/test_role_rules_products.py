@@ -25,6 +25,13 @@ STATES = {  # models that return their state beside what they predict: the proje
         "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\n"
         "return self.h(self.o(y.transpose(1, 2).flatten(2))), (k, v)",
     ),
+    "attention of a fused layer whose windows were lost sight of": (
+        "self.a, self.o = nn.Linear(8, 24), nn.Linear(8, 8)",
+        "x = self.e(ids)\nb, t, _ = x.shape\n"
+        "q, k, v = self.a(x).reshape(b, t // 9, 9, 3, 2, 4).permute(3, 0, 1, 4, 2, 5).unbind(0)\n"
+        "w = (q @ k.transpose(-2, -1)).softmax(-1)\n"
+        "return self.h(self.o((w @ v).transpose(2, 3).reshape(b, t, 8))), w",
+    ),
     "the cell of gates": (
         "self.a, self.o = nn.Linear(8, 48), nn.Linear(12, 8)",
         "c = more\ni, f, g, o = self.a(self.e(ids)).chunk(4, -1)\nc = f.sigmoid() * c + i.sigmoid() * g.tanh()\n"

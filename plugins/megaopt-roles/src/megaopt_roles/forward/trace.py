@@ -151,14 +151,19 @@ class Trace:
                 set(map(id, other.behind)),
             )
             for piece in one.behind:
-                owner = piece.source.owner
-                if piece.parent is None or id(owner) not in others or id(piece) in same:
-                    continue
-                weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
-                if weight is not None:
-                    self.uses.setdefault(id(weight), set()).add(Use("paired"))
+                if piece.parent is not None and id(piece.source.owner) in others and id(piece) not in same:
+                    self._pair(piece.source.owner)
+        if summed and not (left.behind and right.behind):  # parts of what was lost sight of
+            for dep in left.deps & right.deps:
+                if not is_mark(dep):
+                    self._pair(dep.module)
         if summed and not (left.soft or right.soft):
             self.compare(left.deps, right.deps)
+
+    def _pair(self, owner: nn.Module | nn.Parameter) -> None:
+        weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
+        if weight is not None:
+            self.uses.setdefault(id(weight), set()).add(Use("paired"))
 
     def compare(self, left: frozenset[Any], right: frozenset[Any]) -> None:
         """Note that the outputs of different layers are compared, unless one of them is made of the other.

@@ -6,6 +6,7 @@ import ast
 import operator
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,12 @@ from megaopt_roles.forward.values import Flow, Weight, deps_of
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
 
 _STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+@cache
+def _method_of(kind: type[ast.expr]) -> str:
+    """Return the name of the method that evaluates a kind of expression."""
+    return f"_{kind.__name__.lower()}"
 
 
 def _indexable(value: Any, held: list[Any]) -> Any:
@@ -61,7 +68,7 @@ class ExpressionEvaluator(OperatorEvaluator):
         self.trace.spend()
         if node is None:
             return None
-        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        method = getattr(self, _method_of(type(node)), None)
         if method is None:
             return Flow()
         return method(node, frame)

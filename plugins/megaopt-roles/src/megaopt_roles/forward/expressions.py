@@ -6,7 +6,6 @@ import ast
 import operator
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from torch import nn
@@ -32,10 +31,12 @@ __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
 _STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-@cache
-def _method_of(kind: type[ast.expr]) -> str:
+_method_names: dict[type, str] = {}
+
+
+def _method_of(kind: type) -> str:
     """Return the name of the method that evaluates a kind of expression."""
-    return f"_{kind.__name__.lower()}"
+    return _method_names.get(kind) or _method_names.setdefault(kind, f"_{kind.__name__.lower()}")
 
 
 def _indexable(value: Any, held: list[Any]) -> Any:

@@ -119,3 +119,22 @@ def test_weights_of_an_ensemble(generated_models, how):
         assert (roles[key].role, roles[key].doubt) == (Role.ELEMENTWISE, Doubt.NONE), (key, roles[key].reason)
     assert roles["h.weight"].doubt is Doubt.ROLE
     assert roles["e.weight"].role is not Role.MATRIX
+
+
+def test_a_skeleton_is_not_asked(generated_models):
+    """What a skeleton lists by code of its own is not run: its modules are looked at as they are registered."""
+    before = (
+        "class Member(nn.Linear):\n    def parameters(self, recurse=True): raise AssertionError\n"
+        "    def named_modules(self, *args, **kwargs): raise AssertionError\n"
+    )
+    made = (
+        "self.__dict__['skeleton'] = Member(6, 16, bias=False)\n"
+        "self.w, self.h = nn.Parameter(torch.zeros(16, 6)), nn.Linear(16, 4)"
+    )
+    forward = (
+        "def forward(self, x):\n"
+        "    return self.h(torch.func.functional_call(self.skeleton, {'weight': self.w}, (x,)).relu())"
+    )
+    found = infer_roles(generated_models.model(made, forward, before)())
+    assert (found["w"].role, found["w"].doubt) == MATRIX, found["w"].reason
+    assert (found["h.weight"].role, found["h.weight"].doubt) == OUTPUT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def takes_context(kind: type[torch.autograd.Function]) -> bool:
     return kind.setup_context is torch.autograd.Function.setup_context
 
 
-def kept_in_sight(result: Any, given: Sequence[Any], made: Iterable[Call]) -> Any:
+def kept_in_sight(result: Any, given: Sequence[Any], made: Sequence[Call]) -> Any:
     """Return the result of a forward, with what it must come from where a kernel wrote it into a new tensor.
 
     Args:
@@ -57,14 +57,12 @@ def kept_in_sight(result: Any, given: Sequence[Any], made: Iterable[Call]) -> An
         given: its arguments.
         made: the calls that were seen in it.
     """
-    calls = list(made)
     before = frozenset(dep for dep in deps_of(given) if not is_mark(dep))
-    if not calls and not before:
+    known = before.union(made)
+    if not known or deps_of(result) & known:
         return result
-    if deps_of(result) & (before | frozenset(calls)):
-        return result
-    taken = frozenset[Any]().union(*(call.deps for call in calls))
-    lost = frozenset(call for call in calls if call not in taken) or before
+    taken = frozenset[Any]().union(*(call.deps for call in made))
+    lost = frozenset(call for call in made if call not in taken) or before
     if isinstance(result, Flow):
         return evolve(result, deps=result.deps | lost, held=())
     return Flow(deps_of(result) | lost)

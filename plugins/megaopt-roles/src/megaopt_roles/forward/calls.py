@@ -15,6 +15,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
+from megaopt_core.params import named_modules
 from megaopt_roles.forward import ops, products, quiet
 from megaopt_roles.forward.autograd_functions import (
     Context,
@@ -197,10 +198,11 @@ class CallEvaluator(ModuleCallEvaluator):
         values = argument(2, "args", args, kwargs)
         values = values if isinstance(values, list | tuple) else [] if values is None else [values]
         keywords = argument(3, "kwargs", args, kwargs) or {}
-        lent = lent_to(module, given)
+        inside = dict(named_modules(module))
+        own = {id(param) for part in inside.values() for param in part._parameters.values()}
+        lent = lent_to(inside, given, own)
         if lent is not None:
             return self.call_with(module, lent, values, keywords)
-        own = {id(param) for param in module.parameters()}
         self.trace.use_all((weight for weight in weights_of(given) if id(weight.base) not in own), "passed")
         return self.call(module, values, keywords)
 

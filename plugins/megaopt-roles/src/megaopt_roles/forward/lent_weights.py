@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -56,17 +56,16 @@ class Lent:
         return None
 
 
-def lent_to(module: nn.Module, given: Any) -> Lent | None:
+def lent_to(inside: Mapping[str, nn.Module], given: Any, own: Collection[int]) -> Lent | None:
     """Return what a module is lent by a dictionary; None where that cannot be told, or is nothing.
 
     Args:
-        module: what is called.
-        given: what it is called with: its own weights, changed or not, are left out.
+        inside: what is called, and the modules inside, by name.
+        given: the weights that it is called with, by name.
+        own: identities of its own parameters: made of these, changed or not, weights are left out.
     """
     if not isinstance(given, dict):
         return None
-    own = {id(param) for param in module.parameters()}
-    inside = dict(module.named_modules())
     weights: dict[int, dict[str, Weight]] = {}
     holders: set[int] = set()
     for name, value in given.items():
@@ -80,4 +79,4 @@ def lent_to(module: nn.Module, given: Any) -> Lent | None:
         while path:
             holders.add(id(inside[path]))
             path = path.rpartition(".")[0]
-    return Lent(weights, frozenset({id(module), *holders})) if weights else None
+    return Lent(weights, frozenset({id(inside[""]), *holders})) if weights else None

@@ -128,9 +128,13 @@ class Trace:
         if len(made) == 1 or JOINED in deps:
             return
         for owner in made:
-            weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
-            if weight is not None:
-                self.uses.setdefault(id(weight), set()).add(Use("choosing"))
+            self._note_owner(owner, "choosing")
+
+    def _note_owner(self, owner: nn.Module | nn.Parameter, kind: str) -> None:
+        """Note one kind of use of the weight of a projection, or of a weight used by hand."""
+        weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
+        if weight is not None:
+            self.uses.setdefault(id(weight), set()).add(Use(kind))
 
     def multiply(self, left: Any, right: Any, *, summed: bool = True) -> None:
         """Note what a product of two activations says of the projections that made them.
@@ -146,24 +150,17 @@ class Trace:
         if not (isinstance(left, Flow) and isinstance(right, Flow)):
             return
         for one, other in ((left, right), (right, left)):
-            others, same = (
-                {id(dep.module) for dep in other.deps if not is_mark(dep)},
-                set(map(id, other.behind)),
-            )
+            others = {id(dep.module) for dep in other.deps if not is_mark(dep)}
+            same = set(map(id, other.behind))
             for piece in one.behind:
                 if piece.parent is not None and id(piece.source.owner) in others and id(piece) not in same:
-                    self._pair(piece.source.owner)
+                    self._note_owner(piece.source.owner, "paired")
         if summed and not (left.behind and right.behind):  # parts of what was lost sight of
             for dep in left.deps & right.deps:
                 if not is_mark(dep):
-                    self._pair(dep.module)
+                    self._note_owner(dep.module, "paired")
         if summed and not (left.soft or right.soft):
             self.compare(left.deps, right.deps)
-
-    def _pair(self, owner: nn.Module | nn.Parameter) -> None:
-        weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
-        if weight is not None:
-            self.uses.setdefault(id(weight), set()).add(Use("paired"))
 
     def compare(self, left: frozenset[Any], right: frozenset[Any]) -> None:
         """Note that the outputs of different layers are compared, unless one of them is made of the other.

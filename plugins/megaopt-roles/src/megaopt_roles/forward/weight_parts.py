@@ -87,9 +87,8 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             trace.use(weight, Use("looked_up"))
             result = taken(result, dim, None)
         else:
-            block = len(shape) > max(
-                weight.base.dim(), 2
-            )  # rows of a table that were made matrices: experts, say
+            # Rows of a table may have been made matrices: experts, say.
+            block = len(shape) > max(weight.base.dim(), 2)
             trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 and not block else "looked_up"))
             result = taken(result, dim, None)
     if any(isinstance(key, Flow | Weight) for key in keys):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from megaopt_lion import lion
+from megaopt_lion import lion, update
 from megaopt_lion.lion import WEIGHT_DECAY_METHODS, Lion, init_state
 from megaopt_lion.update import Numbers, can_compile, update_blockwise, update_compiled, update_together
 from torch import nn
@@ -132,9 +132,49 @@ def test_compiled_equals_plain_to_one_ulp(dtype, momentum_dtype):
             plain, compiled = [p.clone(), m.clone()], [p.clone(), m.clone()]
             numbers = Numbers(LR / (step + 1), 1.0 - 0.01 * step, betas)
             update_blockwise(plain[0], g, plain[1], numbers)
-            update_compiled(compiled[0], g, compiled[1], numbers)
+            update_compiled([(compiled[0], g, compiled[1])], numbers)
             for a, b in zip(plain, compiled, strict=True):
                 assert ulps(a, b).max() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_calls_take_many_tensors_of_any_sizes(monkeypatch):
+    """So many as a call takes go together, the rest alone, compiled once whatever their sizes; to plain Lion's bits."""
+    monkeypatch.setattr(lion, "IN_A_CALL", 3)
+    calls = []
+    monkeypatch.setattr(
+        lion,
+        "update_compiled",
+        lambda triples, numbers: calls.append(len(triples)) or update_compiled(triples, numbers),
+    )
+    for length, dtype in ((3, torch.float32), (1, torch.bfloat16)):
+        with torch.no_grad():  # as in a step
+            update._kernel(length, torch.device("cpu"), *[dtype] * 3, cautious=False)
+    generator = torch.Generator().manual_seed(5)
+    flat = torch.randn(40_000, generator=generator)
+    shapes = [(160, 128), (128, 160), (20_000, 1), (3, 80, 90), (150, 150), (17_001,), (8, 8, 8, 64)]
+    values = [torch.randn(shape, generator=generator) for shape in shapes]
+    values += [flat[:20_000], flat[20_000:], values[0].bfloat16()]
+    plain, compiled = (
+        Lion([nn.Parameter(value.clone()) for value in values], betas=BETAS, compile=compile_)
+        for compile_ in (False, True)
+    )
+    for param, value in zip(compiled.param_groups[0]["params"][-3:-1], values[-3:-1], strict=True):
+        param.data = value  # two that share their memory
+    for _ in range(2):
+        pairs = list(zip(*(some.param_groups[0]["params"] for some in (plain, compiled)), strict=True))
+        for a, b in pairs:
+            a.grad = torch.randn(a.shape, generator=generator).to(a.dtype)
+            b.grad = a.grad.clone()
+        with torch.compiler.set_stance("fail_on_recompile"):
+            compiled.step()
+        plain.step()
+        for a, b in pairs:
+            assert ulps(a, b).max() <= 1
+            assert torch.equal(plain.state[a]["exp_avg"], compiled.state[b]["exp_avg"])
+    assert calls == [3, 3, 3, 1] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -252,6 +292,20 @@ def test_parameters_without_gradient_are_skipped():
     optimizer.step()
     assert param.tolist() == [1.0] * 3
     assert param not in optimizer.state
+
+
+def test_subclasses_of_tensors_are_not_compiled(monkeypatch):
+    """What keeps its memory elsewhere, as a DTensor does, is stepped by plain operations."""
+
+    class Elsewhere(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(lion, "update_compiled", None)
+    monkeypatch.setattr(lion, "_WORTH_A_KERNEL", 1)
+    param = nn.Parameter(torch.ones(3).as_subclass(Elsewhere))
+    param.grad = torch.ones(3).as_subclass(Elsewhere)
+    Lion([param], lr=1.0, weight_decay=0.0, compile=True).step()
+    assert param.tolist() == [0.0] * 3
 
 
 def test_a_failing_compiler_is_not_the_end(monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import batched
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, override
 
@@ -13,8 +15,10 @@ from megaopt_core.plugin_api import dense_gradient, require_argument, require_de
 from megaopt_lion.settings import WORTH_A_KERNEL as _WORTH_A_KERNEL
 from megaopt_lion.settings import WORTH_COMPILING as _WORTH_COMPILING
 from megaopt_lion.update import (
+    IN_A_CALL,
     IN_CACHE,
     Numbers,
+    Triple,
     can_compile,
     update_blockwise,
     update_compiled,
@@ -37,6 +41,9 @@ WEIGHT_DECAY_METHODS: Mapping[str, Callable[[Any, float], Any]] = MappingProxyTy
     }
 )
 """Factor on the parameter, of learning rate and weight decay; `l2` adds to the gradient instead."""
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""What a kernel takes; of subclasses, as DTensor, it would need to know where the memory is."""
 
 
 class Lion(torch.optim.Optimizer):
@@ -155,55 +162,69 @@ class Lion(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            # A rate on the device stays there: the step then waits for nothing, and may be a part of a CUDA graph.
-            given, decay = group["lr"], group["weight_decay"]
-            stays = isinstance(given, torch.Tensor) and given.device.type != "mps"  # which has no float64
-            lr = given.double() if stays else float(given)
-            keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
-            cautious = bool(group["cautious_weight_decay"]) and decay != 0.0
-            numbers = Numbers(lr, keep, group["betas"], cautious)
-            small: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-            elements = 0
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                grad = dense_gradient("Lion", param)
-                if self.weight_decay_method == "l2" and decay:
-                    grad = grad.add(param, alpha=decay)
-                tensors = (param, grad, self._momentum(param))
-                if not _is_small(tensors, numbers):
-                    self._update(*tensors, numbers)
-                    continue
+            self._step(group)
+        return loss
+
+    def _step(self, group: dict[str, Any]) -> None:
+        # A rate on the device stays there: the step then waits for nothing, and may be a part of a CUDA graph.
+        given, decay = group["lr"], group["weight_decay"]
+        stays = isinstance(given, torch.Tensor) and given.device.type != "mps"  # which has no float64
+        lr = given.double() if stays else float(given)
+        keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
+        adds_decay = self.weight_decay_method == "l2" and decay != 0.0
+        numbers = Numbers(lr, keep, group["betas"], bool(group["cautious_weight_decay"]) and decay != 0.0)
+        small: list[Triple] = []
+        elements = 0
+        compiled: defaultdict[Hashable, list[Triple]] = defaultdict(list)
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            grad = dense_gradient("Lion", param)
+            if adds_decay:
+                grad = grad.add(param, alpha=decay)
+            tensors = (param, grad, self._momentum(param))
+            if _is_small(tensors, numbers):
                 small.append(tensors)
                 elements += param.numel()
                 if elements >= IN_CACHE:
                     _update_small(small, numbers)
                     small, elements = [], 0
-            if small:
-                _update_small(small, numbers)
-        return loss
+            elif adds_decay or not self._may_compile(tensors, numbers):
+                self._update([tensors], numbers)
+            else:
+                compiled[param.device, *(tensor.dtype for tensor in tensors)].append(tensors)
+        _update_small(small, numbers)
+        for alike in compiled.values():
+            for triples in batched(alike, IN_A_CALL):
+                self._update(triples, numbers)
 
-    def _update(
-        self, param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor, numbers: Numbers
-    ) -> None:
-        tensors = (param, grad, exp_avg)
-        if (
-            isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
-            or not self._compiles()
-            or (param.numel() < _WORTH_A_KERNEL and param.device.type == "cpu")
-            or param.dtype is torch.float64
-            or not all(t.is_contiguous() for t in tensors)
-        ):
-            update_blockwise(*tensors, numbers)
-            return
+    def _may_compile(self, tensors: Triple, numbers: Numbers) -> bool:
+        param = tensors[0]
+        return (
+            not isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
+            and self._compiles()
+            and (param.numel() >= _WORTH_A_KERNEL or param.device.type != "cpu")
+            and param.dtype is not torch.float64
+            and all(type(tensor) in _PLAIN and tensor.is_contiguous() for tensor in tensors)
+        )
+
+    def _update(self, triples: Sequence[Triple], numbers: Numbers) -> None:
+        together = len(triples) == IN_A_CALL
+        for some in [triples] if together else [[tensors] for tensors in triples]:
+            if not (self._may_compile(some[0], numbers) and self._update_compiled(some, numbers)):
+                for tensors in some:
+                    update_blockwise(*tensors, numbers)
+
+    def _update_compiled(self, triples: Sequence[Triple], numbers: Numbers) -> bool:
         try:
-            update_compiled(*tensors, numbers)
+            update_compiled(triples, numbers)
         except torch._dynamo.exc.TorchDynamoException as error:
             if self.compile:
                 raise
             self._automatic = False
             warnings.warn(f"Lion goes on without torch.compile, which failed: {error}", stacklevel=3)
-            update_blockwise(*tensors, numbers)
+            return False
+        return True
 
     def _compiles(self) -> bool:
         if self.compile is not None:
@@ -224,7 +245,7 @@ class Lion(torch.optim.Optimizer):
         return momentum
 
 
-def _is_small(tensors: tuple[torch.Tensor, ...], numbers: Numbers) -> bool:
+def _is_small(tensors: Triple, numbers: Numbers) -> bool:
     """Return whether what calls cost is most of what the update of a tensor does."""
     param = tensors[0]
     return (
@@ -236,11 +257,10 @@ def _is_small(tensors: tuple[torch.Tensor, ...], numbers: Numbers) -> bool:
     )
 
 
-def _update_small(
-    tensors: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], numbers: Numbers
-) -> None:
-    params, grads, exp_avgs = (list(some) for some in zip(*tensors, strict=True))
-    update_together(params, grads, exp_avgs, numbers)
+def _update_small(triples: Sequence[Triple], numbers: Numbers) -> None:
+    if triples:
+        params, grads, exp_avgs = (list(some) for some in zip(*triples, strict=True))
+        update_together(params, grads, exp_avgs, numbers)
 
 
 def init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Final
@@ -24,7 +24,16 @@ from typing import Final
 import torch
 from attrs import field, frozen
 
-__all__ = ["IN_CACHE", "Numbers", "can_compile", "update_blockwise", "update_compiled", "update_together"]
+__all__ = [
+    "IN_A_CALL",
+    "IN_CACHE",
+    "Numbers",
+    "Triple",
+    "can_compile",
+    "update_blockwise",
+    "update_compiled",
+    "update_together",
+]
 
 # A C++ compiler, and Triton for GPUs, may otherwise contract a product and a sum into one operation.
 _EVERY_OPERATION_ROUNDED: Mapping[str, str | bool] = MappingProxyType(
@@ -32,6 +41,11 @@ _EVERY_OPERATION_ROUNDED: Mapping[str, str | bool] = MappingProxyType(
 )
 IN_CACHE: Final = 1 << 16
 """Elements of a block: five blocks of float32 nearly fit a core's own cache."""
+IN_A_CALL: Final = 16
+"""Tensors of a compiled call: what it costs beside its work is then less than what memory costs."""
+
+type Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""A parameter, its gradient and its momentum."""
 
 
 @frozen(eq=False)
@@ -143,17 +157,17 @@ def update_together(
     torch._foreach_add_(params, directions, alpha=-numbers.lr)
 
 
-def update_compiled(param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor, numbers: Numbers) -> None:
-    """Update parameter and momentum in place with one compiled kernel; the arguments are those of the other.
+def update_compiled(triples: Sequence[Triple], numbers: Numbers) -> None:
+    """Update parameters and momenta in place with one call of a compiled kernel; the numbers are those of the others.
 
     Args:
-        param: any shape and floating-point dtype, contiguous.
-        grad: its gradient.
-        exp_avg: its momentum.
+        triples: parameter, gradient and momentum of each, of any shapes, contiguous; on one device, with the dtypes of
+            the first. There are as many kernels as lengths: one and :data:`IN_A_CALL`.
         numbers: learning rate, decay and betas; none of them a tensor.
     """
-    flat = (tensor.view(-1) for tensor in (param, grad, exp_avg))
-    _compiled()(*flat, *numbers.for_kernel(), numbers.cautious)
+    kind = (triples[0][0].device, *(tensor.dtype for tensor in triples[0]))
+    kernel = _kernel(len(triples), *kind, cautious=numbers.cautious)
+    kernel([_flat(triple) for triple in triples], *numbers.for_kernel(), numbers.cautious)
 
 
 @cache
@@ -197,29 +211,42 @@ def _update(
             stored.copy_(computed)
 
 
+def _flat(triple: Triple) -> Triple:
+    """Return the tensors as flat memory, not as views: torch.compile would look at what they are views of."""
+    param, grad, exp_avg = (
+        torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),), (1,)
+        )
+        for tensor in triple
+    )
+    return param, grad, exp_avg
+
+
 def _fused(
-    p: torch.Tensor,
-    g: torch.Tensor,
-    m: torch.Tensor,
+    triples: Sequence[Triple],
     lr: torch.Tensor,
     keep: torch.Tensor,
     weight1: torch.Tensor,
     weight2: torch.Tensor,
     cautious: bool,
 ) -> None:
-    param, gradient, momentum = p.float(), g.float(), m.float()
-    difference = gradient - momentum
-    direction = torch.sign(difference * weight1 + momentum)
-    m.copy_(momentum + difference * weight2)
-    shrunk = param * keep
-    if cautious:
-        shrunk = torch.where(direction * param >= 0, shrunk, param)
-    p.copy_(shrunk - direction * lr)
+    for p, g, m in triples:
+        param, gradient, momentum = p.float(), g.float(), m.float()
+        difference = gradient - momentum
+        direction = torch.sign(difference * weight1 + momentum)
+        m.copy_(momentum + difference * weight2)
+        shrunk = param * keep
+        if cautious:
+            shrunk = torch.where(direction * param >= 0, shrunk, param)
+        p.copy_(shrunk - direction * lr)
 
 
 @cache
-def _compiled() -> Callable[..., None]:
-    compiled: Callable[..., None] = torch.compile(
-        _fused, dynamic=True, options=dict(_EVERY_OPERATION_ROUNDED)
-    )
-    return compiled
+def _kernel(length: int, device: torch.device, *dtypes: torch.dtype, cautious: bool) -> Callable[..., None]:
+    """Return the update of so many triples in one call, compiled."""
+    kernel: Callable[..., None] = torch.compile(_fused, dynamic=True, options=dict(_EVERY_OPERATION_ROUNDED))
+    # Sizes that are equal when it is compiled are taken to be equal always.
+    sizes = range(1024, 1024 + 16 * length, 16)
+    scratch = [tuple(torch.zeros(size, dtype=dtype, device=device) for dtype in dtypes) for size in sizes]
+    kernel(scratch, *Numbers(0.0, 1.0, (0.0, 0.0)).for_kernel(), cautious)
+    return kernel

@@ -16,7 +16,7 @@ from megaopt_muon.products import precision
 from megaopt_muon.muon import TensorParallelMuon
 precision.multiplies_bfloat16 = lambda: True
 torch.set_num_threads(1)
-shapes = [(512, 256), (256, 768), (448, 512), (48, 100), (100, 48), (64, 64)]
+shapes = eval(sys.argv[3])
 params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
 optimizer = TensorParallelMuon(params, ns_plan=sys.argv[1], coefficient_type=sys.argv[2])
 for step in range(3):
@@ -30,10 +30,13 @@ print("end", flush=True)
 """
 
 
-def compiled(plan: str, coefficients: str) -> list[int]:
+SHAPES = [(512, 256), (256, 768), (448, 512), (48, 100), (100, 48), (64, 64)]
+
+
+def compiled(plan: str, coefficients: str, shapes: list[tuple[int, int]]) -> list[int]:
     """Return how many kernels oneDNN compiled in each step."""
     found = subprocess.run(
-        [sys.executable, "-c", CODE, plan, coefficients],
+        [sys.executable, "-c", CODE, plan, coefficients, str(shapes)],
         env={**os.environ, "ONEDNN_VERBOSE": "profile_create", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -56,7 +59,14 @@ def compiled(plan: str, coefficients: str) -> list[int]:
 )
 def test_only_the_first_step_compiles(plan, coefficients):
     """With new gradients in every step, of new norm and spectrum, later steps find every kernel compiled."""
-    first, *later = compiled(plan, coefficients)
+    first, *later = compiled(plan, coefficients, SHAPES)
     # Where oneDNN knows no bfloat16, torch multiplies by other means, and nothing is compiled at all.
     assert (first > 0) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert later == [0, 0]
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN knows no bfloat16 here")
+def test_steps_of_different_coefficients_share_kernels():
+    """Of five steps, each of its own coefficients, the Gram matrices take two and the products with X one kernel."""
+    polynomials = 5
+    assert compiled("", "quintic", [(64, 128)] * 2) == [2 + polynomials + 1, 0, 0]

@@ -8,8 +8,11 @@ that depend on the data are therefore kept beside the matrices, and reach them t
 of which the factor outside joins the scale of the result. Nothing is multiplied only to be scaled: the norm of what
 came is a scale from the beginning, and the scale of the result goes into the update of the parameter.
 
-A product with an addend copies it first and reads it again. There is none here: a multiple of the identity is added to
-diagonals, whose rounding :mod:`megaopt_muon.newton_schulz.exact` keeps account of.
+So the products of all steps with `X` share a kernel. Those of Gram matrices have one for each of the few `b`: scaled,
+the diagonal of a matrix whose singular values are 1 would no longer be what 16 bits hold exactly.
+
+A product with an addend copies it first and reads it again. Large matrices have none: a multiple of the identity is
+added to diagonals, whose rounding :mod:`megaopt_muon.newton_schulz.exact` keeps account of.
 
 .. math::
     W = a I + b A + c A^2, \qquad Q \leftarrow Q W, \qquad A \leftarrow A W^2, \qquad X \leftarrow Q X
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from megaopt_muon.choice.schedule import are_gentle
+from megaopt_muon.choice.schedule import are_gentle, are_tame
 from megaopt_muon.newton_schulz.exact import (
     Triple,
     accumulate,
@@ -48,6 +51,9 @@ _FEW: Final = 2
 
 _WITHOUT_ADDEND: Final = 600
 """Rows from which on single steps multiply without addends."""
+
+_FAR: Final = 1e6
+"""Growth that is not kept beside a matrix of norm 1e-10, whose squares are to stay in the range of bfloat16."""
 
 
 def iterate_whole(
@@ -135,6 +141,8 @@ class _SingleSteps:
         # Small products with an addend take less time than what the diagonals of others do.
         alone = values.dim() == 2 and min(values.shape) >= _WITHOUT_ADDEND
         self._gentle = alone and are_gentle(tuple(coefficients))
+        self._tame = are_tame(tuple(coefficients))
+        self._kept = 1.0
 
     def __call__(self, x: Scaled, triple: Triple, out: torch.Tensor, factor: float) -> Scaled:
         """Return the step times a factor.
@@ -153,5 +161,8 @@ class _SingleSteps:
         if self._gentle and c != 0.0:
             factor *= x.scale * single_polynomial(gram, triple, w)
             return Scaled(product(left, right, factor, out))
-        commuting(gram, gram, c, w, gram, b)  # the coefficients are few: each is compiled once
-        return Scaled(product(left, right, 1.0, out, x.values, a), factor * x.scale)
+        commuting(gram, gram, c, w, gram, b)
+        outside = a if self._tame and 0.0 < abs(self._kept * a) < _FAR else 1.0
+        self._kept *= outside
+        result = product(left, right, 1.0 / outside, out, x.values, a / outside)
+        return Scaled(result, factor * x.scale * outside)

@@ -11,7 +11,7 @@ import torch
 from megaopt_muon.choice.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, are_worth_it_alone, normalized
-from megaopt_muon.newton_schulz.scaled import Scaled
+from megaopt_muon.newton_schulz.scaled import Scaled, has_more_rows
 from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import compute_dtype
 from megaopt_muon.products.symmetric import is_tall
@@ -71,10 +71,12 @@ def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device
         dtype: of the update.
         device: where it is.
     """
-    narrow = is_narrow(compute_dtype(ns.precision, dtype, device), device)
-    if not narrow or len(shape) != 2:
-        return False
-    return math.prod(shape) > _NARROW_ALONE or are_worth_it_alone(*shape)
+    return is_narrow(compute_dtype(ns.precision, dtype, device), device) and _is_alone(shape)
+
+
+def _is_alone(shape: Sequence[int]) -> bool:
+    """Return whether a matrix of 16 bits is iterated by itself."""
+    return len(shape) == 2 and (math.prod(shape) > _NARROW_ALONE or are_worth_it_alone(*shape))
 
 
 def is_swept(ns: NewtonSchulz, plan: MatrixPlan, param: torch.Tensor, grad: torch.Tensor) -> bool:
@@ -99,11 +101,11 @@ def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) ->
         shape: of the matrix.
         update: that it lies in.
     """
-    if is_single(ns, shape, update.dtype, update.device):
+    if not is_narrow(compute_dtype(ns.precision, update.dtype, update.device), update.device):
+        return "batch", shape, update.device.index or 0, update.dtype
+    if _is_alone(shape):
         return "single", shape
-    if is_narrow(compute_dtype(ns.precision, update.dtype, update.device), update.device):
-        return "padded", _padded_shape(shape), shape[:-2]
-    return "batch", shape, update.device.index or 0, update.dtype
+    return "padded", _padded_shape(shape), shape[:-2]
 
 
 def _padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -135,26 +137,32 @@ def padded(
     dtype, device = compute_dtype(ns.precision, updates[0].dtype, updates[0].device), updates[0].device
     for start in range(0, len(members), step):
         chunk = members[start : start + step]
-        batch = ns.workspace.take("batch", (len(chunk), inner, *filled), dtype, device, dense=True).zero_()
-        slots, sources = [], []
-        for slot, (index, number) in zip(batch, chunk, strict=True):
-            matrices = plans[index].pieces[number].read(updates[index])
-            matrices = matrices.reshape(-1, *matrices.shape[-2:]) if matrices.dim() > 2 else matrices
-            tall = matrices.shape[-2] > matrices.shape[-1]
-            turned = matrices.mT if tall else matrices
-            inside = (slot if matrices.dim() > 2 else slot[0])[..., : turned.shape[-2], : turned.shape[-1]]
-            normalized(turned, inside, ns.eps)
-            slots.append((tall, turned.shape))
-            sources.append(matrices)
+        batch = ns.workspace.take("batch", (len(chunk), inner, *filled), dtype, device, dense=True)
+        sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
+        if len(shape) > 3:
+            sources = [source.flatten(0, -3) for source in sources]
+        if any(tuple(sorted(source.shape[-2:])) != filled for source in sources):
+            batch.zero_()
+        for slot, source in zip(batch, sources, strict=True):
+            wide = source.mT if has_more_rows(source) else source
+            normalized(wide, _inside(slot, source), ns.eps)
         result = ns.batch(batch.view(-1, *filled))
         values = result.values.view(batch.shape)
-        for (index, number), (tall, inside_shape), value, source in zip(
-            chunk, slots, values, sources, strict=True
-        ):
-            o = (value if source.dim() > 2 else value[0])[..., : inside_shape[-2], : inside_shape[-1]]
-            finite = ns.finite(Scaled(o.mT if tall else o, result.scale), source)
+        for (index, number), value, source in zip(chunk, values, sources, strict=True):
+            inside = _inside(value, source)
+            o = inside.mT if has_more_rows(source) else inside
+            finite = ns.finite(Scaled(o, result.scale), source)
             piece = plans[index].pieces[number]
             yield index, number, Scaled(finite.values.reshape(piece.shape), finite.scale)
+
+
+def _inside(slot: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Return where a source, turned if it is tall, lies in a slot `[matrices, rows, columns]` that may be larger."""
+    matrices = slot if source.dim() > 2 else slot[0]
+    rows, columns = sorted(source.shape[-2:])
+    if matrices.shape[-2:] == (rows, columns):
+        return matrices
+    return matrices[..., :rows, :columns]
 
 
 def batched(

@@ -74,7 +74,7 @@ def outer_memory(x: torch.Tensor, workspace: Workspace, *, tall: bool) -> torch.
 def outer(x: torch.Tensor, factor: float, out: torch.Tensor, *, tall: bool) -> None:
     """Make `factor * X X^T`, or `factor * X^T X` for a tall matrix, rounded once.
 
-    Of a large one, block rows are multiplied right of the diagonal only, and copied below it.
+    Of a large one, block rows are multiplied right of the diagonal only, and copied below it; a batch is whole.
 
     Args:
         x: `[n, k]` or `[matrices, n, k]`.
@@ -83,6 +83,9 @@ def outer(x: torch.Tensor, factor: float, out: torch.Tensor, *, tall: bool) -> N
         tall: take the product over the rows.
     """
     left, right = (x.mT, x) if tall else (x, x.mT)
+    if out.dim() == 3:
+        product(left, right, factor, out)
+        return
     size, depth = out.shape[-1], left.shape[-1]
     height = _rows_on_matrix_units(size, depth, tall=tall) if has_matrix_units() else _rows(size, depth)
     _by_rows(left, right, factor, out, height)
@@ -108,6 +111,8 @@ def commuting(
         base: a symmetric matrix that is added.
         beta: on it.
     """
+    if out.dim() == 3:
+        return product(left, right, factor, out, base, beta)
     size = out.shape[-1]
     height = size if has_matrix_units() else _rows(size, size)
     return _by_rows(left, right, factor, out, height, base, beta)
@@ -122,9 +127,9 @@ def _by_rows(
     base: torch.Tensor | None = None,
     beta: float = 1.0,
 ) -> torch.Tensor:
-    """Return a product known to be symmetric, of which so many rows are multiplied at a time; a batch is whole."""
+    """Return a product known to be symmetric, of which so many rows are multiplied at a time."""
     size = out.shape[-1]
-    if out.dim() == 3 or height >= size:
+    if height >= size:
         return product(left, right, factor, out, base, beta)
     for start in range(0, size, height):
         stop = min(start + height, size)

@@ -25,19 +25,31 @@ def assert_symmetric(matrix: SymmetricMatrix) -> None:
         assert torch.equal(values[..., height:, :height], values[..., :height, height:].mT)
 
 
-@pytest.fixture(params=[False, True], ids=["256 bits", "512 bits"])
-def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Cut as for either kind of processor."""
+KINDS = {"256 bits": (False, False), "512 bits": (True, False), "512 bits of bfloat16": (True, True)}
+"""Processors: are vectors long, and do they multiply bfloat16?"""
+
+
+@pytest.fixture(params=KINDS)
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Cut as for any kind of processor without matrix units."""
+    long, bfloat16 = KINDS[request.param]
     for module in (panels, products):
-        monkeypatch.setattr(module, "has_long_vectors", lambda: request.param)
+        monkeypatch.setattr(module, "has_long_vectors", lambda: long)
+    monkeypatch.setattr(panels, "multiplies_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(panels, "has_matrix_units", lambda: False)
     return request.param
 
 
-def test_block_rows_fit_the_vectors(vectors):
-    """With shorter ones, blocks pay from smaller matrices on, and squares are read by rows."""
-    assert (block_height(200, torch.float32, torch.device("cpu")) == 200) is vectors
-    assert is_tall(torch.empty(520, 520)) is vectors
-    assert not is_tall(torch.empty(128, 128))
+@pytest.mark.parametrize(
+    ("size", "heights"),
+    [(64, (64, 64, 64)), (128, (128, 128, 64)), (200, (96, 200, 64)), (520, (96, 128, 64))],
+)
+def test_block_rows_fit_the_vectors(vectors, size, heights):
+    """With shorter ones, and with those that multiply bfloat16, blocks pay from smaller matrices on."""
+    height = dict(zip(KINDS, heights, strict=True))[vectors]
+    assert block_height(size, torch.float32, torch.device("cpu")) == height
+    # Long ones read squares that are cut by columns.
+    assert is_tall(torch.empty(size, size)) is (vectors != "256 bits" and height < size)
 
 
 @pytest.mark.usefixtures("vectors")

@@ -8,6 +8,8 @@ from typing import Final
 import torch
 from attrs import field, frozen
 
+from megaopt_muon.products.precision import has_matrix_units, multiplies_bfloat16
+
 __all__ = [
     "Panel",
     "SymmetricMatrix",
@@ -21,6 +23,14 @@ __all__ = [
 # (smallest size, height of a block row, measured part of a full product's time), on one core. Below the smallest size
 # one call of the matrix library is faster than several and the copy of a triangle.
 _FLOAT32: Final = ((1500, 224, 0.70), (352, 128, 0.71), (240, 96, 0.90))
+_FLOAT32_OF_AVX512_BF16: Final = (
+    (1500, 224, 0.61),
+    (600, 96, 0.65),
+    (352, 64, 0.74),
+    (256, 64, 0.79),
+    (160, 64, 0.87),
+    (128, 64, 0.93),
+)
 _FLOAT32_OF_AVX2: Final = (
     (1200, 224, 0.62),
     (900, 160, 0.65),
@@ -33,7 +43,7 @@ _BFLOAT16: Final = ((352, 128, 0.65), (240, 96, 0.80))
 
 _GRAM_OF_ROWS: Final = ((768, 224), (0, 160))
 """(smallest size, height) for float32 `x x^T` where `x` is read along its rows twice: with AVX-512 lower blocks are
-slower there."""
+slower there, but not on processors whose vectors also multiply bfloat16."""
 
 
 @cache
@@ -47,10 +57,16 @@ def has_long_vectors() -> bool:
     return torch.backends.cpu.get_cpu_capability() != "AVX2"
 
 
+def _float32() -> tuple[tuple[int, int, float], ...]:
+    """Return what was measured on processors like this one."""
+    if not has_long_vectors():
+        return _FLOAT32_OF_AVX2
+    return _FLOAT32_OF_AVX512_BF16 if multiplies_bfloat16() and not has_matrix_units() else _FLOAT32
+
+
 def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
     if device.type == "cpu":
-        wide = _FLOAT32 if has_long_vectors() else _FLOAT32_OF_AVX2
-        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else wide:
+        for smallest, height, share in _BFLOAT16 if dtype.itemsize == 2 else _float32():
             if size >= smallest:
                 return height, share
     return size, 1.0
@@ -95,7 +111,7 @@ def gram_height(size: int) -> int | None:
     Args:
         size: rows of the result, of which there are several block rows.
     """
-    if size >= _FLOAT32[0][0] or not has_long_vectors():
+    if size >= _FLOAT32[0][0] or _float32() is not _FLOAT32:
         return None
     return next(height for smallest, height in _GRAM_OF_ROWS if size >= smallest)
 

@@ -89,7 +89,7 @@ def _add_json(parser: ArgumentParser) -> None:
 
 def _run(command: str, args: Namespace) -> int:
     """Import a command of the core and run it; each stands in a module of its name."""
-    status: int = importlib.import_module(f"megaopt_core.cli._{command}").run(args)
+    status: int = importlib.import_module(f"megaopt_core.cli._commands.{command}").run(args)
     return status
 
 

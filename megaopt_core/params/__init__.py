@@ -2,7 +2,7 @@
 
 from megaopt_core.params._chunks import chunks_of
 from megaopt_core.params._keys import ParamKey, ParamPredicate, ParamWithNamePredicate
-from megaopt_core.params._names import NamedParam, ParamOwner, named_modules, named_params, unwrap
+from megaopt_core.params._names import NamedParam, ParamOwner, named_modules, named_params, shown, unwrap
 from megaopt_core.params._overrides import (
     ParamGroupOverride,
     combine_param_group_overrides,
@@ -47,6 +47,7 @@ __all__ = [
     "named_params",
     "numel_of",
     "param_group_override_to_tuple",
+    "shown",
     "unwrap",
     "whole",
 ]

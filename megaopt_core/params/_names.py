@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-__all__ = ["NamedParam", "ParamOwner", "named_modules", "named_params", "unwrap", "without_wrappers"]
+__all__ = ["NamedParam", "ParamOwner", "named_modules", "named_params", "shown", "unwrap", "without_wrappers"]
 
 type ParamOwner = tuple[str, nn.Module, str]
 """Canonical name of the owning module, the module, and the attribute that holds the parameter."""
@@ -175,3 +175,18 @@ def _identity(param: nn.Parameter) -> object:
         return (storage._cdata, param.storage_offset(), param.numel())
     except (RuntimeError, NotImplementedError, ValueError):
         return id(param)
+
+
+def shown(names: tuple[str, ...] | list[str], most: int = 5) -> str:
+    """Return the first names of a list as errors and reports say them, and how many more there are.
+
+    Args:
+        names: the names.
+        most: how many to show.
+
+    Example:
+        >>> shown(["a", "b", "c"], most=2)
+        'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

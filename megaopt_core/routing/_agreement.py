@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.config._fields import CORE_FIELD_NAMES
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import PluginError
@@ -194,7 +195,7 @@ def _row(item: InventoryItem, key: GroupKey) -> tuple[str, dict[str, str]]:
     cuts = [f"{cut.axis} of {cut.size} cuts {cut.dim}" for cut in item.part.placements]
     said = {
         "shape": str(item.part.shape),
-        "dtype": str(item.param.dtype).removeprefix("torch."),
+        "dtype": dtype_name(item.param.dtype),
         "optimizer": repr(key.optimizer),
         "plugin": _plugin_words(key),
         "override": _override_words(key),

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import Factory, evolve, frozen
 
 from megaopt_core.errors import RoutingChangedError
+from megaopt_core.params._names import shown
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._shards import Box, RankCoordinates, Shard
@@ -178,10 +179,9 @@ class Routing:
             if self._where(renamed.get(name, name)) != other._where(name)
         ]
         if changed:
-            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
             raise RoutingChangedError(
                 f"configuration or overrides route {len(changed)} parameters otherwise than when the model was "
-                f"wrapped: {shown}. Wrap the model again with the new configuration",
+                f"wrapped: {shown(changed)}. Wrap the model again with the new configuration",
                 names=changed,
             )
 

@@ -15,6 +15,7 @@ from megaopt_core.errors import (
     PluginHookError,
     RoutingError,
 )
+from megaopt_core.params._names import shown
 from megaopt_core.params._roles import Role, RoleDecision
 from megaopt_core.params._views import MatrixView
 from megaopt_core.plugin_api._stored_routing import StoredParam, StoredRouting
@@ -120,10 +121,9 @@ def as_stored(stored: StoredRouting, items: Sequence[InventoryItem]) -> list[Inv
     """
     absent = [item.name for item in items if not any(name in stored.params for name in _names(item))]
     if absent:
-        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
         raise RoutingError(
-            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown}. It was saved of another "
-            "model, or they did not train then; build the optimizer without routing=",
+            f"{stored.name} holds no routing of {len(absent)} trainable parameters: {shown(absent)}. It was saved of "
+            "another model, or they did not train then; build the optimizer without routing=",
             names=absent,
         )
     for item in items:

@@ -12,12 +12,11 @@ from megaopt_core.state._restore.fitting import (
 )
 from megaopt_core.state._restore.matching import LoadedBeside
 from megaopt_core.state._restore.plan import LoadPlan, Restore, plan_load
-from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import MemorySource, Request, Source, read_values
 from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema.source import names_in, torch_source
 from megaopt_core.state._values.codes import with_named_codes
-from megaopt_core.state._values.encoding import decode, dtype_named, encode, name_of_dtype
+from megaopt_core.state._values.encoding import decode, dtype_named, encode
 from megaopt_core.state._values.sliced import SlicedTensor, sliced
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "dtype_named",
     "encode",
     "load_or_restore",
-    "name_of_dtype",
     "named_errors",
     "names_in",
     "optimizer_names",
@@ -50,7 +48,6 @@ __all__ = [
     "read_values",
     "require_same_shapes",
     "require_tensors",
-    "shown",
     "sliced",
     "torch_source",
     "versions",

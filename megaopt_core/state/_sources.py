@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import torch
 from attrs import frozen
 
+from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.state._manifest import Manifest, StoredTensor
 from megaopt_core.state._values.chunks import Chunk
-from megaopt_core.state._values.encoding import decode, dtype_named, name_of_dtype
+from megaopt_core.state._values.encoding import decode, dtype_named
 from megaopt_core.state._values.sliced import SlicedTensor
 
 __all__ = ["MemorySource", "Request", "Source", "read_values"]
@@ -69,7 +70,7 @@ class MemorySource:
             key: its key.
         """
         tensor = self.tensors[key]
-        return StoredTensor(name_of_dtype(tensor.dtype), tuple(tensor.shape), ())
+        return StoredTensor(dtype_name(tensor.dtype), tuple(tensor.shape), ())
 
     def require_boxes(self, requests: Iterable[Request]) -> None:
         """Raise unless every place can be filled.

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from megaopt_core.cli._optimizers import settings_of_optimizer
+from megaopt_core.cli._commands.optimizers import settings_of_optimizer
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
 from megaopt_core.errors import ConfigurationError, UnknownNameError
 from megaopt_core.registry._catalogue import STRATEGIES

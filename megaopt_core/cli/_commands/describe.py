@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from megaopt_core.cli._about import about
+from megaopt_core.cli._commands.about import about
 from megaopt_core.cli._output import print_json, print_table, terminal_width
 from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.errors import ConfigurationError

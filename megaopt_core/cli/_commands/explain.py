@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from megaopt_core.cli._arguments import parse_assignments
-from megaopt_core.cli._explain_text import rows_text, summary_text
+from megaopt_core.cli._commands.explain_text import rows_text, summary_text
 from megaopt_core.cli._factories import build_model
 from megaopt_core.cli._output import print_beside, print_json, terminal_width
 from megaopt_core.config._optimizer_config import OptimizerConfig

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroup
 
+from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.optimizers._between_ranks.held import is_shared_out, modules_of_experts
 from megaopt_core.parallel._agreement import Comparison, Rows
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
@@ -124,8 +125,7 @@ def _buffer_rows(
 def _kind(tensor: torch.Tensor) -> dict[str, str]:
     if torch.nn.parameter.is_lazy(tensor):
         return {"shape": "not known before its first forward pass"}
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return {"shape": str(tuple(tensor.shape)), "dtype": dtype}
+    return {"shape": str(tuple(tensor.shape)), "dtype": dtype_name(tensor.dtype)}
 
 
 def settings_of_groups(

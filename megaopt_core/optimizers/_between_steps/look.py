@@ -13,10 +13,10 @@ from attrs import define, field
 
 from megaopt_core.errors import OwnershipError
 from megaopt_core.parallel._groups import ProcessGroupCollection
+from megaopt_core.params._names import shown
 from megaopt_core.reporting._watched_model import WatchedModel
 from megaopt_core.routing._wrapped_model import require_same_ranks
 from megaopt_core.sharding._wrapped import WrappedModel, known_wrappers, wrappers_of
-from megaopt_core.state._shown import shown
 
 __all__ = ["ModelLook", "WrapperWatch"]
 

@@ -12,6 +12,7 @@ import torch
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.errors import ConfigurationError, OwnershipError, ShardingError, UnsupportedSettingError
 from megaopt_core.optimizers._gradients.grad_scaler import DynamicGradScaler, MegatronGradScaler
+from megaopt_core.params._names import shown
 from megaopt_core.params._roles import Doubt
 from megaopt_core.precision._choice import require_possible
 from megaopt_core.registry._catalogue import RESOLVER
@@ -19,7 +20,6 @@ from megaopt_core.registry._registry import get_registry
 from megaopt_core.reporting._unused_settings import unused_settings, warn_of_unused
 from megaopt_core.reporting._use import Use
 from megaopt_core.routing._routing import Routing
-from megaopt_core.state._shown import shown
 
 if TYPE_CHECKING:
     from megaopt_core.optimizers._base import MegatronOptimizer

@@ -16,14 +16,13 @@ from megaopt_core.optimizers._building.builder import ChildBuilder, infos_of
 from megaopt_core.optimizers._building.late_pieces import add_to, replace_in
 from megaopt_core.optimizers._gradients.norm_deduplication import counting_rule
 from megaopt_core.params._keys import ParamKey
-from megaopt_core.params._names import NamedParam, named_params
+from megaopt_core.params._names import NamedParam, named_params, shown
 from megaopt_core.params._overrides import ParamGroupOverride
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import ChildSpec
 from megaopt_core.routing._route import route_added
 from megaopt_core.routing._routing import Routing
 from megaopt_core.sharding._layout import LayoutOptions, World
-from megaopt_core.state._shown import shown
 
 __all__ = ["LateParams"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
+from megaopt_core.params._names import shown
 from megaopt_core.state._restore.group_settings import GroupMerge
-from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import MemorySource, Request, Source
 from megaopt_core.state._values.encoding import decode, dtype_named
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field, frozen
 
 from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.params._names import shown
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._document import optimizer_names, readers_of
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import mismatch, require_same_shapes
-from megaopt_core.state._shown import shown
 from megaopt_core.state._sources import Source
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from megaopt_core.config._dtypes import dtype_name
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError, MegaoptError
 
-__all__ = ["AsIs", "decode", "dtype_named", "encode", "name_of_dtype"]
+__all__ = ["AsIs", "decode", "dtype_named", "encode"]
 
 
 _DEEPEST = 100
@@ -36,20 +37,11 @@ class AsIs:
     value: Any
 
 
-def name_of_dtype(dtype: torch.dtype) -> str:
-    """Return `"float32"` for `torch.float32`.
-
-    Args:
-        dtype: any dtype.
-    """
-    return str(dtype).removeprefix("torch.")
-
-
 def dtype_named(name: object) -> torch.dtype:
     """Return the dtype of a name.
 
     Args:
-        name: what :func:`name_of_dtype` returned.
+        name: what :func:`~megaopt_core.config.dtype_name` returned.
 
     Raises:
         CheckpointError: this torch has no such dtype.
@@ -87,7 +79,7 @@ def encode(value: Any, tensors: MutableMapping[str, torch.Tensor], where: str, d
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, tensors, where)
     if isinstance(value, torch.dtype):
-        return {"$dtype": name_of_dtype(value)}
+        return {"$dtype": dtype_name(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if depth == _DEEPEST:
@@ -138,7 +130,7 @@ def _encode_plain(value: bool | float | str | None) -> Any:
 def _encode_tensor(value: torch.Tensor, tensors: MutableMapping[str, torch.Tensor], where: str) -> Any:
     if value.numel() == 1 and not value.is_complex() and type(value) in (torch.Tensor, torch.nn.Parameter):
         number = encode(value.detach().item(), tensors, where)
-        return {"$scalar": [name_of_dtype(value.dtype), list(value.shape), number]}
+        return {"$scalar": [dtype_name(value.dtype), list(value.shape), number]}
     if where in tensors:
         raise CheckpointError(f"two tensors of a checkpoint would both be called {where!r}")
     tensors[where] = value.detach()

@@ -26,8 +26,9 @@ from megaopt_checkpoint.strict_json import read_json
 from megaopt_checkpoint.verify import check_files
 from megaopt_checkpoint.writer import CheckpointWriter
 from megaopt_checkpoint.writing import write_alone
+from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointCorruptError, CheckpointError
-from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, dtype_named, name_of_dtype
+from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, dtype_named
 
 __all__ = ["consolidate", "convert_checkpoint", "expand"]
 
@@ -97,7 +98,7 @@ def consolidate(path: str | os.PathLike[str], file: str | os.PathLike[str]) -> N
 def _stored(tensor: torch.Tensor, algorithm: str) -> StoredTensor:
     shape, memory = tuple(tensor.shape), bytes_of(tensor)
     chunk = StoredChunk((0,) * len(shape), shape, "", 0, len(memory), sum_of(memory, algorithm))
-    return StoredTensor(name_of_dtype(tensor.dtype), shape, (chunk,))
+    return StoredTensor(dtype_name(tensor.dtype), shape, (chunk,))
 
 
 def _write(

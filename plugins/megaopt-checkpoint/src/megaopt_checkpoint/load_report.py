@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
-from megaopt_core.state import shown
+from megaopt_core.params import shown
 
 __all__ = ["LoadReport"]
 

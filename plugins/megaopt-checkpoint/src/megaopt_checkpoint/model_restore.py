@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
+from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.state import (
     LoadedBeside,
@@ -107,7 +108,7 @@ class ModelRestore:
         converted = {}
         for name, key in self.keys.items():
             place = self.model.tensors[name]
-            there, here = self.source.stored(key).dtype, str(place.dtype).removeprefix("torch.")
+            there, here = self.source.stored(key).dtype, dtype_name(place.dtype)
             if there != here:
                 converted[name] = f"{there} -> {here}"
             main = self._main_key(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import define, field
 
 from megaopt_core.errors import CheckpointMismatchError
-from megaopt_core.state import shown
+from megaopt_core.params import shown
 
 __all__ = ["NameTable", "Rename", "renamed"]
 

@@ -28,8 +28,9 @@ from torch.futures import Future
 from megaopt_checkpoint.checksums import sum_of
 from megaopt_checkpoint.manifest import write_manifest
 from megaopt_checkpoint.memory import bytes_of
+from megaopt_core.config import dtype_name
 from megaopt_core.errors import CheckpointError
-from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor, name_of_dtype
+from megaopt_core.state import CHECKSUMS, Manifest, StoredChunk, StoredTensor
 
 __all__ = ["CheckpointWriter", "rank_file"]
 
@@ -162,7 +163,7 @@ class CheckpointWriter(StorageWriter):
         self._manifest.checksums = CHECKSUMS
         self._manifest.files = dict(sorted(sizes.items()))
         self._manifest.tensors = {
-            key: StoredTensor(name_of_dtype(entry.properties.dtype), tuple(entry.size), tuple(chunks[key]))
+            key: StoredTensor(dtype_name(entry.properties.dtype), tuple(entry.size), tuple(chunks[key]))
             for key, entry in sorted(metadata.state_dict_metadata.items())
             if isinstance(entry, TensorStorageMetadata)
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from megaopt_core.config import dtype_name
 from megaopt_core.parallel import (
     DATA_PARALLEL,
     Comparison,
@@ -83,7 +84,7 @@ def _params_alike(what: str, params: Sequence[NamedParam], group: ProcessGroup |
 def _row(entry: NamedParam) -> tuple[str, Mapping[str, str]]:
     said = {
         "shape": str(tuple(entry.param.shape)),
-        "dtype": str(entry.param.dtype).removeprefix("torch."),
+        "dtype": dtype_name(entry.param.dtype),
         "shared_embedding": repr(bool(getattr(entry.param, "shared_embedding", False))),
     }
     return f"parameter {entry.name!r}", said

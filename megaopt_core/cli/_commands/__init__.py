@@ -1,0 +1,1 @@
+"""The core's own commands, each in a module of its name."""

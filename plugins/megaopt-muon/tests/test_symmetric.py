@@ -37,6 +37,7 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "has_long_vectors", lambda: long)
     monkeypatch.setattr(panels, "multiplies_bfloat16", lambda: bfloat16)
     monkeypatch.setattr(panels, "has_matrix_units", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     return request.param
 
 
@@ -50,6 +51,13 @@ def test_block_rows_fit_the_vectors(vectors, size, heights):
     assert block_height(size, torch.float32, torch.device("cpu")) == height
     # Long ones read squares that are cut by columns.
     assert is_tall(torch.empty(size, size)) is (vectors != "256 bits" and height < size)
+
+
+@pytest.mark.parametrize("vectors", ["512 bits of bfloat16"], indirect=True)
+def test_threads_share_higher_block_rows(vectors, monkeypatch):
+    """Where several threads multiply, a low block row is too little for each."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert [block_height(size, torch.float32, torch.device("cpu")) for size in (128, 520)] == [128, 128]
 
 
 @pytest.mark.usefixtures("vectors")

@@ -61,7 +61,9 @@ def _float32() -> tuple[tuple[int, int, float], ...]:
     """Return what was measured on processors like this one."""
     if not has_long_vectors():
         return _FLOAT32_OF_AVX2
-    return _FLOAT32_OF_AVX512_BF16 if multiplies_bfloat16() and not has_matrix_units() else _FLOAT32
+    # Threads share a product: each of two would have too little of a low block row.
+    single = multiplies_bfloat16() and not has_matrix_units() and torch.get_num_threads() == 1
+    return _FLOAT32_OF_AVX512_BF16 if single else _FLOAT32
 
 
 def _measured(size: int, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:

@@ -36,10 +36,11 @@ class MatrixView:
     """Describes the matrices inside one stored tensor: batched, transposed, split.
 
     Read from the outside in: the first `batch_dims` dimensions count independent matrices (experts). What remains
-    is flattened after its first dimension, so that a convolution `[out, in, k, k]` is `[out, in*k*k]`; `transposed`
-    says that it is stored `[in, out]`. The logical matrix `[rows, columns] = [out, in]` is then split along
-    `split_dim` into pieces of `split_sizes`. When the sizes add up to less than the dimension they repeat: the
-    dimension is `groups x sum(split_sizes)`, and piece `i` of all groups together is one matrix.
+    is flattened after its first dimension, so that a convolution `[out, in, k, k]` is `[out, in*k*k]`, or after its
+    first `first_dims`, which are then flattened too; `transposed` says that it is stored `[in, out]`. The logical
+    matrix `[rows, columns] = [out, in]` is then split along `split_dim` into pieces of `split_sizes`. When the sizes
+    add up to less than the dimension they repeat: the dimension is `groups x sum(split_sizes)`, and piece `i` of all
+    groups together is one matrix.
 
     Stored weights and their views:
 
@@ -50,6 +51,7 @@ class MatrixView:
     - gate and up, block by block: `MatrixView(split_sizes=(n, n))`
     - gate and up, row by row: `MatrixView(split_sizes=(1, 1))`
     - experts `[e, in, out]`: `MatrixView(batch_dims=1, transposed=True)`
+    - the output projection of heads, `[heads, size, out]`: `MatrixView(transposed=True, first_dims=2)`
 
     Args:
         batch_dims: number of leading dimensions that count matrices.
@@ -62,6 +64,7 @@ class MatrixView:
             empty where there are no heads, or nobody knows. Not part of equality.
         head_columns: columns of an attention head, where the inputs are the outputs of heads: an output projection; 0
             where they are not. Not part of equality.
+        first_dims: how many stored dimensions make the first of a matrix together.
 
     Raises:
         ViewError: an argument is out of range.
@@ -81,10 +84,13 @@ class MatrixView:
     fused: Fused = field(default=Fused.NOTHING, converter=Fused, eq=False)
     head_sizes: tuple[int, ...] = field(default=(), converter=_sizes, eq=False)
     head_columns: int = field(default=0, eq=False)
+    first_dims: int = 1
 
     def __attrs_post_init__(self) -> None:
         if self.batch_dims < 0:
             raise ViewError(f"MatrixView(batch_dims={self.batch_dims}): must not be negative")
+        if self.first_dims < 1:
+            raise ViewError(f"MatrixView(first_dims={self.first_dims}): must be at least 1")
         if self.split_dim not in (0, 1):
             raise ViewError(f"MatrixView(split_dim={self.split_dim}): must be 0 (rows) or 1 (columns)")
         if any(size < 1 for size in self.split_sizes):
@@ -111,7 +117,30 @@ class MatrixView:
     @property
     def is_plain(self) -> bool:
         """True when the stored tensor is the matrix, as it is."""
-        return not (self.batch_dims or self.transposed or self.split_sizes)
+        return not (self.batch_dims or self.transposed or self.split_sizes) and self.first_dims == 1
+
+    def dim_of(self, stored: int) -> int:
+        """Return the dimension of the logical matrix that a stored one, after those of the batch, is a part of.
+
+        Args:
+            stored: index of the stored dimension.
+
+        Example:
+            >>> view = MatrixView(batch_dims=1, transposed=True)
+            >>> view.dim_of(1), view.dim_of(2)
+            (1, 0)
+        """
+        is_first = stored < self.batch_dims + self.first_dims
+        return 0 if is_first != self.transposed else 1
+
+    def flattened(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return a stored tensor as `[*batch, first, rest]`, the unsplit matrices as they lie in memory.
+
+        Args:
+            stored: the tensor; what comes back is a view of it where strides allow.
+        """
+        end = self.batch_dims + self.first_dims
+        return stored.flatten(end).flatten(self.batch_dims, end - 1)
 
     def logical_shape(self, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
         """Return `(batch dimensions, rows, columns)` of the unsplit logical matrix.
@@ -123,12 +152,11 @@ class MatrixView:
             ViewError: the view does not fit the shape.
         """
         shape = tuple(shape)
-        if len(shape) < self.batch_dims + 2:
-            raise ViewError(
-                f"{self}: needs at least {self.batch_dims + 2} dimensions, the parameter has shape {shape}"
-            )
-        batch, first, rest = shape[: self.batch_dims], shape[self.batch_dims], shape[self.batch_dims + 1 :]
-        rows, columns = first, math.prod(rest)
+        end = self.batch_dims + self.first_dims
+        if len(shape) <= end:
+            raise ViewError(f"{self}: needs at least {end + 1} dimensions, the parameter has shape {shape}")
+        batch, first, rest = shape[: self.batch_dims], shape[self.batch_dims : end], shape[end:]
+        rows, columns = math.prod(first), math.prod(rest)
         if self.transposed:
             rows, columns = columns, rows
         if self.split_sizes:
@@ -200,7 +228,7 @@ class MatrixView:
                 f"{self}: cannot merge matrices of shapes {got} into {tuple(shape)}; expected {expected}"
             )
         if not self.split_sizes:
-            return windows[0].fold(matrices[0])
+            return windows[0].fold(matrices[0]).reshape(tuple(shape))
         stored = matrices[0].new_empty(tuple(shape))
         for window, matrix in zip(windows, matrices, strict=True):
             window.window(stored).copy_(window.fold(matrix))
@@ -210,6 +238,8 @@ class MatrixView:
         parts = []
         if self.batch_dims:
             parts.append(f"batch_dims={self.batch_dims}")
+        if self.first_dims > 1:
+            parts.append(f"first_dims={self.first_dims}")
         if self.transposed:
             parts.append("transposed")
         if self.split_sizes:

@@ -29,9 +29,10 @@ class MatrixWindow:
         offset: where this matrix begins in the pattern.
         transposed: the matrix is stored `[columns, rows]`.
         batch_dims: number of leading dimensions that count matrices.
-        rest: the stored dimensions after the first that is not batch.
+        rest: the stored dimensions after those that make the first of a matrix.
         has_heads: the last of the batch dimensions counts heads, blocks of rows.
         is_across: heads are blocks of columns.
+        first_dims: how many stored dimensions make the first of a matrix together.
 
     Example:
         >>> import torch
@@ -52,6 +53,7 @@ class MatrixWindow:
     rest: tuple[int, ...]
     has_heads: bool = False
     is_across: bool = False
+    first_dims: int = 1
 
     @property
     def size(self) -> int:
@@ -74,16 +76,22 @@ class MatrixWindow:
             stored: the parameter, or a tensor of its shape.
 
         Raises:
-            ViewError: columns are split that several dimensions make together, and the tensor is not contiguous.
+            ViewError: several dimensions make one of the matrix together, and the tensor is not contiguous.
         """
-        if self._splits_flattened:
+        if self._splits_flattened or self.first_dims > 1:
             if not stored.is_contiguous():
                 raise ViewError(
-                    f"columns {self.rest} of a tensor of shape {tuple(stored.shape)} and strides {stored.stride()} "
-                    "cannot be split in place; the tensor must be contiguous"
+                    f"dimensions of a tensor of shape {tuple(stored.shape)} and strides {stored.stride()} cannot be "
+                    "made one in place; the tensor must be contiguous"
                 )
-            stored = stored.flatten(self.batch_dims + 1)
+            stored = self._joined(stored)
         return self._narrowed(stored)
+
+    def _joined(self, stored: torch.Tensor) -> torch.Tensor:
+        end = self.batch_dims + self.first_dims
+        if self._splits_flattened:
+            stored = stored.flatten(end)
+        return stored.flatten(self.batch_dims, end - 1) if self.first_dims > 1 else stored
 
     @property
     def _splits_flattened(self) -> bool:
@@ -119,7 +127,7 @@ class MatrixWindow:
         Args:
             stored: the parameter, or a tensor of its shape.
         """
-        window = self._narrowed(stored.flatten(self.batch_dims + 1) if self._splits_flattened else stored)
+        window = self._narrowed(self._joined(stored))
         if self.dim is None and not self.transposed and len(self.rest) == 1 and not self.has_heads:
             return window
         batch, lengths = tuple(window.shape[: self.batch_dims]), self._stored_lengths()
@@ -149,7 +157,8 @@ def windows_of(view: MatrixView, shape: Sequence[int], *, by_head: bool) -> tupl
         MatrixWindow,
         transposed=view.transposed,
         batch_dims=view.batch_dims,
-        rest=tuple(shape[view.batch_dims + 1 :]),
+        rest=tuple(shape[view.batch_dims + view.first_dims :]),
+        first_dims=view.first_dims,
         has_heads=bool(head_sizes or heads_across),
         is_across=bool(heads_across),
     )

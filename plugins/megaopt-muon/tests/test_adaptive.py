@@ -5,7 +5,7 @@ import torch
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.moments import get_supported_moment2_methods
-from megaopt_muon.muon import init_state
+from megaopt_muon.muon import TensorParallelMuon, init_state
 from torch import nn
 
 from megaopt_core.errors import ConfigurationError
@@ -53,6 +53,26 @@ def test_steps_follow_the_formula(formulas, method, shape):
         p = p - LR * max(shape) ** 0.5 * d
         optimizer.step()
     torch.testing.assert_close(param.double(), p, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [None, *get_supported_moment2_methods()])
+def test_leading_dimensions_that_make_one_are_stepped_as_one(method):
+    """`[heads, size, out]` becomes what `[heads * size, out]` becomes, to the bit; without a method plain Muon."""
+    generator = torch.Generator().manual_seed(1)
+    stored = torch.randn(4, 6, 10, generator=generator)
+    params = [nn.Parameter(stored.clone()), nn.Parameter(stored.clone().flatten(0, 1))]
+    for param, first_dims in zip(params, (2, 1), strict=True):
+        param.param_info = ParamInfo("w", Role.MATRIX, MatrixView(transposed=True, first_dims=first_dims))
+        if method is None:
+            optimizer = TensorParallelMuon([param], LR, MU, True, WD)
+        else:
+            optimizer = TensorParallelAdaptiveMuon([param], LR, MU, True, WD, moment2_method=method)
+        steps = torch.Generator().manual_seed(2)
+        for _ in range(3):
+            param.grad = torch.randn(24, 10, generator=steps).view(param.shape)
+            optimizer.step()
+    assert not torch.equal(params[0], stored)
+    assert torch.equal(params[0].flatten(0, 1), params[1])
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e25])

@@ -26,13 +26,18 @@ VIEWS = {
     "a kernel": (MatrixView(head_sizes=(4,)), (12, 5, 2)),
     "output projection": (MatrixView(head_columns=4), (10, 12)),
     "output projection, stored [in, out]": (MatrixView(transposed=True, head_columns=4), (12, 10)),
+    "output projection, stored [heads, size, out]": (
+        MatrixView(transposed=True, head_columns=4, first_dims=2),
+        (3, 4, 10),
+    ),
     "output projections of experts": (MatrixView(batch_dims=1, head_columns=6), (3, 10, 12)),
 }
 
 
 def heads_of(stored: torch.Tensor, view: MatrixView) -> list[torch.Tensor]:
     """Return every head of a stored tensor, cut out by the numbers of its rows or columns."""
-    rows = stored.flatten(view.batch_dims + 1)
+    end = view.batch_dims + view.first_dims
+    rows = stored.flatten(end).flatten(view.batch_dims, end - 1)
     rows = rows.mT if view.transposed else rows
     if view.head_columns:
         return list(rows.split(view.head_columns, dim=-1))

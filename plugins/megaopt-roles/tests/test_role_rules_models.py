@@ -196,14 +196,14 @@ EXPECTED = {
             "positions": X,
             "w_q": T,
             "w_kv": split(8, 8, transposed=True),
-            "w_o": X,
+            "w_o": MatrixView(transposed=True, first_dims=2),
             "unembed": O,
         },
     ),
 }
 
 DOUBTFUL = {
-    # One product sums over its heads and their features: no view has these axes.
+    # One product sums over its heads and their features; one that sums over experts would be written the same.
     "everything functional": ["w_o"],
     # A layer of experts by itself is written like an ensemble of models, whose last stack is a head.
     "experts by einsum": ["w_out"],

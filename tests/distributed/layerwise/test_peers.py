@@ -159,6 +159,32 @@ def test_the_cost_model_chooses_peers_for_one_large_matrix(launch):
         assert furthest({"weight": alone}, {"weight": weight}) < 1e-5
 
 
+def heads(rank: int, size: int, sharding: str) -> dict[str, tuple[torch.Tensor, str]]:
+    """Step output projections `[heads, size, out]`, wide and tall; return them and their owners."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Module()
+    for name, shape in {"wide": (8, 4, 12), "tall": (4, 2, 24)}.items():
+        model.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+        model.get_parameter(name).matrix_view = MatrixView(transposed=True, first_dims=2)
+    settings = {**EXACT, **({} if size == 1 else {"peers_per_matrix": size})}
+    stepper = build_optimizer(model, "muon", sharding=sharding, lr=1e-2, clip_grad=0.0, **settings)
+    for _ in range(STEPS):
+        for param in model.parameters():
+            param.grad = torch.randn(param.shape, generator=generator)
+        stepper.step()
+    owners = {row.name: row.owner for row in stepper.report().params}
+    return {name: (param.detach().clone(), owners[name]) for name, param in model.named_parameters()}
+
+
+def test_peers_of_a_matrix_whose_inputs_are_several_dimensions(launch):
+    """Parts of its heads, or of its outputs, are stepped together."""
+    alone = heads(0, 1, "replicated")
+    for found in launch(heads, 2, "layer_wise"):
+        for name, (value, _) in alone.items():
+            assert furthest({name: value}, {name: found[name][0]}) < 1e-5
+            assert found[name][1] == "dp 0-1"
+
+
 def experts(
     rank: int, size: int, sharding: str, settings: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], list[Box]]:

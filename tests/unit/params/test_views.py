@@ -31,7 +31,11 @@ def views(draw: st.DrawFn) -> tuple[MatrixView, tuple[int, ...]]:
         flattened = 0 if transposed else 1  # the logical dimension that the kernel is part of
         if flattened == split_dim:
             tail = [1] * len(tail)
-    return MatrixView(len(batch), transposed, split_dim, sizes), (*batch, *stored, *tail)
+    head = draw(st.lists(small, max_size=2))
+    if sizes and transposed == (split_dim == 1):  # what is split must begin where its pattern does
+        head = [1] * len(head)
+    view = MatrixView(len(batch), transposed, split_dim, sizes, first_dims=1 + len(head))
+    return view, (*batch, *head, *stored, *tail)
 
 
 @given(views())

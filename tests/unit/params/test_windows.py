@@ -21,13 +21,19 @@ CASES = [
     (MatrixView(batch_dims=1), (3, 6, 8)),
     (MatrixView(batch_dims=1, transposed=True, split_sizes=(2, 2)), (3, 6, 8)),
     (MatrixView(batch_dims=2, split_sizes=(1, 2)), (2, 3, 6, 8)),
+    (MatrixView(transposed=True, first_dims=2), (2, 4, 6)),
+    (MatrixView(first_dims=3), (2, 2, 3, 4, 5)),
+    (MatrixView(batch_dims=1, transposed=True, first_dims=2, split_sizes=(2, 1)), (3, 2, 2, 6)),
+    (MatrixView(first_dims=2, split_sizes=(2, 2)), (2, 4, 6)),
+    (MatrixView(first_dims=2, split_sizes=(3, 1), split_dim=1), (2, 3, 2, 4)),
 ]
 
 
 def _by_hand(view: MatrixView, stored: torch.Tensor) -> list[torch.Tensor]:
     """The matrices by plain indexing, as the docstring of `MatrixView` says it."""
     batch = stored.shape[: view.batch_dims]
-    matrix = stored.reshape(*batch, stored.shape[view.batch_dims], -1)
+    rows = stored.shape[view.batch_dims : view.batch_dims + view.first_dims].numel()
+    matrix = stored.reshape(*batch, rows, -1)
     matrix = matrix.transpose(-1, -2) if view.transposed else matrix
     if not view.split_sizes:
         return [matrix]
@@ -59,6 +65,15 @@ def test_flattened_columns_of_strided_memory_are_read_but_not_split_in_place():
     stored = torch.randn(4, 2, 3, 3).to(memory_format=torch.channels_last)
     window, _ = MatrixView(split_sizes=(9, 9), split_dim=1).windows((4, 2, 3, 3))
     assert torch.equal(window.read(stored), stored[:, 0].reshape(4, 9))
+    with pytest.raises(ViewError, match="must be contiguous"):
+        window.window(stored)
+
+
+def test_first_dimensions_of_strided_memory_are_read_but_not_written_in_place():
+    """Two dimensions that do not lie one after the other make none."""
+    stored = torch.randn(4, 3, 2).transpose(0, 1)
+    (window,) = MatrixView(first_dims=2).windows((3, 4, 2))
+    assert torch.equal(window.read(stored), stored.reshape(12, 2))
     with pytest.raises(ViewError, match="must be contiguous"):
         window.window(stored)
 

@@ -154,7 +154,7 @@ class RowMoment(Moment):
         eps: float,
     ) -> torch.Tensor:
         view, dim = plan.view, self._mean_dim(plan)
-        matrix = o.flatten(view.batch_dims + 1)
+        matrix = view.flattened(o)
         matrix = matrix.mT if view.transposed else matrix
         squares = matrix.square().sum(dim=dim - 2, keepdim=True)
         if plan.cut is not None and plan.cut.dim == dim:
@@ -200,10 +200,10 @@ class MatrixMoment(Moment):
         beta2: float,
         eps: float,
     ) -> torch.Tensor:
-        flat = plan.view.batch_dims + 1
-        norm = _frobenius(grad.flatten(flat), plan, torch.float64)
+        flat = plan.view.flattened
+        norm = _frobenius(flat(grad), plan, torch.float64)
         state.lerp_(norm.square().view(state.shape), 1.0 - beta2)
-        alpha = _frobenius(update.flatten(flat), plan, torch.float64).view(state.shape) / (state.sqrt() + eps)
+        alpha = _frobenius(flat(update), plan, torch.float64).view(state.shape) / (state.sqrt() + eps)
         lengths = (*alpha.shape[: plan.view.batch_dims], *[1] * (o.dim() - plan.view.batch_dims))
         return o * alpha.view(lengths).to(o.dtype)
 

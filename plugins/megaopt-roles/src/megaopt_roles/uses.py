@@ -102,13 +102,24 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     )
     if view.transposed:
         what += ", stored [in, out]"
-    if sure:
-        return matrix(what, view)
-    if set(exact[0].inputs) & set(range(view.batch_dims)):  # heads, say, that one product sums over
+    return matrix(what, view) if sure else _unsure(matrix(what, view), exact[0])
+
+
+def _unsure(decision: RoleDecision, use: Use) -> RoleDecision:
+    """Return a decision whose view does not say all of a product, in doubt of what is not known."""
+    into = set(use.inputs)
+    if into == set(range(len(into))) and not use.batch:
+        return doubted(
+            matrix("a matrix product contracts it", MatrixView(transposed=True, first_dims=len(into))),
+            "it sums over the first axes: of heads, which make one matrix, or of experts, which do not",
+            Doubt.LAYOUT,
+        )
+    assert decision.view is not None  # noqa: S101 - a matrix has one
+    if into & set(range(decision.view.batch_dims)):
         return doubted(
             elementwise("a matrix product contracts it, but no view has its axes"), "", Doubt.LAYOUT
         )
-    return doubted(matrix(what, view), "its axes fit no view")
+    return doubted(decision, "its axes fit no view")
 
 
 def _also(kinds: set[str], *, stack: bool) -> str:

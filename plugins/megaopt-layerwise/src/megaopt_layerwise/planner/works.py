@@ -163,4 +163,4 @@ def peer_dim(spec: ParamSpec) -> int | None:
         cut = 1 - view.split_dim
     if any(shape[-2:][1 - cut] > lengths[cut] for shape in view.matrix_shapes(spec.shape)):
         return None
-    return 0 if (cut == 0) != view.transposed else 1
+    return 0 if (cut == 0) != view.transposed else view.first_dims

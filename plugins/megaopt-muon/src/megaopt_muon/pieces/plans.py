@@ -225,7 +225,7 @@ def _cut_of_peers(param: torch.Tensor, view: MatrixView) -> Cut | None:
     if info is None or info.peers is None:
         return None
     stored = info.peers.dim
-    dim = 0 if (stored == view.batch_dims) != view.transposed else 1
+    dim = view.dim_of(stored)
     if stored < view.batch_dims or _split_dim(view) == dim:
         raise ViewError(f"{view}: peers cut {info.name!r} along dimension {stored}, through its matrices")
     return Cut(info.peers.group, stored, dim, "distributed", info.shape[stored])
@@ -237,5 +237,4 @@ def _cut_of(param: torch.Tensor, view: MatrixView, group: ProcessGroup | None) -
     dim = partition_dim_of(param)
     if dim < view.batch_dims:  # not cut, or each matrix is whole on one rank
         return None
-    on_first = dim == view.batch_dims
-    return Cut(group, dim, 0 if on_first != view.transposed else 1)
+    return Cut(group, dim, view.dim_of(dim))

@@ -141,7 +141,8 @@ class _SingleSteps:
         # Small products with an addend take less time than what the diagonals of others do.
         alone = values.dim() == 2 and min(values.shape) >= _WITHOUT_ADDEND
         self._gentle = alone and are_gentle(tuple(coefficients))
-        self._tame = are_tame(tuple(coefficients))
+        # Where all steps have one `a`, nothing is to be shared.
+        self._keeps = are_tame(tuple(coefficients)) and len({a for a, _, _ in coefficients}) > 1
         self._kept = 1.0
 
     def __call__(self, x: Scaled, triple: Triple, out: torch.Tensor, factor: float) -> Scaled:
@@ -162,7 +163,7 @@ class _SingleSteps:
             factor *= x.scale * single_polynomial(gram, triple, w)
             return Scaled(product(left, right, factor, out))
         commuting(gram, gram, c, w, gram, b)
-        outside = a if self._tame and 0.0 < abs(self._kept * a) < _FAR else 1.0
+        outside = a if self._keeps and 0.0 < abs(self._kept * a) < _FAR else 1.0
         self._kept *= outside
         result = product(left, right, 1.0 / outside, out, x.values, a / outside)
         return Scaled(result, factor * x.scale * outside)

@@ -149,6 +149,8 @@ def test_compiled_calls_take_many_tensors_of_any_sizes(monkeypatch):
         "update_compiled",
         lambda triples, numbers: calls.append(len(triples)) or update_compiled(triples, numbers),
     )
+    torch.compiler.reset()  # what other tests compiled, with other threads say
+    update._kernel.cache_clear()
     for length, dtype in ((3, torch.float32), (1, torch.bfloat16)):
         with torch.no_grad():  # as in a step
             update._kernel(length, torch.device("cpu"), *[dtype] * 3, cautious=False)

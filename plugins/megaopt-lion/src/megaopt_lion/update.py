@@ -157,6 +157,7 @@ def update_together(
     torch._foreach_add_(params, directions, alpha=-numbers.lr)
 
 
+@torch.no_grad()
 def update_compiled(triples: Sequence[Triple], numbers: Numbers) -> None:
     """Update parameters and momenta in place with one call of a compiled kernel; the numbers are those of the others.
 

@@ -87,7 +87,8 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())
-        if not may_split(module, forward) or (result.splits and known):
+        cutting = bool(trace.misfits) or may_split(module, forward)  # what is inlined may cut, too
+        if not cutting or (result.splits and known):
             break
     result.splits = {**doubted, **result.splits}
     return result

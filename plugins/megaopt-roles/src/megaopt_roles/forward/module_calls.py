@@ -49,7 +49,10 @@ class ModuleCallEvaluator(BuiltinEvaluator):
     def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a child module."""
         first = args[0] if args else next(iter(kwargs.values()), Flow())
-        self.trace.expect(first, _width_taken(module))
+        width = _width_taken(module)
+        self.trace.expect(first, width)
+        if width is None:
+            self.trace.share(module, first)
         if isinstance(module, nn.Sequential) and forward_of(module) is nn.Sequential.forward:
             for child in module._modules.values():
                 if child is None:

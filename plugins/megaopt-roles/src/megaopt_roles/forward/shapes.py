@@ -57,6 +57,7 @@ SHAPE_OPS = frozenset(
     ]
 )
 _SHAPING = frozenset(["view", "reshape", "unflatten", "rearrange"])
+_MERGING = frozenset(["view", "reshape", "flatten", "rearrange", "ravel"])
 _PIECEWISE = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
 _MOST_PARTS = 512
 """Parts that are followed one by one: an axis in more is one of features, which a wrong guess of the shape made."""
@@ -87,10 +88,19 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
             note_heads(value, result)
         else:
             note_axes(value, result)
-        return relabel(result, value)
+        return evolve(relabel(result, value), reshaped=name in _MERGING)
     if len(result) > _MOST_PARTS:
         return _many(name, trace.unknown(value), args, kwargs)
-    return [relabel(part, value) for part in result]
+    parts = [relabel(part, value) for part in result]
+    _note_repeated(trace, parts)
+    return parts
+
+
+def _note_repeated(trace: Trace, parts: Sequence[Flow]) -> None:
+    """Note a cut through positions, too, that a new shape laid in one axis with features: the rank is wrong then."""
+    pieces = [part.piece for part in parts if part.piece is not None and part.piece.parent is not None]
+    if len({id(piece) for piece in pieces}) < len(pieces):
+        trace.misfits.update(id(piece.source.owner) for piece in pieces)
 
 
 def _of_no_shape(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
@@ -135,7 +145,7 @@ def _plain(args: Sequence[Any]) -> list[Any]:
 
 def _together_if_unknown(name: str, args: list[Any]) -> list[Any]:
     """Return the sizes of a new shape as one list where several are not known: their places tell what they are."""
-    several = name in ("view", "reshape") and sum(isinstance(arg, Flow) for arg in args) > 1
+    several = name in ("view", "reshape") and sum(isinstance(arg, Flow) or arg == -1 for arg in args) > 1
     return [args] if several else args
 
 

@@ -10,7 +10,7 @@ from attrs import define, field
 from torch import nn
 
 from megaopt_roles.forward.rows import numbered
-from megaopt_roles.forward.values import JOINED, Call, Flow, Source, Use, Weight, deps_of, is_mark
+from megaopt_roles.forward.values import JOINED, Call, Flow, Piece, Source, Use, Weight, deps_of, is_mark
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
@@ -41,6 +41,7 @@ class Trace:
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
         misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
+        given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
         compared: what the factors of products of two layers' outputs depend on.
     """
 
@@ -56,6 +57,7 @@ class Trace:
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
     misfits: set[int] = field(factory=set)
+    given: dict[tuple[int, int], Piece] = field(factory=dict)
     compared: frozenset[Any] = frozenset()
 
     def note_read(self, owner: Any, name: str) -> None:
@@ -180,13 +182,24 @@ class Trace:
             value: what it is given.
             width: what it takes; None where that is not known.
         """
-        piece, tensor = (value.piece, value.tensor) if isinstance(value, Flow) else (None, None)
-        if piece is None or tensor is None or width is None or not tensor.dim() or not tensor.numel():
+        for flow in (value, *value.terms) if isinstance(value, Flow) and width is not None else ():
+            if flow.piece is not None and not _may_fit(flow, width or 0):
+                self.misfits.add(id(flow.piece.source.owner))
+
+    def share(self, layer: nn.Module, value: Any) -> None:
+        """Note that a layer of which it is not known how many features it takes is given an activation.
+
+        Where it is given several parts of one, these are positions rather than features: the rank is wrong.
+
+        Args:
+            layer: the layer.
+            value: what it is given.
+        """
+        piece = value.piece if isinstance(value, Flow) else None
+        if piece is None or piece.parent is None or all(param.dim() < 2 for param in layer.parameters()):
             return
-        size = tensor.shape[-1]
-        if tensor.dim() > 1 and size < width and width % size == 0:
-            return  # features of several positions, of whose number another one stands in
-        if size != width and (tensor.dim() == 1 or len(tensor.reshape(-1, size)[0].unique()) == size):
+        before = self.given.setdefault((id(layer), id(piece.parent)), piece)
+        if before is not piece:
             self.misfits.add(id(piece.source.owner))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
@@ -230,3 +243,14 @@ class Trace:
     def unknown(self, *values: Any) -> Flow:
         """Return what is left to say about a mix of values: what it depends on."""
         return Flow(deps_of(values))
+
+
+def _may_fit(flow: Flow, width: int) -> bool:
+    """False where the rows of an activation lie along its last axis, and are more or fewer than a layer takes."""
+    tensor = flow.tensor
+    if tensor is None or not tensor.dim() or not tensor.numel():
+        return True
+    size = tensor.shape[-1]
+    if flow.reshaped and tensor.dim() > 1 and size < width and width % size == 0:
+        return True  # features of several positions, of whose number another one stands in
+    return size == width or (tensor.dim() > 1 and len(tensor.reshape(-1, size)[0].unique()) < size)

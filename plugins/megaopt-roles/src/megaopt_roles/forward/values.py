@@ -168,6 +168,8 @@ class Flow:
     """What each of the two factors depends on that were multiplied, element by element, to make it."""
     held: tuple[frozenset[Any], ...] = ()
     """What each item depends on of an object, or of several values that may be returned: they are no sum."""
+    reshaped: bool = False
+    """It was given another shape, and nothing was done to it since: its axes may be merged."""
 
     def part(self, index: int) -> Flow:
         """Return one item of it, taken for a tuple that a module returned."""

@@ -159,6 +159,7 @@ def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_ri
     if not contract(trace, weight, (inputs,), (outputs,)):
         return trace.unknown(weight, activation)
     if on_the_right:
+        trace.expect(activation, (weight.shape or ())[inputs])
         return _rows(trace, activation, weight, outputs)
     return Flow(trace.weigh(weight, activation, by_row=True))
 

@@ -8,18 +8,18 @@ from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.features import inputs_of, outputs_of
-from megaopt_roles.forward.source import home_of
+from megaopt_roles.forward.source import home_of, torchs_class
 
 __all__ = ["guessed_ends", "is_torchs"]
 
 
 def is_torchs(module: nn.Module) -> bool:
-    """True for the modules that torch itself brings, unless their forward was replaced.
+    """True for the modules that torch itself brings, made as a subclass does too, unless their forward was replaced.
 
     Args:
         module: any module.
     """
-    kind = home_of(type(module))
+    kind = home_of(torchs_class(type(module)))
     return kind.startswith(("torch.nn.", "torch.ao.")) and "forward" not in module.__dict__
 
 

@@ -17,7 +17,7 @@ from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.lent_weights import Lent
 from megaopt_roles.forward.objects import is_abstract
-from megaopt_roles.forward.source import forward_of, function_tree, home_of
+from megaopt_roles.forward.source import forward_of, function_tree, home_of, torchs_class
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, deps_of, weights_of
 from megaopt_roles.forward.weight_forms import whole_weight
@@ -114,7 +114,11 @@ class ModuleCallEvaluator(BuiltinEvaluator):
 
     def _worth_inlining(self, module: nn.Module, values: Any) -> bool:
         forward = forward_of(module)
-        if forward is None or home_of(type(module)).startswith("torch.") or len(self.running) > DEEPEST:
+        if (
+            forward is None
+            or home_of(torchs_class(type(module))).startswith("torch.")
+            or len(self.running) > DEEPEST
+        ):
             return False
         if function_tree(forward) is None or any(module is other for other in self.running):
             return False
@@ -143,7 +147,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
 
     def _call_plain(self, module: nn.Module, first: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a module without parameters."""
-        kind = type(module)
+        kind = torchs_class(type(module))
         if isinstance(module, nn.GLU):
             return ops.operation(self.trace, "glu", [first, module.dim], {})
         if isinstance(module, nn.Softmax) and is_abstract(first):

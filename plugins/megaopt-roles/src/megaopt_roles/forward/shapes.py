@@ -284,8 +284,8 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
             tail = count - 1 - starred
             stop = len(items) - tail
             return [*items[:starred], items[starred:stop], *items[stop:]]
-        if len(items) == count:
-            return items
+        if len(items) in (1, count):  # one row of a weight stands for all
+            return items if len(items) == count else items * count
         return [trace.unknown(value)] * count
     if isinstance(value, Flow) and value.call is not None and value.tensor is None and starred is None:
         return [value.part(i) for i in range(count)]

@@ -14,7 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["forward_of", "function_tree", "global_of", "home_of", "imported", "is_readable", "own_methods"]
+__all__ = [
+    "forward_of",
+    "function_tree",
+    "global_of",
+    "home_of",
+    "imported",
+    "is_readable",
+    "own_methods",
+    "torchs_class",
+]
+
+_ONLY_MAKE = frozenset(["__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters"])
+"""Methods that a subclass of a module of torch may have while its forward stays that module's."""
 
 _UNREAD: Callable[..., Any] = print
 """Stands for a function without a source."""
@@ -115,6 +127,24 @@ def home_of(kind: type) -> str:
     except AttributeError:
         return ""
     return home if isinstance(home, str) else ""
+
+
+def torchs_class(kind: type) -> type:
+    """Return the module of torch that a class only makes in another way: its own `__init__`, nothing else.
+
+    Args:
+        kind: a class of modules.
+
+    Returns:
+        The class itself where it adds more, or comes from none of torch's with a forward.
+    """
+    for base in kind.__mro__:
+        if home_of(base).startswith("torch."):
+            return kind if base is nn.Module else base
+        own = {name for name, value in vars(base).items() if hasattr(value, "__get__")}
+        if any(not name.startswith("__annotat") for name in own - _ONLY_MAKE):
+            return kind
+    return kind
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any] | None:

@@ -1,15 +1,16 @@
-"""Low-rank adapters: what they adapt decides what their factors are."""
+"""Low-rank adapters, and parametrizations: what they adapt, or change, decides what their factors are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
-from megaopt_core.params import RoleDecision
-from megaopt_core.routing import elementwise, is_linear
+from megaopt_core.params import Role, RoleDecision
+from megaopt_core.routing import doubted, elementwise, is_linear
 
-__all__ = ["adapted_role"]
+__all__ = ["adapted_role", "changed_by", "factor_role"]
 
 
 def adapted_role(
@@ -40,3 +41,35 @@ def adapted_role(
         if id(base) in heads and is_linear(module):
             return elementwise("factor of a low-rank adapter of an output head")
     return None
+
+
+def changed_by(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
+    """Return the weight that each parametrization changes, by the identity of the parametrization.
+
+    Args:
+        modules: all modules of a model.
+    """
+    return {
+        id(part): original
+        for module in modules
+        if isinstance(module, ParametrizationList)
+        and isinstance(original := module._parameters.get("original"), nn.Parameter)
+        for part in module._modules.values()
+        if part is not None
+    }
+
+
+def factor_role(found: RoleDecision, changed: RoleDecision) -> RoleDecision:
+    """Return what a parameter of a parametrization is.
+
+    Args:
+        found: what its uses say.
+        changed: what the weight is that the parametrization changes.
+    """
+    if found.role is not Role.MATRIX:
+        return found
+    if changed.role is not Role.MATRIX:
+        return elementwise(
+            f"factor of a parametrization of a weight that is {changed.role}: {changed.reason}"
+        )
+    return doubted(found, "the weight that it changes is doubtful") if changed.uncertain else found

@@ -24,7 +24,7 @@ from megaopt_core.routing import (
     target_of,
     tied_role,
 )
-from megaopt_roles.adapters import adapted_role
+from megaopt_roles.adapters import adapted_role, factor_role
 from megaopt_roles.example.run import run_example
 from megaopt_roles.example.verdicts import with_example
 from megaopt_roles.forward.source import is_readable
@@ -87,11 +87,11 @@ class _Rules:
         settled = by_shape(shape, entry.param.dtype)
         if settled is not None:
             return settled
-        found = [self._at(entry, owner) for owner in entry.owners]
+        found = [self._at(entry.param, owner) for owner in entry.owners]
         return tied_role(found)
 
-    def _at(self, entry: NamedParam, owner: tuple[str, nn.Module, str]) -> RoleDecision:
-        param, shape = entry.param, tuple(entry.param.shape)
+    def _at(self, param: nn.Parameter, owner: tuple[str, nn.Module, str]) -> RoleDecision:
+        shape = tuple(param.shape)
         target = target_of(owner, self.modules)
         if target is not None:
             owner, scales = target
@@ -107,7 +107,14 @@ class _Rules:
         decision = by_module_type(module, attribute, shape)
         if decision is not None and attribute == "weight":
             return self._if_followed(name, module, param, with_split(decision, module, shape, self.reading))
-        return decision if decision is not None else self._bare(module, param)
+        if decision is not None:
+            return decision
+        original = self.reading.changes.get(id(module))
+        if original is None:
+            return self._bare(module, param)
+        holder = name.rpartition(".")[0]
+        changed = self._at(original, (holder, self.modules[holder], "original"))
+        return factor_role(by_uses(shape, self.reading.uses.get(id(param), ()), readable=True), changed)
 
     def _bare(self, module: nn.Module, param: nn.Parameter) -> RoleDecision:
         """Return the decision for a parameter that its module uses by hand."""

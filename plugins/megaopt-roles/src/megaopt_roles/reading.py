@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.routing import is_projection
+from megaopt_roles.adapters import changed_by
 from megaopt_roles.forward.analysis import Analysis
 from megaopt_roles.forward.source import forward_of, own_methods
 from megaopt_roles.forward.templates import Templates
@@ -48,6 +49,7 @@ class ModelReading:
         self._templates = Templates()
         self._scaling: dict[int, bool] = {}
         self._owners: dict[int, nn.Module] = {}
+        self.changes = changed_by(modules.values())
         seen: set[int] = set()
         for module in modules.values():
             weight = module._parameters.get("weight")
@@ -65,7 +67,9 @@ class ModelReading:
         """
         known = self._analyses.get(id(module))
         if known is None:
-            known = self._analyses[id(module)] = self._templates.analysis(module)
+            known = self._analyses[id(module)] = self._templates.analysis(
+                module, self.changes.get(id(module))
+            )
         return known
 
     def calls(self, module: nn.Module) -> list[Call]:

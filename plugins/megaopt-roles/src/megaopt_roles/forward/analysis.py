@@ -21,6 +21,7 @@ from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_cov
 from megaopt_roles.forward.source import forward_of, function_tree, own_methods
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Use, deps_of, held_by, weights_of
+from megaopt_roles.forward.weight_forms import whole_weight
 
 __all__ = ["Analysis", "analyze", "returned_by"]
 
@@ -62,12 +63,13 @@ class Analysis:
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
 
-def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
+def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Parameter | None = None) -> Analysis:
     """Read the forward of a module.
 
     Args:
         module: the module.
         flows_only: the splits are not asked for.
+        changes: the weight that it is given, where it is a parametrization.
 
     Returns:
         What it says; empty and not `readable` where there is no source.
@@ -78,7 +80,7 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
     takers: dict[int, nn.Module | int | None] = {}
     doubted: dict[int, tuple[int, ...] | None] = {}
     for rank in ranks:
-        trace = Trace(rank=rank, takers=takers)
+        trace = Trace(rank=rank, takers=takers, changes=None if changes is None else whole_weight(changes))
         complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
         _collect(trace, result, doubted)
         result.reads += trace.reads
@@ -91,6 +93,7 @@ def analyze(module: nn.Module, *, flows_only: bool = False) -> Analysis:
         if not cutting or (result.splits and known):
             break
     result.splits = {**doubted, **result.splits}
+    result.uses.pop(id(changes), None)  # what a layer does with it says what it is
     return result
 
 
@@ -124,7 +127,8 @@ def _evaluate(
         if forward is not None:
             value = _run(evaluator, module, forward)
             returned |= deps_of(value)
-            trace.use_all(weights_of(value), "returned")
+            if trace.changes is None:
+                trace.use_all(weights_of(value), "returned")
             held = held_by(value)
             parts = held if isinstance(value, list | tuple | dict) else ()
     except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
@@ -164,7 +168,9 @@ def _run(
         names[parameter.arg] = Flow(frozenset({ARGUMENT}))
     if parameters:
         names[parameters[0].arg] = module
-    if len(parameters) > 1 and shaped:
+    if len(parameters) > 1 and evaluator.trace.changes is not None:
+        names[parameters[1].arg] = evaluator.trace.changes
+    elif len(parameters) > 1 and shaped:
         shape = _input_shape(module, evaluator.trace)
         names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
     if tree.args.vararg is not None:

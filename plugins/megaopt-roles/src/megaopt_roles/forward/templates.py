@@ -30,17 +30,18 @@ class Templates:
         self._numbers: dict[object, int] = {}
         self._known: dict[int, list[tuple[nn.Module, Analysis, Reads]]] = {}
 
-    def analysis(self, module: nn.Module) -> Analysis:
+    def analysis(self, module: nn.Module, changes: nn.Parameter | None = None) -> Analysis:
         """Return what the forward of a module says.
 
         Args:
             module: any module.
+            changes: the weight that it is given, where it is a parametrization.
         """
         known = self._known.setdefault(self.structure(module), [])
         for template, analysis, agreed in known:
             if _agree(module, agreed):
                 return _transfer(analysis, template, module)
-        analysis = analyze(module)
+        analysis = analyze(module, changes=changes)
         paths = {id(part): path for path, part in module.named_modules()} if analysis.reads else {}
         reads: Reads = {}
         for owner, name, value in analysis.reads:

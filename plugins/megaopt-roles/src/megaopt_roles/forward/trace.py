@@ -42,6 +42,7 @@ class Trace:
         masked: parameters, by identity, that something fixed of their shape multiplies.
         misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
         given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
+        changes: the weight that the module which is read, a parametrization, is given; None for any other module.
         compared: what the factors of products of two layers' outputs depend on.
     """
 
@@ -58,6 +59,7 @@ class Trace:
     masked: set[int] = field(factory=set)
     misfits: set[int] = field(factory=set)
     given: dict[tuple[int, int], Piece] = field(factory=dict)
+    changes: Weight | None = None
     compared: frozenset[Any] = frozenset()
 
     def note_read(self, owner: Any, name: str) -> None:

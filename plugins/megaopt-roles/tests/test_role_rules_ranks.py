@@ -201,9 +201,10 @@ class Modulated(nn.Module):
         return self.last(made.view(batch, 8, *x.shape[2:]))
 
 
-def test_a_kernel_of_unknown_shape_is_in_doubt():
-    """A modulated kernel is not taken for a depthwise one, with certainty."""
-    assert infer_roles(Modulated())["kernel"].uncertain
+def test_a_kernel_that_is_made_anew_for_each_of_the_batch_is_no_depthwise_one():
+    """A modulated kernel is a matrix, however many groups there are."""
+    found = infer_roles(Modulated())["kernel"]
+    assert (found.role, found.uncertain) == (Role.MATRIX, False)
 
 
 class Coded(nn.Module):

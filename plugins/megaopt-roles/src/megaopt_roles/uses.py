@@ -44,6 +44,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
     "row": doubted(elementwise("its rows meet activations one by one")),
     "elementwise": elementwise("no matrix product contracts it"),
+    "modulated": elementwise("no matrix product contracts it"),
     "looked_up": _BY_POSITION,
     "sliced": _BY_POSITION,
     "expanded": doubted(elementwise("a table that is expanded")),
@@ -164,7 +165,10 @@ def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
         return MatrixView(transposed=True), True  # [in, out...]
     for leading in range(max(batch, default=0) + 1, rank - 1):  # axes that count: layers, heads, experts
         first, *rest = (axis in into for axis in range(leading, rank))
-        if first and not any(rest) and not into & set(range(leading)):
+        plain = (
+            leading == len(batch) or len(rest) == 1
+        )  # what counts is no feature that a kernel's axes follow
+        if plain and first and not any(rest) and not into & set(range(leading)):
             return MatrixView(batch_dims=leading, transposed=True), True
         if not first and all(rest):
             return MatrixView(batch_dims=leading), True

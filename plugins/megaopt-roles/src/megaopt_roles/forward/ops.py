@@ -116,8 +116,11 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
         if symbol == "*" and shape is not None and shape == weight.shape:
             trace.masked.update(map(id, weight.params))
         return weight
-    trace.use(weight, Use("elementwise"))
-    if symbol == "*" and len(weight.shape or ()) > 3:  # a modulated kernel
+    modulated = (
+        symbol == "*" and len(weight.shape or ()) > 3
+    )  # a kernel, of which each sample has its own scale
+    trace.use(weight, Use("modulated" if modulated else "elementwise"))
+    if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
     return evolve(other, deps=deps_of((weight, other)), fresh=False, call=None)
 

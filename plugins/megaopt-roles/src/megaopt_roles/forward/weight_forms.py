@@ -37,7 +37,10 @@ def reorder(weight: Weight, order: Sequence[int]) -> Weight:
 def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
     """Return a weight in another shape, following each axis as far as it stays recognizable."""
     lost = without_axes(weight)
-    if weight.shape is None or weight.axes is None or not all(isinstance(size, int) for size in sizes):
+    if weight.shape is None or weight.axes is None:
+        return lost
+    sizes = _for_samples(weight.shape, sizes) if weight.deps else sizes
+    if not all(isinstance(size, int) for size in sizes):
         return lost
     known = math.prod(size for size in sizes if size != -1)
     shape = tuple(math.prod(weight.shape) // max(known, 1) if size == -1 else size for size in sizes)
@@ -51,6 +54,22 @@ def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
             return lost
         axes.extend(made)
     return Weight(weight.params, shape, tuple(axes), weight.base, weight.deps)
+
+
+def _for_samples(shape: tuple[int, ...], sizes: Sequence[Any]) -> Sequence[Any]:
+    """Return a new shape for the kernels of all samples, of which the weight has one: samples and channels in one axis.
+
+    Neither the number of samples nor that of channels is known to be right: the shape of the input is a guess.
+
+    Args:
+        shape: of the weight, which something of each sample scales.
+        sizes: the new shape as it is written.
+    """
+    merged = len(shape) > 3 and len(sizes) == len(shape) - 1 and shape[0] == 1
+    if merged and tuple(sizes[2:]) == shape[3:]:
+        return shape[1:]
+    apart = len(shape) > 2 and len(sizes) == len(shape) + 1
+    return (1, *shape) if apart and tuple(sizes[3:]) == shape[2:] else sizes
 
 
 def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:

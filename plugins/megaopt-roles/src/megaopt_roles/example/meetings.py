@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -56,10 +56,17 @@ class _State:
     """What is known about the memory of a tensor: the parameters that it is made of, or what flowed into it."""
 
     params: frozenset[int] = frozenset()
+    right: frozenset[int] = (
+        frozenset()
+    )  # those on the right of a product of parameters: they hold none of its rows
     flow: frozenset[int] | None = None  # the last products on the way; None: no activation
     one_hot: bool = False  # what was given, compared with every row of a table
     soft: bool = False  # a softmax, which chooses among the rows of what it is multiplied with
     zero: bool = False  # what a recurrence begins with
+    picked: bool = False  # rows that were picked by what was given
+    factors: frozenset[int] = (
+        frozenset()
+    )  # the last products behind each of two factors, multiplied entry by entry
 
 
 class Meetings(TorchDispatchMode):
@@ -135,17 +142,16 @@ class Meetings(TorchDispatchMode):
         states = [self._of(factor) for factor in factors]
         weights = frozenset[int]().union(*(state.params for state in states))
         if weights and any(state.one_hot for state in states):
-            return self._indexed(weights, made.shape[-1])
+            right = frozenset[int]().union(*(state.right for state in states))
+            return self._indexed(weights - right, made.shape[-1], right)
         if not any(state.flow is not None or state.zero for state in states):
-            for key in weights:
-                self.by_param[key].kinds.add("factor")
-            return _State(params=weights)
+            return self._factored(states)
         soft = [state.flow or frozenset() for state in states if state.soft]
         if weights and soft:  # learned keys, values, codes
             self._attend(weights.union(*soft))
         flow = frozenset[int]().union(*(state.flow or frozenset() for state in states))
         if not weights:
-            if not soft and len({state.flow for state in states}) > 1:
+            if not soft:
                 self.compared |= flow
             return _State(flow=flow)
         depthwise = "conv" in name and len(args) > 8 and args[8] > 1 and args[8] == args[0].shape[1]
@@ -155,6 +161,18 @@ class Meetings(TorchDispatchMode):
             for key in state.params:
                 self._contract(key, factor, name, by_row=by_row, depthwise=depthwise)
         return _State(flow=weights)
+
+    def _factored(self, states: Sequence[_State]) -> _State:
+        """Return the product of parameters: its rows are those of the left-hand factor, which the right one makes."""
+        left, *others = states
+        right = frozenset[int]().union(*(state.params for state in others)) - left.params
+        for key in left.params | right:
+            self.by_param[key].kinds.add("factor")
+        if not left.params:  # something fixed mixes the rows
+            return _State(right, right=frozenset[int]().union(*(state.right for state in others)))
+        if right:
+            self.consumed |= left.right
+        return _State(left.params | right, right=left.right | right)
 
     def _contract(self, key: int, factor: torch.Tensor, name: str, *, by_row: bool, depthwise: bool) -> None:
         meeting = self.by_param[key]
@@ -175,17 +193,17 @@ class Meetings(TorchDispatchMode):
         table, *keys = given
         state, indexed = self._of(table), any(self._of(key).flow is not None for key in keys)
         if state.params and indexed and table.dim() == 2:
-            return self._indexed(state.params, table.shape[1])
-        for param in state.params:  # of a stack: what is left are matrices still
+            return self._indexed(state.params - state.right, table.shape[1], state.right)
+        for param in state.params - state.right:  # of a stack: what is left are matrices still
             self.by_param[param].kinds.add("looked_up")
-        return _State(state.params, state.flow)
+        return _State(state.params, state.right, state.flow, picked=indexed)
 
-    def _indexed(self, tables: frozenset[int], width: int) -> _State:
+    def _indexed(self, tables: frozenset[int], width: int, made_by: frozenset[int] = frozenset()) -> _State:
         """Note that tables are indexed with what was given; their rows are activations."""
         for param in tables:
             self.by_param[param].kinds.add("indexed")
         self.hidden.add(width)
-        return _State(flow=frozenset())
+        return _State(flow=made_by, picked=True)
 
     def _attend(self, params: Iterable[int]) -> None:
         for key in params:
@@ -201,7 +219,9 @@ class Meetings(TorchDispatchMode):
             for key in weights:
                 self.by_param[key].kinds.add("expanded")
         if not flows:
-            return _State(params=weights, zero=not weights and all(state.zero for state in states))
+            holders = frozenset[int]().union(*(state.params - state.right for state in states))
+            zero = not weights and all(state.zero for state in states)
+            return _State(weights, right=weights - holders, zero=zero)
         flow = frozenset[int]().union(*flows)
         if name == "_softmax":
             if args[1] not in (-1, given[0].dim() - 1):  # over positions: queries chose
@@ -219,7 +239,21 @@ class Meetings(TorchDispatchMode):
             self.consumed |= flow
             self.hidden.add(self._shapes[gains[0]].shape[-1])
         soft = not weights and all(state.soft for state in states if state.flow is not None)
-        return _State(flow=flow, soft=soft)
+        picked = all(state.picked for state in states)
+        factors = frozenset[int]() if soft else self._compare(name, states, picked=picked)
+        return _State(flow=flow, soft=soft, picked=picked, factors=factors)
+
+    def _compare(self, name: str, states: Sequence[_State], *, picked: bool) -> frozenset[int]:
+        """Note a sum over entries of a product of outputs; return the products behind two that are multiplied now.
+
+        Those of one layer are no square or entropy where rows of it were picked.
+        """
+        if name in ("sum", "mean"):
+            self.compared |= states[0].factors
+        flows = [state.flow for state in states if state.flow]
+        if name != "mul" or len(flows) != 2 or (flows[0] == flows[1] and not picked):
+            return frozenset()
+        return flows[0] | flows[1]
 
     def _of(self, tensor: torch.Tensor) -> _State:
         return self._states.get(_memory(tensor), _State())
@@ -234,7 +268,8 @@ class Meetings(TorchDispatchMode):
         if old is not None:
             flows = [flow for flow in (old.flow, state.flow) if flow is not None]
             flow = frozenset[int]().union(*flows) if flows else None
-            state = _State(old.params | state.params, flow, state.one_hot, state.soft)
+            right = (old.right | state.right) - (old.params - old.right) - (state.params - state.right)
+            state = evolve(state, params=old.params | state.params, right=right, flow=flow, zero=False)
         self._set(tensor, state)
 
 

@@ -103,7 +103,7 @@ def _einsum_operand(
         operand.shape is not None and operand.deps and added > 0
     ):  # picked for each entry, like experts for each token
         axes = (*[Axis(-1)] * added, *(operand.axes or ()))
-        operand = Weight(operand.params, (1,) * added + operand.shape, axes, operand.base, operand.deps)
+        operand = evolve(operand, shape=(1,) * added + operand.shape, axes=axes)
     if operand.shape is None or len(term) != len(operand.shape):
         several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
         contracted = several and set(term) - set(result)

@@ -120,6 +120,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             and not owner.fresh
             and not owner.one_hot
             and owner.tensor is None
+            and not (owner.factors and owner.picked)
         )
         if unknown and not ops.is_known(name):
             return Flow(deps_of(owner))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_roles.forward import weights
 from megaopt_roles.forward.trace import Trace
@@ -38,7 +39,8 @@ def embedding(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     ids, table = argument(0, "input", args, kwargs), argument(1, "weight", args, kwargs)
     if isinstance(table, Weight):
         trace.use(table, Use("indexed" if deps_of(ids) else "looked_up"))
-    return trace.unknown(ids, table)
+        return trace.picked(table, deps_of(ids))
+    return evolve(trace.unknown(ids, table), picked=bool(deps_of(ids)))
 
 
 def select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -47,8 +49,10 @@ def select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(table, Weight):
         rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
         trace.use(table, Use("indexed" if rows else "looked_up"))
+        if table.right and rows:
+            return trace.picked(table, frozenset({ARGUMENT}))
     given = bool(deps_of((args[1:], kwargs)))  # through an index flows no gradient
-    return Flow(deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset()))
+    return Flow(deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset()), picked=given)
 
 
 def rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:

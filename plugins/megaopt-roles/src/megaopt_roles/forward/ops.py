@@ -96,7 +96,10 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
             trace.multiply(left, right, summed=False)
         result = _of_two(left, right)
         if symbol == "*" and not (left.soft or right.soft):
-            return evolve(result, factors=(left.deps, right.deps))
+            apart = left.picked and right.picked and left is not right  # else a square, or an entropy
+            alike = left.deps == right.deps
+            factors = () if alike and not apart else (left.deps, right.deps)
+            return evolve(result, factors=factors, picked=apart)
         return _added(result, left, right) if symbol == "+" else result
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):

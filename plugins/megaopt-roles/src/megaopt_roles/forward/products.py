@@ -21,6 +21,8 @@ def tensordot(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return trace.unknown(*args)
     found = weights_of(operands[:2])
     if len(found) == 2:
+        if dims == 1 or dims in (([1], [0]), [[1], [0]]):
+            return weights.product(trace, *found)
         trace.use_all(found, "factor")
         return weights.combine(*found)
     for position, operand in enumerate(operands[:2]):

@@ -14,7 +14,7 @@ from torch import nn
 from megaopt_roles.forward.objects import Choice, items_of
 from megaopt_roles.forward.rows import note_axes, note_heads, relabel
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Use, Weight
+from megaopt_roles.forward.values import Flow, Use, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, reshape, without_axes
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
 
@@ -239,6 +239,11 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         return index_weight(trace, value, list(key) if isinstance(key, tuple) else [key])
     if not isinstance(value, Flow):
         return trace.unknown(value, key)
+    found = _index_flow(trace, value, key)
+    return evolve(found, picked=True) if isinstance(found, Flow) and deps_of(key) else found
+
+
+def _index_flow(trace: Trace, value: Flow, key: Any) -> Any:
     if value.terms:
         return _together(value, [index(trace, term, key) for term in value.terms])
     if value.call is not None and value.tensor is None and isinstance(key, int) and key >= 0:

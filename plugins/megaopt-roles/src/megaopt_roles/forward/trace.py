@@ -17,6 +17,7 @@ __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
 _MOST_ROWS = 100_000
+_OF_ROWS = ("indexed", "looked_up", "sliced", "fixed")
 
 
 class BudgetExceededError(Exception):
@@ -84,8 +85,11 @@ class Trace:
         return call
 
     def use(self, weight: Weight, use: Use) -> None:
-        """Note how the parameters behind a weight are used."""
-        for param in weight.params:
+        """Note how the parameters behind a weight are used.
+
+        What is done to the rows of a product of parameters says nothing of its right-hand factor.
+        """
+        for param in weight.holders if use.kind in _OF_ROWS else weight.params:
             self.uses.setdefault(id(param), set()).add(use)
 
     def weigh(self, weight: Weight, *values: Any, by_row: bool = False) -> frozenset[Any]:
@@ -95,6 +99,16 @@ class Trace:
         for call in calls:
             call.by_row = by_row
         return frozenset(calls)
+
+    def picked(self, weight: Weight, deps: frozenset[Any]) -> Flow:
+        """Return rows of a weight, which are activations: a right-hand factor of a product made them.
+
+        Args:
+            weight: the weight.
+            deps: what they were picked by.
+        """
+        self.calls += [call for call in weight.right if call not in self.calls]
+        return Flow(deps | weight.deps | frozenset(weight.right), picked=True)
 
     def is_contracted(self, param: nn.Parameter) -> bool:
         """True for a parameter that a product has contracted already."""
@@ -176,6 +190,8 @@ class Trace:
         calls = [{dep for dep in deps if not is_mark(dep)} for deps in (left - right, right - left)]
         if all(calls) and not any(dep.deps & other for one, other in (calls, calls[::-1]) for dep in one):
             self.compared |= left | right
+        if not any(calls):  # what a layer makes of one thing, with what it makes of another
+            self.compared |= left & right
 
     def expect(self, value: Any, width: int | None) -> None:
         """Note that a layer takes an activation of so many features.

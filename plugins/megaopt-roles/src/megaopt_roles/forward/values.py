@@ -166,6 +166,8 @@ class Flow:
     """The call of a module that returned it, while nothing was done to it."""
     factors: tuple[frozenset[Any], ...] = ()
     """What each of the two factors depends on that were multiplied, element by element, to make it."""
+    picked: bool = False
+    """Rows of it were picked, by an index that was given."""
     held: tuple[frozenset[Any], ...] = ()
     """What each item depends on of an object, or of several values that may be returned: they are no sum."""
     reshaped: bool = False
@@ -218,6 +220,8 @@ class Weight:
         axes: where each axis comes from; None when it is not known.
         base: the parameter whose axes these are.
         deps: activations that it was mixed with element by element (a dynamic gain).
+        right: the products of parameters that made it, as calls of their right-hand factors: its rows are those of
+            the left-hand one, and a right-hand factor is to them what a layer is to activations.
     """
 
     params: tuple[nn.Parameter, ...]
@@ -225,6 +229,13 @@ class Weight:
     axes: tuple[Axis, ...] | None
     base: nn.Parameter
     deps: frozenset[Any] = frozenset()
+    right: tuple[Call, ...] = ()
+
+    @property
+    def holders(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that hold its rows: all but right-hand factors."""
+        others = {id(call.module) for call in self.right}
+        return tuple(param for param in self.params if id(param) not in others)
 
 
 @frozen

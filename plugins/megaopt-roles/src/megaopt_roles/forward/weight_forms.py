@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward.values import Axis, Weight
+from megaopt_roles.forward.values import Axis, Call, Weight
 
-__all__ = ["any_of", "join", "reorder", "reshape", "whole_weight", "without_axes"]
+__all__ = ["any_of", "join", "reorder", "reshape", "together", "whole_weight", "without_axes"]
 
 
 def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
@@ -30,8 +30,9 @@ def reorder(weight: Weight, order: Sequence[int]) -> Weight:
     """Return a weight with its axes in another order."""
     if weight.shape is None or weight.axes is None:
         return weight
-    shape, axes = (tuple(items[i] for i in order) for items in (weight.shape, weight.axes))
-    return Weight(weight.params, shape, axes, weight.base, weight.deps)  # type: ignore[arg-type]
+    shape, axes = tuple(weight.shape[i] for i in order), tuple(weight.axes[i] for i in order)
+    moved = evolve(weight, shape=shape, axes=axes)
+    return transposed(moved) if weight.right and tuple(order) == (1, 0) else moved
 
 
 def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
@@ -53,7 +54,7 @@ def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
         if not made:
             return lost
         axes.extend(made)
-    return Weight(weight.params, shape, tuple(axes), weight.base, weight.deps)
+    return evolve(weight, shape=shape, axes=tuple(axes))
 
 
 def _for_samples(shape: tuple[int, ...], sizes: Sequence[Any]) -> Sequence[Any]:
@@ -96,6 +97,25 @@ def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
     return [evolve(axis, merged=tuple(merged))] if size == new[0] else []
 
 
+def transposed(weight: Weight) -> Weight:
+    """Return a product of two parameters whose rows are columns now: the right-hand factor holds them."""
+    right = tuple(
+        Call(param, frozenset(), call.order) for call in weight.right[:1] for param in weight.holders
+    )
+    return evolve(weight, right=right)
+
+
+def together(parts: Sequence[Weight]) -> Weight:
+    """Return the first of several weights as if it were made of the parameters of all.
+
+    What holds the rows of one of them does so for all.
+    """
+    params = tuple({id(param): param for part in parts for param in part.params}.values())
+    holders = {id(param) for part in parts for param in part.holders}
+    right = {call: None for part in parts for call in part.right if id(call.module) not in holders}
+    return evolve(parts[0], params=params, right=tuple(right))
+
+
 def join(parts: Sequence[Weight], dim: int | None, *, added: bool) -> Weight:
     """Return several weights that are stacked (along a dimension that is added) or laid side by side.
 
@@ -105,8 +125,7 @@ def join(parts: Sequence[Weight], dim: int | None, *, added: bool) -> Weight:
         added: they are stacked.
     """
     first = parts[0]
-    params = tuple({id(param): param for part in parts for param in part.params}.values())
-    lost = Weight(params, first.shape, None, first.base)
+    lost = evolve(together(parts), axes=None, deps=frozenset())
     if dim is None or first.shape is None or first.axes is None:
         return lost
     alike = all(part.axes == first.axes and len(part.shape or ()) == len(first.shape) for part in parts)
@@ -119,7 +138,7 @@ def join(parts: Sequence[Weight], dim: int | None, *, added: bool) -> Weight:
         axes.insert(dim, Axis(-1))
     else:
         shape[dim] = sum((part.shape or ())[dim] for part in parts)
-    return Weight(params, tuple(shape), tuple(axes), first.base)
+    return evolve(lost, shape=tuple(shape), axes=tuple(axes))
 
 
 def any_of(weights: Sequence[Any]) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
@@ -18,13 +19,7 @@ def widened(weight: Weight, rank: int) -> Weight:
     if weight.shape is None or weight.axes is None:
         return weight
     added = max(rank - len(weight.shape), 0)
-    return Weight(
-        weight.params,
-        (1,) * added + weight.shape,
-        (Axis(-1),) * added + weight.axes,
-        weight.base,
-        weight.deps,
-    )
+    return evolve(weight, shape=(1,) * added + weight.shape, axes=(Axis(-1),) * added + weight.axes)
 
 
 def cut_weight(
@@ -55,14 +50,15 @@ def taken(weight: Weight, dim: int, rows: tuple[int, ...] | None, trace: Trace |
         if whole and trace is not None and weight.base.shape[stored.index] == (weight.shape or ())[dim]:
             trace.cut(weight.base, stored.index, rows)
         axes[dim] = Axis(stored.index, rows, stored.block)
-    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
+    return evolve(weight, shape=tuple(shape), axes=tuple(axes))
 
 
-def _index_lost(trace: Trace, weight: Weight, keys: list[Any]) -> Weight:
+def _index_lost(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
     """Return a part of a weight whose axes are not known any more."""
+    given = deps_of(keys)
     if any(isinstance(key, Flow) for key in keys):
-        trace.use(weight, Use("indexed" if deps_of(keys) else "looked_up"))
-    return weight
+        trace.use(weight, Use("indexed" if given else "looked_up"))
+    return trace.picked(weight, given) if given and weight.right else weight
 
 
 def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
@@ -94,8 +90,8 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
     if any(isinstance(key, Flow | Weight) for key in keys):
         left = {axis.index for axis in result.axes or ()} - {-1}
         if len(left) < 2 and deps_of(keys):
-            return Flow(deps_of(keys) | result.deps)  # rows of a table: an activation from here on
-        result = Weight(result.params, result.shape, result.axes, result.base, result.deps | deps_of(keys))
+            return trace.picked(result, deps_of(keys))  # rows of a table: an activation from here on
+        result = evolve(result, deps=result.deps | deps_of(keys))
     return result
 
 
@@ -125,4 +121,4 @@ def _inserted(weight: Weight, dim: int) -> Weight:
     shape, axes = list(weight.shape or ()), list(weight.axes or ())
     shape.insert(dim, 1)
     axes.insert(dim, Axis(-1))
-    return Weight(weight.params, tuple(shape), tuple(axes), weight.base, weight.deps)
+    return evolve(weight, shape=tuple(shape), axes=tuple(axes))

@@ -9,8 +9,8 @@ from typing import Any
 from attrs import evolve
 
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
-from megaopt_roles.forward.weight_forms import without_axes
+from megaopt_roles.forward.values import Axis, Call, Flow, Use, Weight, deps_of
+from megaopt_roles.forward.weight_forms import reorder, together, without_axes
 
 __all__ = [
     "choose",
@@ -29,8 +29,8 @@ def combine(first: Weight, second: Weight) -> Weight:
     """Return what an element-wise operation makes of two weights: the axes are those of the larger one."""
     sizes = [0 if weight.shape is None else math.prod(weight.shape) for weight in (first, second)]
     large = first if sizes[0] >= sizes[1] else second
-    params = tuple({id(param): param for param in (*first.params, *second.params)}.values())
-    return Weight(params, large.shape, large.axes, large.base, first.deps | second.deps)
+    both = together((large, second if large is first else first))
+    return evolve(both, deps=first.deps | second.deps)
 
 
 def add(trace: Trace, first: Weight, second: Weight) -> Weight:
@@ -99,7 +99,7 @@ def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: 
     """Return a product of a weight with something else that sums over some of its axes (None: not known which)."""
     if isinstance(other, Flow) and other.one_hot:
         trace.use(weight, Use("indexed" if other.deps else "looked_up"))
-        return Flow(other.deps)
+        return trace.picked(weight, other.deps)
     if is_fixed(other):
         return lookup(trace, weight)
     if inputs is None or weight.shape is None:
@@ -142,7 +142,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     choose(trace, weight, other)
     if isinstance(other, Flow) and other.one_hot:
         trace.use(weight, Use("indexed" if other.deps else "looked_up"))
-        return Flow(other.deps)
+        return trace.picked(weight, other.deps)
     if is_fixed(other):
         return lookup(trace, weight)
     if weight.shape is None:
@@ -182,10 +182,24 @@ def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
         shape = None if right.shape is None else right.shape[1:]
         return Weight((*right.params, *made), shape, None, right.base)
     trace.use_all((left, right), "factor")
-    if left.shape is None or right.shape is None or ranks != (2, 2):
+    if ranks[1] != 2 or ranks[0] not in (0, 2):
         return combine(left, right)
-    params = tuple({id(param): param for param in (*left.params, *right.params)}.values())
-    return Weight(params, (left.shape[0], right.shape[1]), (Axis(0), Axis(1)), left.base)
+    return _table(trace, left, right)
+
+
+def _table(trace: Trace, left: Weight, right: Weight) -> Weight:
+    """Return the product of two matrices: it has the rows of the left one, each made by the right one."""
+    sizes = None if left.shape is None or right.shape is None else (left.shape[0], right.shape[1])
+    axes = None if sizes is None else (Axis(0), Axis(1))
+    made = frozenset(left.right) | left.deps
+    held = {id(param) for param in left.params}
+    calls = tuple(
+        Call(param, made, len(trace.calls), tuple(trace.sites))
+        for param in right.params
+        if id(param) not in held
+    )
+    both = together((left, right))
+    return evolve(both, shape=sizes, axes=axes, deps=left.deps | right.deps, right=(*left.right, *calls))
 
 
 def _rows(trace: Trace, activation: Any, weight: Weight, axis: int) -> Flow:
@@ -204,9 +218,11 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     """Return `F.linear(activation, weight)`."""
     if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
         trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
-        return Flow(activation.deps)
+        return trace.picked(weight, activation.deps)
     if isinstance(activation, Weight):
         rank = len(activation.shape or ())
+        if isinstance(weight, Weight) and rank == 2 == len(weight.shape or ()):
+            return _of_parameters(trace, activation, reorder(weight, (1, 0)))
         if isinstance(weight, Weight) and rank == 2:
             trace.use_all((activation, weight), "factor")
             return Flow(activation.deps | weight.deps)

@@ -1,0 +1,90 @@
+"""Tables that a product makes of parameters, which an index looks rows up in, and kernels made of parameters alone."""
+
+import textwrap
+from types import ModuleType
+
+import pytest
+import torch
+
+from megaopt_core.params import Role, RoleDecision
+from megaopt_core.params._roles import Doubt
+from megaopt_core.routing import infer_roles
+
+IDS = torch.zeros(3, dtype=torch.long)
+TABLE = "self.t, self.w = nn.Parameter(torch.zeros(9, 8)), nn.Parameter(torch.zeros(8, 6))\n"
+LOOKED_UP = {  # how rows of a product of two parameters are taken
+    "an activation": "h = F.relu(self.t @ self.w)[ids]",
+    "a bag": "h = F.embedding(ids, F.linear(self.t, self.w.T))",
+    "a one-hot code": "h = F.one_hot(ids, 9).float() @ (self.t @ self.w)",
+    "a selection": "h = torch.mm(self.t, self.w).index_select(0, ids)",
+    "a contraction": "h = torch.tensordot(self.t, self.w, 1)[ids]",
+    "a neighbourhood": "h = (torch.eye(9) @ (self.t @ self.w))[ids]",
+}
+
+
+def roles_of(models: ModuleType, made: str, forward: str, *example: torch.Tensor) -> dict[str, RoleDecision]:
+    """Return the decisions for a model."""
+    methods = f"def forward(self, ids, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
+    with torch.device("meta"):
+        return infer_roles(models.model(made, methods)(), example=example or None)
+
+
+@pytest.mark.parametrize("example", [(), (IDS,)], ids=["source", "example"])
+@pytest.mark.parametrize("case", LOOKED_UP)
+def test_the_right_hand_factor_of_a_table_is_a_layer(generated_models, case, example):
+    """The rows of a product are those of its left-hand factor, and the right-hand one makes them what they are."""
+    made = TABLE + "self.h = nn.Linear(6, 4)"
+    found = roles_of(generated_models, made, f"{LOOKED_UP[case]}\nreturn self.h(h.relu())", *example)
+    assert found["t"].role is Role.EMBEDDING, found["t"].reason
+    assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
+
+
+@pytest.mark.parametrize("example", [(), (IDS,)], ids=["source", "example"])
+def test_two_tables_made_by_layers_side_by_side(generated_models, example):
+    """What each layer of a graph makes of two tables is joined, cut apart and indexed: no layer is a table for it."""
+    made = (
+        "self.u, self.i = nn.Parameter(torch.zeros(9, 8)), nn.Parameter(torch.zeros(7, 8))\n"
+        "self.w = nn.ParameterList([nn.Parameter(torch.zeros(8, 6)), nn.Parameter(torch.zeros(6, 6))])"
+    )
+    forward = (
+        "e = torch.cat([self.u, self.i], 0)\nfound = [e]\nfor w in self.w:\n"
+        "    e = F.leaky_relu((torch.ones(16, 16) @ e) @ w)\n    found.append(e)\n"
+        "found = torch.cat(found, 1)\nu, i = found[:9], found[9:]\nreturn (u[ids] * i[ids]).sum(1)"
+    )
+    found = roles_of(generated_models, made, forward, *example)
+    assert found["u"].role is found["i"].role is Role.EMBEDDING
+    for name in ("w.0", "w.1"):
+        assert found[name].role is not Role.EMBEDDING
+        assert found[name].doubt is Doubt.ROLE, found[name].reason
+
+
+def test_columns_of_a_product(generated_models):
+    """Transposed, it has the rows of the right-hand factor."""
+    found = roles_of(
+        generated_models, TABLE + "self.h = nn.Linear(9, 4)", "return self.h((self.t @ self.w).T[ids])"
+    )
+    assert (found["t"].role, found["w"].role) == (Role.MATRIX, Role.EMBEDDING)
+
+
+@pytest.mark.parametrize("example", [(), (IDS, IDS)], ids=["source", "example"])
+@pytest.mark.parametrize("made", ["F.relu(self.t @ self.w)", "self.l(self.e.weight)"])
+def test_rows_that_are_compared(generated_models, made, example):
+    """What a layer makes of one thing, compared with what it makes of another, is an embedding or a score: doubtful."""
+    table = TABLE + "self.e, self.l = nn.Embedding(9, 8), nn.Linear(8, 6)"
+    forward = f"h = {made}\nreturn (h[ids] * h[more]).sum(-1)"
+    found = roles_of(generated_models, table, forward, *example)
+    layer = found["w" if "self.w" in made else "l.weight"]
+    assert (layer.role, layer.doubt) == (Role.OUTPUT, Doubt.ROLE), layer.reason
+
+
+@pytest.mark.parametrize(
+    ("result", "doubt"),
+    [("y @ y.T", Doubt.ROLE), ("(y * y).sum(-1)", Doubt.NONE), ("-(y * y.exp()).sum(-1)", Doubt.NONE)],
+    ids=["all with all", "a square", "an entropy"],
+)
+@pytest.mark.parametrize("example", [(), (torch.zeros(3, 8),)], ids=["source", "example"])
+def test_an_output_that_meets_itself(generated_models, result, doubt, example):
+    """Its square and its entropy compare nothing; the product of all its rows with all does."""
+    made = "self.a, self.b = nn.Linear(8, 20), nn.Linear(20, 6)"
+    found = roles_of(generated_models, made, f"y = self.b(self.a(ids).relu())\nreturn {result}", *example)
+    assert (found["b.weight"].role, found["b.weight"].doubt) == (Role.OUTPUT, doubt), found["b.weight"].reason

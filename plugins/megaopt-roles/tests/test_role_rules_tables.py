@@ -88,3 +88,38 @@ def test_an_output_that_meets_itself(generated_models, result, doubt, example):
     made = "self.a, self.b = nn.Linear(8, 20), nn.Linear(20, 6)"
     found = roles_of(generated_models, made, f"y = self.b(self.a(ids).relu())\nreturn {result}", *example)
     assert (found["b.weight"].role, found["b.weight"].doubt) == (Role.OUTPUT, doubt), found["b.weight"].reason
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        "torch.einsum('hn,hnl->hl', self.c, torch.exp(k))",
+        "(self.c.unsqueeze(1) @ torch.exp(k)).squeeze(1)",
+        "torch.bmm(self.c[:, None], k.exp())[:, 0]",
+    ],
+    ids=["einsum", "matmul", "bmm"],
+)
+def test_a_kernel_made_of_parameters_alone(generated_models, product):
+    """A product that has a vector of each parameter in every entry of its batch has no matrix in them."""
+    made = (
+        "self.e, self.h = nn.Linear(6, 8), nn.Linear(8, 3)\n"
+        "self.c, self.a = nn.Parameter(torch.zeros(8, 4)), nn.Parameter(torch.zeros(8, 4))"
+    )
+    forward = (
+        "k = -torch.exp(self.a).unsqueeze(-1) * torch.arange(ids.size(1))\n"
+        f"return self.h(F.gelu(self.e(ids) * ({product}).T)).mean(1)"
+    )
+    found = roles_of(generated_models, made, forward)
+    for name in ("c", "a"):
+        assert (found[name].role, found[name].doubt) == (Role.ELEMENTWISE, Doubt.ROLE), found[name].reason
+
+
+def test_a_batch_of_matrices_of_low_rank(generated_models):
+    """Here every entry of the batch is a matrix of its own."""
+    made = (
+        "self.a, self.b = nn.Parameter(torch.zeros(3, 8, 2)), nn.Parameter(torch.zeros(3, 2, 8))\n"
+        "self.h = nn.Linear(8, 3)"
+    )
+    found = roles_of(generated_models, made, "return self.h(F.relu(ids @ (self.a @ self.b)).sum(0))")
+    for name in ("a", "b"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason

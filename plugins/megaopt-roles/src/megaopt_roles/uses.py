@@ -40,6 +40,9 @@ _BY_POSITION = elementwise("a table that is looked up by position: no matrix pro
 _KINDS = {  # of what no product contracts; the first that fits
     "depthwise": elementwise("kernel of a depthwise convolution"),
     "indexed": embedding("a table that its module indexes with what it is given"),
+    "generated": doubted(
+        elementwise("a batch of vectors, of which a product of parameters makes a kernel, say")
+    ),
     "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
     "row": doubted(elementwise("its rows meet activations one by one")),
@@ -139,6 +142,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "softened": "made proportions by a softmax",
         "passed": "passed to a function whose source cannot be read",
         "returned": "returned as it is",
+        "generated": "a batch of vectors in a product of parameters",
     }
     silent = {"looked_up", "sliced", "expanded", "elementwise", "returned", "padded"} if stack else set()
     return next((word for kind, word in words.items() if kind in kinds - silent), "")

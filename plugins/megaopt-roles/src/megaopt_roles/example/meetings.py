@@ -56,17 +56,13 @@ class _State:
     """What is known about the memory of a tensor: the parameters that it is made of, or what flowed into it."""
 
     params: frozenset[int] = frozenset()
-    right: frozenset[int] = (
-        frozenset()
-    )  # those on the right of a product of parameters: they hold none of its rows
+    right: frozenset[int] = frozenset()  # those of them that hold none of its rows: right-hand factors
     flow: frozenset[int] | None = None  # the last products on the way; None: no activation
     one_hot: bool = False  # what was given, compared with every row of a table
     soft: bool = False  # a softmax, which chooses among the rows of what it is multiplied with
     zero: bool = False  # what a recurrence begins with
     picked: bool = False  # rows that were picked by what was given
-    factors: frozenset[int] = (
-        frozenset()
-    )  # the last products behind each of two factors, multiplied entry by entry
+    factors: frozenset[int] = frozenset()  # the last products behind two that were multiplied, by entry
 
 
 class Meetings(TorchDispatchMode):

@@ -13,7 +13,7 @@ from attrs import evolve
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
-from megaopt_roles.forward.weights import choose, contract, lookup
+from megaopt_roles.forward.weights import choose, contract, factors, lookup
 
 __all__ = ["einsum", "lettered", "with_letters"]
 
@@ -22,8 +22,7 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     """Return `torch.einsum(equation, *operands)`."""
     found = [operand for operand in operands if isinstance(operand, Weight)]
     if len(found) == len(operands) > 1:  # a product of parameters alone
-        trace.use_all(found, "factor")
-        return Flow(trace.weigh(found[0], *found[1:]))
+        return _of_parameters(trace, equation, found)
     deps = deps_of(operands)
     if len(found) == 1 and not deps:
         return lookup(trace, found[0])
@@ -49,6 +48,18 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
             rows = made
             deps |= made.deps
     return rows if rows is not None and rows.piece is not None else Flow(deps)
+
+
+def _of_parameters(trace: Trace, equation: Any, operands: Sequence[Weight]) -> Flow:
+    """Return an einsum of parameters alone."""
+    terms, result = _subscripts(equation, len(operands))
+    counting = set(result).intersection(*terms or ())
+    if terms and counting:
+        apart = [[i for i, letter in enumerate(term) if letter not in counting] for term in terms]
+        factors(trace, tuple(zip(operands, apart, strict=True)))
+    else:
+        trace.use_all(operands, "factor")
+    return Flow(trace.weigh(operands[0], *operands[1:]))
 
 
 def lettered(args: Sequence[Any]) -> tuple[str | None, list[Any]]:

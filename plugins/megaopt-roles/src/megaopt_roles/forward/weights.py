@@ -17,6 +17,7 @@ __all__ = [
     "combine",
     "contract",
     "convolve",
+    "factors",
     "linear",
     "lookup",
     "product",
@@ -181,10 +182,29 @@ def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
         contract(trace, right, (0,), (1,))
         shape = None if right.shape is None else right.shape[1:]
         return Weight((*right.params, *made), shape, None, right.base)
-    trace.use_all((left, right), "factor")
+    if max(ranks) > 2:  # all axes but the last two count products
+        matrices = [tuple(range(rank))[-2:] for rank in ranks]
+        factors(trace, ((left, matrices[0]), (right, matrices[1])))
+    else:
+        trace.use_all((left, right), "factor")
     if ranks[1] != 2 or ranks[0] not in (0, 2):
         return combine(left, right)
     return _table(trace, left, right)
+
+
+def factors(trace: Trace, operands: Sequence[tuple[Weight, Sequence[int]]]) -> None:
+    """Note the factors of a batch of products of parameters alone.
+
+    Args:
+        trace: where it is noted.
+        operands: each with the positions of its axes that do not count products. Where these are not two axes of the
+            stored parameter, it holds a vector for each product, and what they make is a kernel, say.
+    """
+    for weight, positions in operands:
+        stored = set(range(weight.base.dim() - 1))  # one of its axes counts, where they are not known
+        if weight.axes is not None:
+            stored = set[int]().union(*(weight.axes[i].indices for i in positions))
+        trace.use(weight, Use("factor" if len(stored) > 1 else "generated"))
 
 
 def _table(trace: Trace, left: Weight, right: Weight) -> Weight:

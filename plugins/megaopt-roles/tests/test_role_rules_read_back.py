@@ -16,6 +16,10 @@ BOXES = (
     + "\nself.box = nn.ModuleList([nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)) for _ in range(2)])"
     "\nself.bins = nn.Conv1d(8, 1, 1, bias=False).requires_grad_(False)"
 )
+REFINED = (
+    BODY + "\nself.coarse, self.a, self.b = nn.Linear(32, 5), nn.Linear(5, 7), nn.Linear(7, 5)"
+    "\nself.last = nn.LayerNorm(5)"
+)
 CASES = {  # how it is made, its forward, the heads, the hidden matrices that must be certain
     "a coarse prediction that the fine one sees": (
         BODY + "\nself.coarse, self.up, self.fine = nn.Linear(32, 4), nn.Linear(4, 32), nn.Linear(32, 4)",
@@ -55,6 +59,18 @@ CASES = {  # how it is made, its forward, the heads, the hidden matrices that mu
         "return self.bins(b.view(-1, 8, 8).transpose(1, 2).softmax(1))",
         ("box.0.1.weight", "box.1.1.weight"),
         ("body.weight", "box.0.0.weight", "box.1.0.weight"),
+    ),
+    "a prediction beside its refinement behind a norm": (
+        REFINED,
+        f"{FEATURES}\ny = self.coarse(h)\nreturn y, self.last(self.b(torch.tanh(self.a(y)))) + y",
+        ("coarse.weight", "b.weight"),
+        ("body.weight", "a.weight"),
+    ),
+    "a prediction beside another one behind a norm": (
+        REFINED,
+        f"{FEATURES}\ny = self.coarse(h)\nreturn y, self.last(self.b(torch.tanh(self.a(y))))",
+        ("coarse.weight", "b.weight"),
+        ("body.weight", "a.weight"),
     ),
     "one of two branches calls the head, the other one again": (
         "self.body, self.head = nn.Linear(16, 32), nn.Linear(32, 5)",

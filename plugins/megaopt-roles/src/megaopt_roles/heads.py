@@ -64,7 +64,11 @@ def find_heads(
         part
         for part in also_taken
         if not stream.takes(part)
-        and (not widths.is_hidden(part) or (part in alone and not widths.is_handed_on(part)))
+        and (
+            not widths.is_hidden(part)
+            or (part in alone and not widths.is_handed_on(part))
+            or (part in alone - reading.scaled and widths.is_of_last_norm(part))
+        )
     )
     return {**found, **dict.fromkeys(visible, read_back)}
 

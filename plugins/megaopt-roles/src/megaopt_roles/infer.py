@@ -152,7 +152,9 @@ class _Rules:
             )
         if id(param) in self.reading.passed:
             return doubted(decision, "its weight goes to a function whose source cannot be read")
-        if id(module) in self.ends & self.reading.scaled and not self.stream.takes(id(module)):
+        if id(module) in self.ends & self.reading.scaled and (
+            not self.stream.takes(id(module)) or self.stream.begins(id(module)) & self.heads.keys()
+        ):
             return doubted(decision, "nothing but a norm or a gain stands between it and the model's output")
         if self.reading.is_followed(name, module):
             return decision

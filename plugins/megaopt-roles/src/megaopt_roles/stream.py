@@ -84,6 +84,17 @@ class Stream:
             for item in holding
         )
 
+    def begins(self, projection: int) -> set[int]:
+        """Return the projections whose output a projection is added to, in one thing or another that is returned.
+
+        Args:
+            projection: its identity.
+        """
+        width = self._widths.get(projection)
+        holding = [item for item in self._items if projection in item.found]
+        others = set[int]().union(*(self._by_width[item].get(width, set()) for item in holding))
+        return others - self._beside.get(projection, set()) - {projection}
+
     def _begun(self, item: _Item, projection: int, width: int | None) -> bool:
         """True where another one in an item hands on as wide an output, of another input: it began the stream."""
         others = self._by_width[item].get(width, set()) - {projection}

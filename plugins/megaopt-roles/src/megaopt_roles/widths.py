@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -32,6 +33,8 @@ class Widths:
         self._modules, self._reading = modules, reading
         self._by_identity: dict[int, int] = {}
         self._rows: set[int] = set()
+        last = _last_norms(modules, reading, reading.ends(model)[0] & reading.scaled)
+        self._last: set[int] = set()
         norms, made, taken = set[int](), set[int](), set[int]()
         for module in modules.values():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -43,14 +46,15 @@ class Widths:
                 if id(module) not in heads:
                     made.add(outputs_of(module))
             elif "norm" in type(module).__name__.lower():
-                norms |= _normalized(module)
+                (self._last if id(module) in last else norms).update(_normalized(module))
             for param in module._parameters.values():
                 if param is not None and param.dim() == 2:
                     self._by_hand(param, reading.uses.get(id(param), ()), norms)
                     if id(param) not in heads and id(param) in self._by_identity:
                         made.add(self._by_identity[id(param)])
                     taken |= widths_taken(param, reading.uses.get(id(param), ()))
-        self._hidden = (norms - {1}) or ((made & taken) - {1})
+        self._last -= norms
+        self._hidden = ((norms | self._last) - {1}) or ((made & taken) - {1})
         self._hidden |= _lone_width(model, reading, heads)
 
     def _by_hand(self, param: nn.Parameter, uses: Collection[Use], tables: set[int]) -> None:
@@ -80,6 +84,14 @@ class Widths:
             for taker in taking
         )
 
+    def is_of_last_norm(self, projection: int) -> bool:
+        """True for a projection as wide as what only norms scale that nothing follows, and no other one: a refinement.
+
+        Args:
+            projection: its identity.
+        """
+        return self._by_identity.get(projection) in self._last
+
     def is_hidden(self, projection: int, *, residual: bool = False) -> bool:
         """True for a projection that hands a hidden width on; not when it is as wide as a table is long.
 
@@ -89,6 +101,23 @@ class Widths:
         """
         width = self._by_identity.get(projection)
         return width in self._hidden and (residual or width not in self._rows)
+
+
+def _last_norms(
+    modules: Mapping[str, nn.Module], reading: ModelReading, projections: frozenset[int]
+) -> set[int]:
+    """Return the norms that scale projections alone which end in what the model returns, with norms in between."""
+    return {
+        id(call.module)
+        for module in modules.values()
+        for call in (reading.calls(module) if projections else ())
+        if "norm" in type(call.module).__name__.lower() and _comes_only_from(reading, call.deps, projections)
+    }
+
+
+def _comes_only_from(reading: ModelReading, deps: frozenset[Any], projections: frozenset[int]) -> bool:
+    found, passes = reading.origins(deps)
+    return bool(found) and found <= projections and not passes
 
 
 def _normalized(norm: nn.Module) -> set[int]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from megaopt_core.params import Fused, Role, RoleDecision
+from megaopt_core.params import Doubt, Fused, MatrixView, Role, RoleDecision
 from megaopt_core.routing import infer_roles
 
 WIDTH, HEADS = 32, 4
@@ -194,14 +194,16 @@ def test_rows_that_are_no_heads_are_not_taken_for_them(layer: type[nn.Module], n
 
 
 def test_axes_of_an_einsum_are_followed() -> None:
-    """Keys and values are two matrices of heads; a product that sums over heads has no view, with an example too."""
+    """Keys and values are two matrices of heads; one that sums over heads is one matrix, with an example too."""
     model = Einsums()
     found = infer_roles(model)
     size = WIDTH // HEADS
     assert found["q"].view.head_sizes == (size,)
     assert (found["kv"].view.split_sizes, found["kv"].view.head_sizes) == ((WIDTH, WIDTH), (size, size))
     for decisions in (found, infer_roles(model, example=torch.randn(2, 5, WIDTH))):
-        assert (decisions["out"].role, decisions["out"].uncertain) == (Role.ELEMENTWISE, True)
+        out = decisions["out"]
+        assert (out.role, out.doubt) == (Role.MATRIX, Doubt.LAYOUT)  # experts would be written the same
+        assert out.view == MatrixView(transposed=True, first_dims=2)
 
 
 @pytest.mark.parametrize(

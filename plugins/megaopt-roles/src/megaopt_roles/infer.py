@@ -21,6 +21,7 @@ from megaopt_core.routing import (
     elementwise,
     embedding,
     is_projection,
+    output,
     target_of,
     tied_role,
 )
@@ -135,6 +136,9 @@ class _Rules:
         if self.stream.takes(id(param)) or (consumed and not (ends and len(shape) > 2)):
             return found
         if ends:
+            heads = {key for key, head in self.heads.items() if not head.uncertain}
+            if not consumed and self.stream.adds_to(id(param), heads):
+                return output("its product is added to that of an output head")
             return doubted(found, "it may be a head, or several")
         return doubted(found, "no layer that was read takes the output of the product")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -67,6 +67,18 @@ class Stream:
             if item.joined or (len(item.found) == 1 and not item.passes)
             for projection in item.found
         }
+
+    def adds_to(self, projection: int, heads: Collection[int]) -> bool:
+        """True for a projection whose output is, in everything that the model returns of it, added to that of a head.
+
+        Args:
+            projection: its identity, or that of a weight used by hand.
+            heads: identities of the heads.
+        """
+        width = self._widths.get(projection)
+        holding = [item for item in self._items if projection in item.found]
+        alike = {head for head in heads if width is not None and self._widths.get(head) == width}
+        return bool(holding) and all(not item.joined and item.found & alike for item in holding)
 
     def takes(self, projection: int) -> bool:
         """True for a projection whose output is added to a stream in everything that the model returns of it.

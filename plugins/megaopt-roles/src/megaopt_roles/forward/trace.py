@@ -44,6 +44,7 @@ class Trace:
         misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
         given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
+        met: what products that sum, of two activations, depend on: no row of a weight meets an activation in these.
         compared: what the factors of products of two layers' outputs depend on.
     """
 
@@ -61,6 +62,7 @@ class Trace:
     misfits: set[int] = field(factory=set)
     given: dict[tuple[int, int], Piece] = field(factory=dict)
     changes: Weight | None = None
+    met: set[Any] = field(factory=set)
     compared: frozenset[Any] = frozenset()
 
     def note_read(self, owner: Any, name: str) -> None:
@@ -131,7 +133,7 @@ class Trace:
         """
         for dep in scores.deps:
             matrix = isinstance(dep, Call) and isinstance(dep.module, nn.Parameter) and dep.module.dim() == 2
-            if matrix and (dep.by_row or not by_row):
+            if matrix and (not by_row or (dep.by_row and dep not in self.met)):
                 self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
 
     def note_scores(self, deps: frozenset[Any]) -> None:
@@ -167,6 +169,8 @@ class Trace:
         """
         if not (isinstance(left, Flow) and isinstance(right, Flow)):
             return
+        if summed:
+            self.met |= left.deps | right.deps
         for one, other in ((left, right), (right, left)):
             others = {id(dep.module) for dep in other.deps if not is_mark(dep)}
             same = set(map(id, other.behind))

@@ -1,0 +1,90 @@
+"""What a product is part of: of the output beside a head, or of scores that a softmax chooses by."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from megaopt_core.params import Doubt, Role
+from megaopt_core.routing import infer_roles
+
+
+class Splines(nn.Module):
+    """A layer of a Kolmogorov-Arnold network: a plain product, and one with powers of the input."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.base = nn.Parameter(torch.randn(outputs, inputs))
+        self.spline = nn.Parameter(torch.randn(outputs, inputs, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of both."""
+        powers = torch.stack([x**i for i in range(5)], -1)
+        spline = functional.linear(powers.view(x.size(0), -1), self.spline.view(self.outputs, -1))
+        return functional.linear(functional.silu(x), self.base) + spline
+
+
+class Beside(Splines):
+    """Returns both, one beside the other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one pair."""
+        powers = torch.stack([x**i for i in range(5)], -1)
+        spline = functional.linear(powers.view(x.size(0), -1), self.spline.view(self.outputs, -1))
+        return torch.cat([functional.linear(functional.silu(x), self.base), spline], -1)
+
+
+def test_what_is_added_to_a_head_is_one() -> None:
+    """The layer before stays a hidden one."""
+    model = nn.Sequential(Splines(6, 7), Splines(7, 4))
+    assert model(torch.randn(2, 6)).shape == (2, 4)
+    found = infer_roles(model)
+    assert (found["0.spline"].role, found["0.spline"].doubt) == (Role.MATRIX, Doubt.NONE)
+    for name in ("1.base", "1.spline"):
+        assert (found[name].role, found[name].doubt) == (Role.OUTPUT, Doubt.NONE), found[name]
+
+
+def test_what_lies_beside_a_head_is_in_doubt() -> None:
+    """It may be another head, or none."""
+    assert infer_roles(nn.Sequential(Splines(6, 7), Beside(7, 4)))["1.spline"].uncertain
+
+
+class Shortened(nn.Module):
+    """Attends to fewer keys and values than there are positions, as Linformer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(6, 6) for _ in range(3))
+        self.keys, self.values = (nn.Parameter(torch.randn(8, 4)) for _ in range(2))
+        self.out, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        k = torch.einsum("bnd,nk->bkd", self.key(x), self.keys)
+        v = torch.einsum("bnd,nk->bkd", self.value(x), self.values)
+        return self.head(x + self.out((self.query(x) @ k.mT).softmax(-1) @ v))
+
+
+class Learned(Shortened):
+    """Chooses among keys by learned queries."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        k = torch.einsum("bnd,nk->bkd", self.key(x), self.keys)
+        return self.head(self.out(k.softmax(1).mT @ k))
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_what_makes_fewer_keys_of_keys_is_a_matrix(name: str) -> None:
+    """Queries meet an activation, not its rows."""
+    model = Shortened()
+    assert model(torch.randn(2, 8, 6)).shape == (2, 8, 3)
+    decision = infer_roles(model)[name]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), decision
+
+
+def test_what_a_softmax_is_taken_of_at_once_chooses() -> None:
+    """Its rows met activations."""
+    decision = infer_roles(Learned())["keys"]
+    assert (decision.role, decision.doubt) == (Role.ELEMENTWISE, Doubt.ROLE), decision

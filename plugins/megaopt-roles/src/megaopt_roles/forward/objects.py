@@ -242,6 +242,8 @@ def merge_values(first: Any, second: Any) -> Any:
         if len(first) == len(second):
             return [merge_values(one, other) for one, other in zip(first, second, strict=True)]
         return first if len(first) > len(second) else second
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {key: merge_values(first.get(key), second.get(key)) for key in {**first, **second}}
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Weight):
             return one

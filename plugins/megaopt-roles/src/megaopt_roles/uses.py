@@ -50,6 +50,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "modulated": elementwise("no matrix product contracts it"),
     "looked_up": _BY_POSITION,
     "sliced": _BY_POSITION,
+    "cropped": _BY_POSITION,
     "expanded": doubted(elementwise("a table that is expanded")),
     "measured": doubted(elementwise("only how large it is, is used")),
     "returned": elementwise("its module returns it as it is: no matrix product contracts it"),
@@ -86,7 +87,10 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     )
     if "indexed" in kinds and len(shape) == 2:
         return embedding("a table that its module indexes with what it is given")
-    also = _also(kinds, stack=(len(shape) > 2 and shape[0] > 1) or any(use.block for use in exact))
+    also = _also(
+        kinds | _cut_elsewhere(uses, exact),
+        stack=(len(shape) > 2 and shape[0] > 1) or any(use.block for use in exact),
+    )
     if also:
         return doubted(elementwise(f"a matrix product contracts it, but it is also {also}"))
     if not exact:
@@ -124,6 +128,12 @@ def _unsure(decision: RoleDecision, use: Use) -> RoleDecision:
             elementwise("a matrix product contracts it, but no view has its axes"), "", Doubt.LAYOUT
         )
     return doubted(decision, "its axes fit no view")
+
+
+def _cut_elsewhere(uses: Collection[Use], products: Collection[Use]) -> set[str]:
+    """Return `sliced` for a weight that is cropped along other axes than its products have on both sides."""
+    square = {axis for use in products for axis in (*use.inputs, *use.outputs)}
+    return {"sliced" for use in uses if use.kind == "cropped" and set(use.inputs) != square}
 
 
 def _also(kinds: set[str], *, stack: bool) -> str:

@@ -229,9 +229,13 @@ def _collect(trace: Trace, result: Analysis, doubted: dict[int, tuple[int, ...] 
     _note_splits({key: split for key, split in found.items() if key not in trace.misfits}, result.splits)
     _note_splits({key: split for key, split in found.items() if key in trace.misfits}, doubted)
     _note_splits({key: find_split(source) for key, source in trace.cuts.items()}, result.cuts)
-    for (key, _), source in trace.cuts.items():
+    short: dict[int, list[int]] = {}
+    for (key, axis), source in trace.cuts.items():
         if not is_covered(source):  # a size that stands in for another one may have cut it
-            result.uses.setdefault(key, set()).add(Use("sliced"))
+            short.setdefault(key, []).append(axis)
+    for key, axes in short.items():
+        use = Use("sliced") if len(axes) < 2 else Use("cropped", tuple(sorted(axes)))
+        result.uses.setdefault(key, set()).add(use)
     for key, source in trace.sources.items():
         split = found[key]
         heads = () if split is None or key in trace.misfits else find_heads(source, split)

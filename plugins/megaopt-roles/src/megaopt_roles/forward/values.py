@@ -244,13 +244,13 @@ class Use:
 
     Args:
         kind: `contracted`, `factor` (of a product of parameters), `generated` (a batch of vectors in one), `indexed`
-            (by what the caller passed), `looked_up` (by something fixed), `sliced`, `expanded`, `fixed` (contracted
-            with something fixed), `depthwise`, `elementwise`, `modulated` (a kernel that is scaled, for each sample),
-            `returned`, `padded` (the result of its product), `attending` (that goes through a softmax over what it
-            met, or chosen among by one, or handed to attention), `choosing` (a softmax is taken of what several
-            products make), `paired` (two parts of what its product makes multiply each other), `softened` (a softmax is
-            taken of it), `measured` (its largest entry or norm scales something), `row` (one row of it meets an
-            activation) or `passed` (to something that cannot be read).
+            (by what the caller passed), `looked_up` (by something fixed), `sliced`, `cropped` (sliced along all of
+            `inputs`), `expanded`, `fixed` (contracted with something fixed), `depthwise`, `elementwise`, `modulated`
+            (a kernel that is scaled, for each sample), `returned`, `padded` (the result of its product), `attending`
+            (that goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing`
+            (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply
+            each other), `softened` (a softmax is taken of it), `measured` (its largest entry or norm scales something),
+            `row` (one row of it meets an activation) or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

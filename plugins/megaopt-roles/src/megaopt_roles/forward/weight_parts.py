@@ -65,7 +65,7 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
     """Return `weight[keys]`."""
     if weight.shape is None or weight.axes is None:
         return _index_lost(trace, weight, keys)
-    keys = _spelled_out(keys, len(weight.shape))
+    keys = _cropped(trace, weight, _spelled_out(keys, len(weight.shape)))
     if len(keys) == len(weight.shape) > 1 and all(isinstance(key, Flow) for key in keys):
         trace.use(weight, Use("elementwise"))  # single elements, not rows
         return Flow(deps_of(keys) | weight.deps)
@@ -107,7 +107,7 @@ def _spelled_out(keys: list[Any], rank: int) -> list[Any]:
 def _slice(trace: Trace, weight: Weight, dim: int, key: slice) -> Weight:
     if key == slice(None):
         return weight
-    if any(isinstance(part, Flow) for part in (key.start, key.stop, key.step)):
+    if _is_open(key):
         trace.use(weight, Use("sliced"))
         return weight
     try:
@@ -115,6 +115,20 @@ def _slice(trace: Trace, weight: Weight, dim: int, key: slice) -> Weight:
     except TypeError:
         return weight
     return weight if len(rows) == (weight.shape or ())[dim] else taken(weight, dim, rows, trace)
+
+
+def _cropped(trace: Trace, weight: Weight, keys: list[Any]) -> list[Any]:
+    """Return keys without slices of unknown length where there are several: a square as large as the input is long."""
+    several = [i for i, key in enumerate(keys) if _is_open(key)]
+    if len(several) < 2 or None in keys or len(keys) != len(weight.axes or ()):
+        return keys
+    trace.use(weight, Use("cropped", tuple((weight.axes or ())[i].index for i in several)))
+    return [slice(None) if i in several else key for i, key in enumerate(keys)]
+
+
+def _is_open(key: Any) -> bool:
+    """True for a slice whose ends are not known."""
+    return isinstance(key, slice) and any(isinstance(part, Flow) for part in (key.start, key.stop, key.step))
 
 
 def _inserted(weight: Weight, dim: int) -> Weight:

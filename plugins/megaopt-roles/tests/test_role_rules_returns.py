@@ -44,3 +44,50 @@ def test_dictionaries_of_different_keys(generated_models, case):
     head = found["o.weight"]
     assert (head.role, head.doubt) == (Role.OUTPUT, Doubt.NONE), head.reason
     assert (found["a.weight"].role, found["a.weight"].doubt) == (Role.MATRIX, Doubt.NONE)
+
+
+BODY = "self.up, self.down, self.norm = nn.Linear(8, 32), nn.Linear(32, 8), nn.LayerNorm(8)\nself.o = nn.Linear(8, 8)\n"
+FEATURES = "h = self.norm(x + self.down(self.up(x).relu()))\n"
+HIDDEN_WIDTH = {  # heads as wide as the model: how more is made, what is returned, whether the head is certain
+    "a score": ("", "return self.o(h)", Doubt.ROLE),
+    "classes": ("", "return F.cross_entropy(self.o(h), y)", Doubt.NONE),
+    "classes, by log-probabilities": ("", "return F.nll_loss(self.o(h).log_softmax(-1), y)", Doubt.NONE),
+    "classes, by a module": (
+        "self.loss = nn.CrossEntropyLoss()",
+        "return self.loss(self.o(h), y)",
+        Doubt.NONE,
+    ),
+    "a regression": ("", "return F.mse_loss(self.o(h), y)", Doubt.ROLE),
+    "a contrast": (
+        "self.k = nn.Linear(8, 8)",
+        "return F.cross_entropy(self.o(h) @ self.k(y).T, torch.arange(4))",
+        Doubt.ROLE,
+    ),
+    "beside boxes": (
+        "self.box = nn.Linear(8, 4)",
+        "return {'classes': self.o(h), 'boxes': self.box(h)}",
+        Doubt.NONE,
+    ),
+    "beside boxes of a deeper head": (
+        "self.box = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))",
+        "return self.o(h), self.box(h)",
+        Doubt.NONE,
+    ),
+    "beside a head of something else": (
+        "self.box = nn.Linear(8, 4)",
+        "return self.o(h), self.box(y)",
+        Doubt.ROLE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN_WIDTH)
+def test_a_head_as_wide_as_the_model(generated_models, case):
+    """A loss of classes, or a head beside it, tells that it is one; its width alone leaves that open."""
+    made, result, doubt = HIDDEN_WIDTH[case]
+    found = roles_of(generated_models, BODY + made, FEATURES + result)
+    head = found["o.weight"]
+    assert head.doubt is doubt, head.reason
+    assert doubt is Doubt.ROLE or head.role is Role.OUTPUT
+    for name in ("up.weight", "down.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason

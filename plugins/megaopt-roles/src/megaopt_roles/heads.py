@@ -57,8 +57,17 @@ def find_heads(
         if projection in outside:
             head = output("stands outside the base model, and no other layer takes its output")
             found[projection] = head if projection in ends else doubted(head, "no forward returns it")
-        elif not widths.is_hidden(projection, residual=stream.takes(projection)):
+        elif projection in reading.scored or not widths.is_hidden(
+            projection, residual=stream.takes(projection)
+        ):
             found[projection] = _last(projection, reading)
+    sure = {key for key in kept & found.keys() & alone if not found[key].uncertain}
+    beside = {
+        key
+        for key in (kept & alone) - found.keys()
+        if not stream.takes(key) and sure & stream.made_beside(key)
+    }
+    found |= {key: _last(key, reading) for key in beside}  # as wide as something hidden, and yet no matrix
     read_back = doubted(output("the model returns its output, and other layers take it"))
     visible = (
         part

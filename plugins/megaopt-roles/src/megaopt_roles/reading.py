@@ -168,6 +168,17 @@ class ModelReading:
             found |= self.origins(analysis.compared, done)[0]
         return found
 
+    @cached_property
+    def scored(self) -> frozenset[int]:
+        """The projections whose output, by itself, a loss of classes takes, by identity."""
+        return frozenset(
+            next(iter(found))
+            for analysis in list(self._analyses.values())
+            for dep in analysis.scored
+            for found, _ in (self.origins(frozenset({dep})),)
+            if len(found) == 1
+        )
+
     def _used_as(self, kind: str) -> frozenset[int]:
         found = {key for key, uses in self.uses.items() if any(use.kind == kind for use in uses)}
         return frozenset(found | {id(self._owners[key]) for key in found & self._owners.keys()})

@@ -11,7 +11,7 @@ from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.features import inputs_of, outputs_of, widths_taken
-from megaopt_roles.forward.values import ARGUMENT, JOINED, Part, is_mark
+from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, Part, is_mark
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["Stream"]
@@ -96,6 +96,21 @@ class Stream:
             for item in holding
         )
 
+    def made_beside(self, projection: int) -> set[int]:
+        """Return the projections that other calls end in, one behind the other, that began with the same input.
+
+        Args:
+            projection: its identity.
+        """
+        found = set[int]()
+        for module in self._modules.values():
+            calls = self._reading.calls(module)
+            inputs = [call.deps for call in calls if id(call.module) == projection]
+            for call in calls if inputs else ():
+                if id(call.module) != projection and any(_began_with(call, deps) for deps in inputs):
+                    found |= self._reading.ends(call.module)[0]
+        return found
+
     def begins(self, projection: int) -> set[int]:
         """Return the projections whose output a projection is added to, in one thing or another that is returned.
 
@@ -134,6 +149,18 @@ class Stream:
                 for projection in several if len(several) > 1 else ():
                     found.setdefault(projection, set()).update(several)
         return found
+
+
+def _began_with(call: Call, deps: frozenset[Any]) -> bool:
+    """True for a call that takes what depends on these alone, or whose only input such a call made."""
+    seen: set[int] = set()
+    while call.deps != deps:
+        dep: Any = next(iter(call.deps)) if len(call.deps) == 1 else ARGUMENT
+        if is_mark(dep) or id(dep) in seen:
+            return False
+        seen.add(id(dep))
+        call = dep.call if isinstance(dep, Part) else dep
+    return True
 
 
 @frozen(eq=False)

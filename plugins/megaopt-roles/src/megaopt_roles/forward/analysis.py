@@ -45,6 +45,7 @@ class Analysis:
         heads: rows of a head in each piece, by identity of the owner, where all are known.
         gates: owners of whose pieces several go through a sigmoid or a tanh, by identity.
         compared: what the factors of products of two layers' outputs depend on.
+        scored: what losses of classes depend on, each by what one layer returned.
         readable: the forward's source was there, and was read to the end.
         reads: plain attributes of modules that this depends on.
     """
@@ -59,6 +60,7 @@ class Analysis:
     heads: dict[int, tuple[int, ...]] = field(factory=dict)
     gates: set[int] = field(factory=set)
     compared: frozenset[Any] = frozenset()
+    scored: frozenset[Any] = frozenset()
     readable: bool = True
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
@@ -85,7 +87,8 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
         _collect(trace, result, doubted)
         result.reads += trace.reads
         if rank == ranks[0]:
-            result.calls, result.readable, result.compared = trace.calls, complete, trace.compared
+            result.calls, result.readable = trace.calls, complete
+            result.compared, result.scored = trace.compared, trace.scored
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())

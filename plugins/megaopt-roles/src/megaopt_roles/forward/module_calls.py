@@ -27,6 +27,7 @@ __all__ = ["DEEPEST", "ModuleCallEvaluator"]
 DEEPEST = 12
 """How many calls deep functions are read."""
 
+_LOSSES_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.CTCLoss)
 _BOUNDED = frozenset((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Softsign))
 
 
@@ -155,6 +156,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
             name = "tanh" if kind in _BOUNDED else "relu"
             return ops.operation(self.trace, name, [first], {}) if is_abstract(first) else first
+        if home_of(kind) == "torch.nn.modules.loss":
+            self.trace.use_all(weights_of((args, kwargs)), "elementwise")
+            return self.trace.loss(*args, *kwargs.values(), classes=issubclass(kind, _LOSSES_OF_CLASSES))
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)
         if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:

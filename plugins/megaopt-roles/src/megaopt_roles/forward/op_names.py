@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["BOUNDED", "CUTS", "EXTREMES", "HARMLESS", "JOINS", "KEEPS_SHAPE", "PRODUCTS", "SUMS"]
+__all__ = [
+    "BOUNDED",
+    "CLASS_LOSSES",
+    "CUTS",
+    "EXTREMES",
+    "HARMLESS",
+    "JOINS",
+    "KEEPS_SHAPE",
+    "PRODUCTS",
+    "SUMS",
+]
 
 KEEPS_SHAPE = frozenset(
     [
@@ -141,6 +151,11 @@ CUTS = frozenset(
 JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"])
 SUMS = frozenset(["add", "add_", "sub", "sub_", "subtract", "rsub", "addcmul", "lerp", "__add__", "__sub__"])
 PRODUCTS = frozenset(["mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"])
+CLASS_LOSSES = frozenset(
+    ["cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "ctc_loss"]
+)
+"""Losses of classes: what is scored is a prediction."""
+
 HARMLESS = frozenset(
     [
         "_to_copy",

@@ -13,6 +13,7 @@ from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import (
     BOUNDED,
+    CLASS_LOSSES,
     CUTS,
     EXTREMES,
     HARMLESS,
@@ -48,6 +49,9 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     special = _SPECIAL.get(name)
     if special is not None:
         return special(trace, args, kwargs)
+    if name in CLASS_LOSSES or name.endswith("_loss"):
+        trace.use_all(weights_of((args, kwargs)), "elementwise")
+        return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
     if name in shapes.SHAPE_OPS and args:
         moved = shapes.move(trace, name, args, kwargs)
         soft = isinstance(moved, Flow) and isinstance(args[0], Flow) and args[0].soft

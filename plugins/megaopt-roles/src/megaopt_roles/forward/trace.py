@@ -46,6 +46,7 @@ class Trace:
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
         met: what products that sum, of two activations, depend on: no row of a weight meets an activation in these.
         compared: what the factors of products of two layers' outputs depend on.
+        scored: what losses of classes depend on, each by what one layer returned.
     """
 
     rank: int = 3
@@ -64,6 +65,7 @@ class Trace:
     changes: Weight | None = None
     met: set[Any] = field(factory=set)
     compared: frozenset[Any] = frozenset()
+    scored: frozenset[Any] = frozenset()
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -196,6 +198,19 @@ class Trace:
             self.compared |= left | right
         if not any(calls):  # what a layer makes of one thing, with what it makes of another
             self.compared |= left & right
+
+    def loss(self, *values: Any, classes: bool) -> Flow:
+        """Return a loss. What was given is no stream that a prediction adds to: it does not come through.
+
+        Args:
+            values: the first is the prediction; what several layers made together is not noted.
+            classes: it takes logits or probabilities of classes.
+        """
+        deps = deps_of(values[:1])
+        if classes and len(deps) == 1 and not any(map(is_mark, deps)):
+            self.scored |= deps
+        found = deps_of(values)
+        return Flow(frozenset(dep for dep in found if not is_mark(dep)) or found)
 
     def expect(self, value: Any, width: int | None) -> None:
         """Note that a layer takes an activation of so many features.

@@ -189,7 +189,9 @@ class Lion(torch.optim.Optimizer):
                 if elements >= IN_CACHE:
                     _update_small(small, numbers)
                     small, elements = [], 0
-            elif adds_decay or not self._may_compile(tensors, numbers):
+            elif not self._may_compile(tensors, numbers):
+                update_blockwise(*tensors, numbers)
+            elif adds_decay:  # the gradient is a copy: there is one of them at a time
                 self._update([tensors], numbers)
             else:
                 compiled[param.device, *(tensor.dtype for tensor in tensors)].append(tensors)
@@ -211,7 +213,7 @@ class Lion(torch.optim.Optimizer):
     def _update(self, triples: Sequence[Triple], numbers: Numbers) -> None:
         together = len(triples) == IN_A_CALL
         for some in [triples] if together else [[tensors] for tensors in triples]:
-            if not (self._may_compile(some[0], numbers) and self._update_compiled(some, numbers)):
+            if not (self._compiles() and self._update_compiled(some, numbers)):
                 for tensors in some:
                     update_blockwise(*tensors, numbers)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-__all__ = ["language_model", "model", "module"]
+__all__ = ["language_model", "model", "model_with_forward", "module"]
 
 _numbers = itertools.count()
 
@@ -75,6 +75,11 @@ class Model(nn.Module):
         x = self.ln(x)
         {result}
 """
+
+
+def model_with_forward(made: str, arguments: str, forward: str) -> type[nn.Module]:
+    """Return the class of a model: how it is made, what its forward takes, and the body of that."""
+    return model(made, f"def forward(self, {arguments}):\n{textwrap.indent(forward, ' ' * 4)}")
 
 
 def language_model(parts: str, embed: str, *result: str) -> type[nn.Module]:

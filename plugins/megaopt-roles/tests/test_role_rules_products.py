@@ -1,6 +1,5 @@
 """Products of two outputs, stacks of more than three axes, softmaxes of weights, layers that are held once more."""
 
-import textwrap
 from types import ModuleType
 
 import pytest
@@ -66,9 +65,8 @@ APART = {  # two outputs, and no comparison
 
 def roles_of(generated_models: ModuleType, made: str, forward: str) -> dict[str, RoleDecision]:
     """Return the decisions for a model."""
-    methods = f"def forward(self, ids, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
     with torch.device("meta"):
-        return infer_roles(generated_models.model(made, methods)())
+        return infer_roles(generated_models.model_with_forward(made, "ids, more=None", forward)())
 
 
 @pytest.mark.parametrize("case", STATES)

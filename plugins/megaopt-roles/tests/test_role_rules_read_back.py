@@ -151,9 +151,8 @@ SCALES = {  # entry by entry
 def test_what_may_be_a_head_is_no_certain_matrix(generated_models, case):
     """It is an output, element-wise, or doubtful; the layers before it are matrices, and certainly so."""
     made, forward, heads, hidden = {**CASES, **SCALES}[case]
-    methods = f"def forward(self, x, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
     with torch.device("meta"):
-        found = infer_roles(generated_models.model(made, methods)())
+        found = infer_roles(generated_models.model_with_forward(made, "x, more=None", forward)())
     for name in heads:
         assert found[name].role is not Role.MATRIX or found[name].doubt is Doubt.ROLE, found[name].reason
     for name in hidden:

@@ -1,6 +1,5 @@
 """What a model returns in several ways, or scores by a loss: its last projections are its heads."""
 
-import textwrap
 from types import ModuleType
 
 import pytest
@@ -32,9 +31,8 @@ BRANCHES = {  # returns of two branches: dictionaries of different keys
 
 def roles_of(models: ModuleType, made: str, forward: str) -> dict[str, RoleDecision]:
     """Return the decisions for a model."""
-    methods = f"def forward(self, x, y=None):\n{textwrap.indent(forward, ' ' * 4)}"
     with torch.device("meta"):
-        return infer_roles(models.model(made, methods)())
+        return infer_roles(models.model_with_forward(made, "x, y=None", forward)())
 
 
 @pytest.mark.parametrize("case", BRANCHES)

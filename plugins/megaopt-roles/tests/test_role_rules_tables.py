@@ -1,6 +1,5 @@
 """Tables that a product makes of parameters, which an index looks rows up in, and kernels made of parameters alone."""
 
-import textwrap
 from types import ModuleType
 
 import pytest
@@ -24,9 +23,10 @@ LOOKED_UP = {  # how rows of a product of two parameters are taken
 
 def roles_of(models: ModuleType, made: str, forward: str, *example: torch.Tensor) -> dict[str, RoleDecision]:
     """Return the decisions for a model."""
-    methods = f"def forward(self, ids, more=None):\n{textwrap.indent(forward, ' ' * 4)}"
     with torch.device("meta"):
-        return infer_roles(models.model(made, methods)(), example=example or None)
+        return infer_roles(
+            models.model_with_forward(made, "ids, more=None", forward)(), example=example or None
+        )
 
 
 @pytest.mark.parametrize("example", [(), (IDS,)], ids=["source", "example"])

@@ -179,9 +179,8 @@ def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
         return MatrixView(transposed=True), True  # [in, out...]
     for leading in range(max(batch, default=0) + 1, rank - 1):  # axes that count: layers, heads, experts
         first, *rest = (axis in into for axis in range(leading, rank))
-        plain = (
-            leading == len(batch) or len(rest) == 1
-        )  # what counts is no feature that a kernel's axes follow
+        # What counts is no feature that a kernel's axes follow.
+        plain = leading == len(batch) or len(rest) == 1
         if plain and first and not any(rest) and not into & set(range(leading)):
             return MatrixView(batch_dims=leading, transposed=True), True
         if not first and all(rest):

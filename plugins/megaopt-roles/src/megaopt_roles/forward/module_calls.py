@@ -157,7 +157,6 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             name = "tanh" if kind in _BOUNDED else "relu"
             return ops.operation(self.trace, name, [first], {}) if is_abstract(first) else first
         if home_of(kind) == "torch.nn.modules.loss":
-            self.trace.use_all(weights_of((args, kwargs)), "elementwise")
             return self.trace.loss(*args, *kwargs.values(), classes=issubclass(kind, _LOSSES_OF_CLASSES))
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)

@@ -50,7 +50,6 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     if special is not None:
         return special(trace, args, kwargs)
     if name in CLASS_LOSSES or name.endswith("_loss"):
-        trace.use_all(weights_of((args, kwargs)), "elementwise")
         return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
     if name in shapes.SHAPE_OPS and args:
         moved = shapes.move(trace, name, args, kwargs)
@@ -123,9 +122,8 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
         if symbol == "*" and shape is not None and shape == weight.shape:
             trace.masked.update(map(id, weight.params))
         return weight
-    modulated = (
-        symbol == "*" and len(weight.shape or ()) > 3
-    )  # a kernel, of which each sample has its own scale
+    # A kernel, of which each sample has its own scale.
+    modulated = symbol == "*" and len(weight.shape or ()) > 3
     trace.use(weight, Use("modulated" if modulated else "elementwise"))
     if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)

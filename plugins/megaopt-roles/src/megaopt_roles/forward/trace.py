@@ -10,7 +10,18 @@ from attrs import define, field
 from torch import nn
 
 from megaopt_roles.forward.rows import numbered
-from megaopt_roles.forward.values import JOINED, Call, Flow, Piece, Source, Use, Weight, deps_of, is_mark
+from megaopt_roles.forward.values import (
+    JOINED,
+    Call,
+    Flow,
+    Piece,
+    Source,
+    Use,
+    Weight,
+    deps_of,
+    is_mark,
+    weights_of,
+)
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
@@ -206,6 +217,7 @@ class Trace:
             values: the first is the prediction; what several layers made together is not noted.
             classes: it takes logits or probabilities of classes.
         """
+        self.use_all(weights_of(values), "elementwise")
         deps = deps_of(values[:1])
         if classes and len(deps) == 1 and not any(map(is_mark, deps)):
             self.scored |= deps

@@ -13,7 +13,7 @@ from torch import nn
 
 from megaopt_roles.forward.source import home_of
 
-__all__ = ["has", "is_instance", "is_plain", "items", "plain_copy", "static", "truth"]
+__all__ = ["has", "is_instance", "is_plain", "items", "own_attributes", "plain_copy", "static", "truth"]
 
 _SCALARS = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice,
@@ -23,6 +23,10 @@ _CONTAINERS = (list, tuple, set, frozenset, torch.Size)
 _DEEPEST = 4
 _MISSING = object()
 _OWN_EQUALITY: tuple[Any, ...] = (object.__eq__, str.__eq__, int.__eq__, type.__eq__)
+
+
+class _Plain:
+    """What is as large has nothing but attributes: no slots, and nothing that C code keeps."""
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -140,6 +144,22 @@ def static(owner: Any, name: str) -> tuple[bool, Any]:
     if found is _MISSING and isinstance(owner, dict) and name in dict.keys(owner):
         return True, dict.__getitem__(owner, name)
     return found is not _MISSING, None if found is _MISSING else found
+
+
+def own_attributes(owner: Any) -> dict[str, Any] | None:
+    """Return the attributes of a plain object; None for one that holds anything beside them, and for a module.
+
+    Args:
+        owner: any object.
+    """
+    kind = type(owner)
+    if kind.__basicsize__ != _Plain.__basicsize__ or kind.__itemsize__ or isinstance(owner, nn.Module):
+        return None
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
 
 
 def has(owner: Any, names: Sequence[str]) -> bool:

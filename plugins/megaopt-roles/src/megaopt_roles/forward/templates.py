@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -16,13 +16,16 @@ type Reads = dict[str, list[tuple[str, Any]]]
 """Attributes with their values, by the path of a module inside a layer."""
 
 _MISSING = object()
+_DEEPEST: Final = 3
+"""Objects inside of objects that are compared: what calls a layer holds, with its settings."""
 
 
 class Templates:
     """Analyses by the structure of modules.
 
     Two modules are twins when their trees have the same classes and shapes, and the plain attributes that the
-    analysis of one has read have the same values in the other.
+    analysis of one has read have the same values in the other: plain ones, or objects of one class with the same
+    attributes, as the processors that layers of attention are given.
     """
 
     def __init__(self) -> None:
@@ -83,13 +86,18 @@ def _agree(module: nn.Module, reads: Reads) -> bool:
     return True
 
 
-def _is_same(other: Any, value: Any) -> bool:
-    plain = isinstance(value, int | float | str | tuple | list) and type(other) is type(value)
-    return other is value or (plain and _equal(other, value))
-
-
-def _equal(first: Any, second: Any) -> bool:
-    return quiet.is_plain(first) and quiet.is_plain(second) and bool(first == second)
+def _is_same(other: Any, value: Any, depth: int = 0) -> bool:
+    """True for equal numbers and strings, and for objects of one class whose attributes are the same."""
+    if other is value:
+        return True
+    if type(other) is not type(value) or depth > _DEEPEST:
+        return False
+    if isinstance(value, int | float | str | tuple | list):
+        return quiet.is_plain(other) and quiet.is_plain(value) and bool(other == value)
+    first, second = quiet.own_attributes(other), quiet.own_attributes(value)
+    if first is None or second is None or first.keys() != second.keys():
+        return False
+    return all(_is_same(first[name], part, depth + 1) for name, part in second.items())
 
 
 def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Analysis:

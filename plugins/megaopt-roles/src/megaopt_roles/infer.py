@@ -160,6 +160,8 @@ class _Rules:
             not self.stream.takes(id(module)) or self.stream.begins(id(module)) & self.heads.keys()
         ):
             return doubted(decision, "nothing but a norm or a gain stands between it and the model's output")
+        if id(module) in self.stream.refining:
+            return doubted(decision, "it may make an output, or refine one, that the model returns")
         if self.reading.is_followed(name, module):
             return decision
         if id(module) in self.ends:

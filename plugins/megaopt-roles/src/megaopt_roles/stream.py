@@ -111,6 +111,36 @@ class Stream:
                     found |= self._reading.ends(call.module)[0]
         return found
 
+    @cached_property
+    def refining(self) -> set[int]:
+        """The projections that make an output from a wider stream, and those that alone add to one.
+
+        What a network behind it refines, as that of a synthesizer of speech does, may be an output as well as a stream.
+        """
+        taken = self._reading.consumed - self._reading.scaled
+        found = set[int]()
+        for item in self._items:
+            for projection in item.found - taken:
+                width = self._widths.get(projection)
+                begun = self._by_width[item].get(width, set()) & taken
+                others = begun - self._beside.get(projection, set())
+                if len(others) == 1 and not item.joined and not item.passes and others <= self._narrowing:
+                    found |= {projection, *others}
+        return found
+
+    @cached_property
+    def _narrowing(self) -> set[int]:
+        """The projections that take more features than they return, of what other layers made."""
+        return {
+            id(call.module)
+            for module in self._modules.values()
+            for call in self._reading.calls(module)
+            if isinstance(call.module, nn.Module)
+            and is_projection(call.module)
+            and inputs_of(call.module) > outputs_of(call.module)
+            and self._reading.origins(call.deps)[0]
+        }
+
     def begins(self, projection: int) -> set[int]:
         """Return the projections whose output a projection is added to, in one thing or another that is returned.
 

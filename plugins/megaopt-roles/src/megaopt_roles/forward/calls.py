@@ -145,6 +145,8 @@ class CallEvaluator(ModuleCallEvaluator):
                 return self._size(owner, args, kwargs)
             if method.name in ("dim", "ndimension"):
                 return self.read(owner, "ndim")
+            if method.name == "is_floating_point" and isinstance(owner, Weight):
+                return True  # it has a gradient
             return ops.operation(self.trace, method.name, [owner, *args], kwargs)
         return self._container_method(owner, method.name, args, kwargs)
 

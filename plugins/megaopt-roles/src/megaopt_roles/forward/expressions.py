@@ -6,7 +6,7 @@ import ast
 import operator
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -24,10 +24,13 @@ from megaopt_roles.forward.objects import (
 )
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
 from megaopt_roles.forward.source import global_of
+from megaopt_roles.forward.trace import BudgetExceededError
 from megaopt_roles.forward.values import Flow, Weight, deps_of
 
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
 
+_WORTH_OF_A_PROPERTY: Final = 1_000
+"""Steps: a model has 20 times as many."""
 _STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -83,10 +86,22 @@ class ExpressionEvaluator(OperatorEvaluator):
         self.trace.note_read(owner, name)
         value = attribute_of(owner, name)
         if isinstance(value, Property):
-            return self.call(Bound(value.owner, value.function, name), (), {})
+            return self._property(Bound(value.owner, value.function, name))
         if isinstance(value, list | dict | set | tuple) and not isinstance(owner, list | dict | set):
             value = self._own(owner, name, value)
         return value
+
+    def _property(self, getter: Bound) -> Any:
+        """Return the value of a property; one that looks through a whole model, for its dtype, is not known."""
+        kept = self.trace.reserve(_WORTH_OF_A_PROPERTY)
+        try:
+            return self.call(getter, (), {})
+        except BudgetExceededError:
+            if not kept:
+                raise
+            return Flow()
+        finally:
+            self.trace.budget += kept
 
     def _own(self, owner: Any, name: str, value: Any) -> Any:
         """Return a copy of a container that something holds, the same copy every time."""

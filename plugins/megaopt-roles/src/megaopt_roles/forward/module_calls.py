@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import evolve
@@ -19,13 +20,15 @@ from megaopt_roles.forward.lent_weights import Lent
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of, torchs_class
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import ARGUMENT, Flow, Use, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, weights_of
 from megaopt_roles.forward.weight_forms import whole_weight
 
 __all__ = ["DEEPEST", "ModuleCallEvaluator"]
 
 DEEPEST = 12
 """How many calls deep functions are read."""
+_ENOUGH_ALIKE: Final = 8
+"""Layers of one class that are read for the weights which they are handed."""
 
 _LOSSES_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.CTCLoss)
 _BOUNDED = frozenset((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Softsign))
@@ -42,6 +45,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         super().__init__(trace)
         self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
         self.lent: list[Lent] = []  # weights that modules which are being read were lent, the outermost first
+        self.takers: Counter[Any] = (
+            Counter()
+        )  # read because they were handed weights, by their class and these
 
     @abstractmethod
     def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -76,9 +82,14 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         base = module._modules.get("base_layer")
         if base is not None and is_linear(base):  # an adapter around a layer
             return self._project(base, first, values, of=module)
-        if self._worth_inlining(module, values):
+        handed = weights_of(values)
+        taker = (type(module), frozenset(id(weight.base) for weight in handed))
+        if handed and self.takers[taker] == _ENOUGH_ALIKE:
+            handed = []  # what layers of this class do with it is known
+        if self._worth_inlining(module, handed):
+            self.takers[taker] += 1
             return self.inline(module, args, kwargs)
-        self.trace.use_all(weights_of(values), "elementwise")
+        self.trace.use_all(handed, "elementwise")
         call = self.trace.call(module, deps_of(values))
         norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
         if norm and isinstance(first, Flow) and first.tensor is not None:  # its rows are those of its input
@@ -113,7 +124,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             self.lent.pop()
             self.assigned = before
 
-    def _worth_inlining(self, module: nn.Module, values: Any) -> bool:
+    def _worth_inlining(self, module: nn.Module, handed: Sequence[Weight]) -> bool:
         forward = forward_of(module)
         if (
             forward is None
@@ -126,7 +137,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         small = len(module._modules) <= 4 and not any(
             child._modules for child in module._modules.values() if child
         )
-        return bool(weights_of(values)) or small
+        return bool(handed) or small
 
     def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
         self.trace.use_all(weights_of(values), "elementwise")

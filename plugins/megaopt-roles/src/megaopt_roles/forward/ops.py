@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward import einsums, lookups, products, shapes, weights
+from megaopt_roles.forward import einsums, lookups, packing, products, shapes, weights
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import (
@@ -304,6 +304,8 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "bilinear": lookups.bilinear,
     "multi_head_attention_forward": lookups.multi_head_attention,
     "topk": lookups.rank,
+    "pack": packing.pack,
+    "unpack": packing.unpack,
     "pad": lookups.pad,
     **dict.fromkeys(("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool"), lookups.pool),
     "sort": lookups.rank,

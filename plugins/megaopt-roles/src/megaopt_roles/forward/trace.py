@@ -93,6 +93,16 @@ class Trace:
         if self.budget < 0:
             raise BudgetExceededError
 
+    def reserve(self, steps: int) -> int:
+        """Keep all but some of the steps that are left; return how many, for the caller to add again.
+
+        Args:
+            steps: that what follows is worth.
+        """
+        kept = max(self.budget - steps, 0)
+        self.budget -= kept
+        return kept
+
     def call(self, module: nn.Module | nn.Parameter, deps: frozenset[Any]) -> Call:
         """Note the call of a child module."""
         call = Call(module, deps, len(self.calls), tuple(self.sites))

@@ -47,13 +47,16 @@ def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
     shape = tuple(math.prod(weight.shape) // max(known, 1) if size == -1 else size for size in sizes)
     if math.prod(shape) != math.prod(weight.shape):
         return lost
+    stored = tuple(weight.base.shape)
     old = [(size, axis) for size, axis in zip(weight.shape, weight.axes, strict=True) if size != 1]
     axes: list[Axis] = []
     while len(axes) < len(shape):
-        made = [Axis(-1)] if shape[len(axes)] == 1 else _next_axes(old, shape[len(axes) :])
+        made = [Axis(-1)] if shape[len(axes)] == 1 else _next_axes(old, shape[len(axes) :], stored)
         if not made:
             return lost
         axes.extend(made)
+    if shape == stored and all(axis in (Axis(-1), Axis(at)) for at, axis in enumerate(axes)):
+        axes = [Axis(at) for at in range(len(shape))]  # as it is stored
     return evolve(weight, shape=shape, axes=tuple(axes))
 
 
@@ -73,7 +76,7 @@ def _for_samples(shape: tuple[int, ...], sizes: Sequence[Any]) -> Sequence[Any]:
     return (1, *shape) if apart and tuple(sizes[3:]) == shape[2:] else sizes
 
 
-def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
+def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int], stored: Sequence[int]) -> list[Axis]:
     """Take axes from the front of `old` for one or more new ones; nothing when they do not line up."""
     if not old:
         return []
@@ -82,6 +85,14 @@ def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int]) -> list[Axis]:
     while extent < size and count < len(new):
         extent *= new[count]
         count += 1
+    several = [axis.index, *axis.merged]
+    if (
+        axis.merged
+        and extent == size
+        and min(several) >= 0
+        and [stored[index] for index in several] == [part for part in new[:count] if part != 1]
+    ):
+        return [Axis(-1) if part == 1 else Axis(several.pop(0)) for part in new[:count]]  # apart again
     if extent == size:  # one axis, kept or cut into several; of two, the inner one is a block
         parts = [Axis(axis.index) for _ in range(count)]
         return (

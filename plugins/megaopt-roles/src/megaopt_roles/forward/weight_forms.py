@@ -86,13 +86,10 @@ def _next_axes(old: list[tuple[int, Axis]], new: Sequence[int], stored: Sequence
         extent *= new[count]
         count += 1
     several = [axis.index, *axis.merged]
-    if (
-        axis.merged
-        and extent == size
-        and min(several) >= 0
-        and [stored[index] for index in several] == [part for part in new[:count] if part != 1]
-    ):
-        return [Axis(-1) if part == 1 else Axis(several.pop(0)) for part in new[:count]]  # apart again
+    if axis.merged and extent == size and min(several) >= 0:
+        within = [part for part in new[:count] if part != 1]
+        if [stored[index] for index in several] == within:  # apart again
+            return [Axis(-1) if part == 1 else Axis(several.pop(0)) for part in new[:count]]
     if extent == size:  # one axis, kept or cut into several; of two, the inner one is a block
         parts = [Axis(axis.index) for _ in range(count)]
         return (

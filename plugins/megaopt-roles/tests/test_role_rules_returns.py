@@ -89,3 +89,46 @@ def test_a_head_as_wide_as_the_model(generated_models, case):
     assert doubt is Doubt.ROLE or head.role is Role.OUTPUT
     for name in ("up.weight", "down.weight"):
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
+
+
+class OwnNorm(nn.Module):
+    """A norm whose gain has a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what has a mean square of one, scaled."""
+        return x * self.gamma / x.square().mean(-1, keepdim=True).sqrt()
+
+
+class OtherWidthInside(nn.Module):
+    """A table of one width, layers of another, and what they made, if it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.widen = nn.Linear(16, 24)
+        self.norms = nn.ModuleList(OwnNorm() for _ in range(2))
+        self.ups = nn.ModuleList(nn.Linear(24, 96) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(96, 24) for _ in range(2))
+        self.head = nn.Linear(24, 50)
+
+    def forward(self, ids: torch.Tensor, details: bool = False) -> Any:
+        """Return the logits, and hidden states where details are asked for."""
+        x = self.widen(self.embed(ids))
+        hidden = [x]
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(torch.relu(up(norm(x))))
+            hidden.append(x)
+        logits = self.head(x)
+        return (logits, hidden) if details else logits
+
+
+def test_norms_of_ones_own_tell_hidden_widths() -> None:
+    """States that a model returns on request are as wide as its norms, whatever these call their gain."""
+    found = infer_roles(OtherWidthInside())
+    assert {name for name, decision in found.items() if decision.uncertain} == set()
+    assert found["widen.weight"].role is Role.MATRIX
+    assert found["head.weight"].role is Role.OUTPUT

@@ -121,10 +121,12 @@ def _comes_only_from(reading: ModelReading, deps: frozenset[Any], projections: f
 
 
 def _normalized(norm: nn.Module) -> set[int]:
-    weight = norm._parameters.get("weight")
-    if weight is None or nn.parameter.is_lazy(weight) or not weight.dim():
-        return set()
-    return {weight.shape[-1]}
+    """Return the features that a norm scales: the last size of its weight, or of the first gain that it has."""
+    gains = [norm._parameters.get("weight"), *norm._parameters.values()]
+    for gain in gains:
+        if gain is not None and not nn.parameter.is_lazy(gain) and gain.dim():
+            return {gain.shape[-1] if gain.shape[-1] > 1 else max(gain.shape)}  # of images: [1, C, 1, 1]
+    return set()
 
 
 def _lone_width(model: nn.Module, reading: ModelReading, heads: set[int]) -> set[int]:

@@ -169,6 +169,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             return ops.operation(self.trace, name, [first], {}) if is_abstract(first) else first
         if home_of(kind) == "torch.nn.modules.loss":
             return self.trace.loss(*args, *kwargs.values(), classes=issubclass(kind, _LOSSES_OF_CLASSES))
+        if home_of(kind) == "einops.layers.torch" and kind.__name__ == "Rearrange" and is_abstract(first):
+            pattern, sizes = (self.read(module, name) for name in ("pattern", "axes_lengths"))
+            return ops.operation(self.trace, "rearrange", [first, pattern], sizes)
         if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
             return Flow(first.deps)
         if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:

@@ -1,4 +1,4 @@
-"""What einops packs, and unpacks again, keeps its axes."""
+"""What einops packs, unpacks again, and rearranges, by a function or a layer, keeps its axes."""
 
 from typing import Any
 
@@ -79,6 +79,46 @@ class Tokens(nn.Module):
         x, sizes = einops.pack([registers, x], "b * d")
         _, x = einops.unpack(self.layer(x), sizes, "b * d")
         return self.head(x + self.down(torch.relu(self.up(x))))
+
+
+class Attention(nn.Module):
+    """Attention whose heads are told by layers that rearrange; it may return its keys and values."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        layers = pytest.importorskip("einops.layers.torch")
+        heads = layers.Rearrange("b n (h d) -> b h n d", h=2)
+        kinds = layers.Rearrange("b n (k h d) -> k b h n d", k=3, h=2)
+        self.embed = nn.Embedding(50, WIDTH)
+        self.qkv = nn.Sequential(nn.Linear(WIDTH, 6 * WIDTH), kinds) if fused else None
+        self.each = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), heads) for _ in range(3 - 3 * fused)
+        )
+        self.merge = layers.Rearrange("b h n d -> b n (h d)")
+        self.out = nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 50)
+
+    def forward(self, ids: torch.Tensor, cached: bool = False) -> Any:
+        """Return the logits, and the keys and values if they are asked for."""
+        x = self.embed(ids)
+        q, k, v = self.qkv(x) if self.qkv is not None else (layer(x) for layer in self.each)
+        made = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        logits = self.head(self.norm(x + self.out(self.merge(made))))
+        return (logits, (k, v)) if cached else logits
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_layers_that_rearrange_tell_heads_and_parts(*, fused: bool) -> None:
+    """What they shape into heads is no output, returned or not."""
+    model = Attention(fused=fused)
+    model(torch.zeros(2, POSITIONS, dtype=torch.long))
+    found = infer_roles(model)
+    assert {name for name, decision in found.items() if decision.uncertain} == set()
+    assert found["head.weight"].role is Role.OUTPUT
+    view = found["qkv.0.weight" if fused else "each.2.0.weight"].view
+    assert view is not None
+    assert view.split_sizes == ((2 * WIDTH,) * 3 if fused else ())
 
 
 def test_weights_that_are_packed_and_unpacked_are_matrices() -> None:

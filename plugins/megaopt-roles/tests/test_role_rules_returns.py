@@ -1,9 +1,11 @@
 """What a model returns in several ways, or scores by a loss: its last projections are its heads."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from megaopt_core.params import Role, RoleDecision
 from megaopt_core.params._roles import Doubt

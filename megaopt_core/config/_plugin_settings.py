@@ -72,7 +72,7 @@ def _is_kept(name: str, entry: OptimizerEntry | PluginError) -> bool:
         return False
     if isinstance(entry, PluginNotInstalledError) and distribution_of_setting(name) == RESOLVER:
         return True
-    return _absence(name) is not None
+    return absent_setting(name) is not None
 
 
 def _look_up(optimizer: str) -> OptimizerEntry | PluginError:
@@ -135,7 +135,7 @@ def read_setting(name: str, given: Mapping[str, Any]) -> Any:
     get_registry().require_one_owner("setting", name)
     if name in owners:
         return getattr(_instance(owners[name], owners, given), owners[name].field.name)
-    raise _absence(name) or _unknown(name)
+    raise absent_setting(name) or _unknown(name)
 
 
 def settings_of[T](settings_cls: type[T], given: Mapping[str, Any]) -> T:
@@ -199,7 +199,12 @@ def _with_full_name(error: ConfigurationError, info: SettingInfo) -> Configurati
     return type(error)(message, setting=full, value=error.value)
 
 
-def _absence(name: str) -> PluginError | None:
+def absent_setting(name: str) -> PluginError | None:
+    """Return the error for a setting whose plugin is not loaded; None where no plugin is known for it, or it is.
+
+    Args:
+        name: full name of a setting.
+    """
     distribution = distribution_of_setting(name)
     if distribution is None:
         return None

@@ -213,12 +213,17 @@ def distribution_of_setting(name: str) -> str | None:
 LEFT_NAMES: Mapping[str, str] = {
     "DistributedDataParallel": "megaopt-distributed",
     "DistributedDataParallelConfig": "megaopt-distributed",
+    "LayerWiseDistributedOptimizer": "megaopt-layerwise",
     "LoadReport": "megaopt-checkpoint",
+    "TensorParallelAdaptiveMuon": "megaopt-muon",
+    "TensorParallelMuon": "megaopt-muon",
+    "get_supported_coefficient_types": "megaopt-muon",
     "load_checkpoint": "megaopt-checkpoint",
     "plan_full_param_layout": "megaopt-distributed",
     "save_checkpoint": "megaopt-checkpoint",
+    "validate_coefficient_type": "megaopt-muon",
 }
-"""Public name that `megaopt_core` does not have to the distribution that has it."""
+"""Public name that one may look for in `megaopt_core` to the distribution that has it."""
 
 
 def require_here(name: str) -> None:

@@ -60,6 +60,11 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Sequence[Plugi
     names = [*known, *_CATALOGUES[kind]]
     torchs = _torch_guess(name, names) if kind == "optimizer" else ""
     guess = torchs or did_you_mean(name, names)
+    near = {
+        brings for close, brings in _CATALOGUES[kind].items() if repr(close) in guess and close not in known
+    }
+    if near:
+        guess = f"{guess[:-1]} (pip install {' '.join(sorted(near))})?"
     listed = ", ".join(sorted(known)) or "none"
     text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
     broken = [info for info in plugins if info.status is PluginStatus.BROKEN]

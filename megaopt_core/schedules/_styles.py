@@ -15,7 +15,7 @@ from megaopt_core.errors import ScheduleError
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
 
-__all__ = ["BUILTIN_STYLES", "WSD_DECAYS", "LearningRatePoint", "WeightDecayPoint"]
+__all__ = ["BUILTIN_STYLES", "WSD_DECAYS"]
 
 
 def _cosine_fall(progress: float) -> float:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from megaopt_core.plugin_api import AfterDecay, ScheduleStyle, hookimpl
-from megaopt_core.schedules._styles import LearningRatePoint, WeightDecayPoint
+from megaopt_core.plugin_api import (
+    AfterDecay,
+    LearningRatePoint,
+    ScheduleStyle,
+    WeightDecayPoint,
+    hookimpl,
+)
 
 __all__ = ["megaopt_api", "megaopt_schedules"]
 

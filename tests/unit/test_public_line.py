@@ -13,7 +13,13 @@ import megaopt_core
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent.name for path in (ROOT / "megaopt_core").glob("*/__init__.py"))
 PUBLIC = ("megaopt_core", "megaopt_core.errors", *(f"megaopt_core.{folder}" for folder in FOLDERS))
-PLUGINS = sorted([*ROOT.glob("plugins/*/src"), *ROOT.glob("tests/thirdparty/*/src")])
+PLUGINS = sorted(
+    [
+        *ROOT.glob("plugins/*/src"),
+        *ROOT.glob("tests/thirdparty/*/src"),
+        *(ROOT / name for name in ("tests/plugins", "examples")),
+    ]
+)
 PAGE = ROOT / "docs" / "public-names.md"
 MOST_FILES = 12
 
@@ -27,7 +33,7 @@ def _imports(file: Path) -> Iterator[tuple[str, str]]:
             yield from ((str(node.module), alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("source", PLUGINS, ids=lambda source: source.parent.name)
+@pytest.mark.parametrize("source", PLUGINS, ids=lambda source: str(source.relative_to(ROOT)))
 def test_plugins_import_public_names_only(source) -> None:
     """Ours and the guide's: what they need, every plugin may use."""
     private = [

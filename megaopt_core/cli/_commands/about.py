@@ -9,6 +9,7 @@ import attrs
 
 from megaopt_core.cli._commands.optimizers import settings_of_optimizer
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
+from megaopt_core.config._plugin_settings import absent_setting
 from megaopt_core.errors import ConfigurationError, UnknownNameError
 from megaopt_core.registry._catalogue import STRATEGIES
 from megaopt_core.registry._missing import did_you_mean
@@ -45,6 +46,8 @@ def about(name: str | None) -> dict[str, Any]:
     if name in registry.strategies() or name in STRATEGIES:
         return _strategy(name)
     _refuse_plugin(name)
+    if (absent := absent_setting(name)) is not None:
+        raise absent
     try:
         return _optimizer(name)
     except UnknownNameError as error:

@@ -237,3 +237,12 @@ def test_a_name_that_cannot_be_described_is_told_apart(capsys, name, message) ->
     """What it is, or what is near."""
     assert main(["describe", name]) == 2
     assert capsys.readouterr().err == f"megaopt: error: {message}\n"
+
+
+@pytest.mark.usefixtures("_kept")
+def test_a_setting_whose_plugin_is_absent_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    """As reading it from a configuration does."""
+    assert main(["describe", "muon_momentum"]) == 2
+    assert "setting 'muon_momentum' comes with megaopt-muon, which is not installed: pip install" in (
+        capsys.readouterr().err
+    )

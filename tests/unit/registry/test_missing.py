@@ -143,3 +143,12 @@ def test_an_optimizer_of_torch_is_told_by_the_name_that_reaches_it(plugins, name
         UnknownNameError, match=rf"; torch's class goes by 'torch:{torchs}' \(megaopt-bridge\)\. Known"
     ):
         plugins.registry().optimizer(name)
+
+
+def test_a_name_near_to_one_that_is_absent_says_what_to_install(plugins) -> None:
+    """The guess alone would lead to the next error."""
+    with pytest.raises(UnknownNameError, match=r"did you mean 'muon' \(pip install megaopt-muon\)\?"):
+        plugins.registry().optimizer("Muon")
+    plugins.install("lion", OFFERS_PLAIN.replace("plain", "lion"))
+    with pytest.raises(UnknownNameError, match=r"did you mean 'lion'\? Known are: lion$"):
+        plugins.registry().optimizer("Lion")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,15 +50,12 @@ class CudaCapture:
     """
 
     device: torch.device
-    _stream: torch.cuda.Stream | None = field(default=None, init=False)
     _newest: torch.cuda.CUDAGraph | None = field(default=None, init=False)
 
-    @property
+    @cached_property
     def stream(self) -> torch.cuda.Stream:
         """Where actions run before they are captured, and are captured."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
+        return torch.cuda.Stream(self.device)
 
     def warm_up(self, action: Callable[[], Any]) -> str | None:
         """Execute an action on the stream of captures, and watch whether the host waits in it.

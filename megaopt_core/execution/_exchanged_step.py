@@ -136,23 +136,27 @@ class ExchangedStep:
         settings = group_settings(self.inner)
         count = len(self.exchange.buckets)
         states = self.transform_state
-        with global_hooks_suspended(), placeholders_hidden(self.inner), hidden_in(states, list(states)):
+        with (
+            global_hooks_suspended(),
+            placeholders_hidden(self.inner),
+            hidden_in(states, list(states)),
+            ExitStack() as lent,
+        ):
             on_the_way: list[_Sent] = []
             for bucket in range(count):
-                on_the_way.append(self._send(bucket, settings))
+                on_the_way.append(self._send(bucket, settings, lent.enter_context(ExitStack())))
                 if bucket:
                     self._finish(bucket - 1, on_the_way.pop(0))
             if count:
                 self._finish(count - 1, on_the_way.pop())
 
-    def _send(self, bucket: int, settings: Sequence[Mapping[str, Any]]) -> _Sent:
+    def _send(self, bucket: int, settings: Sequence[Mapping[str, Any]], memory: ExitStack) -> _Sent:
         """Compute the updates of a bucket and begin to send them.
 
         As in a step of several batches, every bucket begins with the settings that the first began with: an optimizer
         that counts its steps counts one. What the other parts have set meanwhile stays.
         """
         indices = self.exchange.buckets[bucket]
-        memory = ExitStack()
         memory.enter_context(self.precision.lent(indices, self.inner))
         tensors = [self.stepped[index] for index in indices]
         sends = [tensor.grad is not None for tensor in tensors]

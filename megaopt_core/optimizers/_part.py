@@ -204,15 +204,17 @@ class OptimizerPart:
         before = self.changes.before(watched)
         self._step_writes.expect(self.precision)
         self.settings.copy_inward()
-        with self._scaled_grads():
-            if self.split is not None:
-                with stage(self.config, "optimizer-inner-step"):
-                    self.split.step()
-            elif self.overlapped is None:
-                self.runner.step(self, range(len(self.pieces)))
-            else:
-                self._step_in_units(self.overlapped)
-        self.precision.discard_grads()
+        try:
+            with self._scaled_grads():
+                if self.split is not None:
+                    with stage(self.config, "optimizer-inner-step"):
+                        self.split.step()
+                elif self.overlapped is None:
+                    self.runner.step(self, range(len(self.pieces)))
+                else:
+                    self._step_in_units(self.overlapped)
+        finally:
+            self.precision.discard_grads()
         self.settings.copy_outward()
         self.changes.after(watched, before)
 

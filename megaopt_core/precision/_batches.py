@@ -62,9 +62,11 @@ def keeping_other_settings(
     now = group_settings(inner)
     for group, before in zip(inner.param_groups, settings, strict=True):
         _restore(group, before)
-    yield
-    for group, before, present in zip(inner.param_groups, settings, now, strict=True):
-        _restore(group, {key: present[key] for key in present if _equal(group.get(key), before.get(key))})
+    try:
+        yield
+    finally:
+        for group, before, present in zip(inner.param_groups, settings, now, strict=True):
+            _restore(group, {key: present[key] for key in present if _equal(group.get(key), before.get(key))})
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

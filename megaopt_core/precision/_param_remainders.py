@@ -141,13 +141,17 @@ class ParamRemainders(BasePrecisionPolicy):
             inner: the optimizer, for the pieces' state.
             store_all: keep what the tensors hold afterwards even where they have no gradient.
         """
-        with torch.no_grad():
-            for index in indices:
-                self._open(index, inner)
-        yield
-        with torch.no_grad():
-            for index in indices:
-                self._close(index, inner, store_all)
+        opened: list[int] = []
+        try:
+            with torch.no_grad():
+                for index in indices:
+                    self._open(index, inner)
+                    opened.append(index)
+            yield
+        finally:  # also after a step that raised, which may be tried again
+            with torch.no_grad():
+                for index in opened:
+                    self._close(index, inner, store_all)
 
     def _batches(self, indices: Sequence[int]) -> list[list[int]]:
         """Return consecutive pieces that fit into memory together; one empty batch when there are none."""
@@ -163,17 +167,20 @@ class ParamRemainders(BasePrecisionPolicy):
         return batches
 
     def _open(self, index: int, inner: torch.optim.Optimizer) -> None:
-        tensor = self._stepped[index]
-        tensor.data = self._storages[index].load()
-        grad = self._grads[index]
+        tensor, grad, state = self._stepped[index], self._grads[index], inner.state[self._stepped[index]]
+        data = self._storages[index].load()
         if grad is not None:
             grad = (grad if grad.is_sparse else _in_order_of(tensor, grad)).to(tensor.dtype)
-        tensor.grad = grad
-        state = inner.state[tensor]
-        for key in self._codes_of(tensor):
-            if isinstance(state.get(key), torch.Tensor) and state[key].shape == tensor.shape:
-                value = self._codes[key].decode(state[key], state.pop(scale_key(key), None))
-                state[key] = _in_order_of(tensor, value)
+        decoded = {
+            key: _in_order_of(data, self._codes[key].decode(state[key], state.get(scale_key(key))))
+            for key in self._codes_of(tensor)
+            if isinstance(state.get(key), torch.Tensor) and state[key].shape == data.shape
+        }
+        # There is memory for all of it: nothing is half open.
+        tensor.data, tensor.grad = data, grad
+        state.update(decoded)
+        for key in decoded:
+            state.pop(scale_key(key), None)
 
     def _close(self, index: int, inner: torch.optim.Optimizer, store_all: bool) -> None:
         tensor = self._stepped[index]

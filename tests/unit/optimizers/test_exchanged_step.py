@@ -418,3 +418,30 @@ def test_an_exchange_that_loses_an_update_is_named(mlp, give, monkeypatch) -> No
         ShardingError, match=r"finish_back\(0\) must return an update for every piece that sent one"
     ):
         optimizer.step()
+
+
+class RaisesOnce(NormalizedSplit):
+    left = 1
+
+    def transform(self, updates: Any, infos: Any) -> list[torch.Tensor]:
+        self.left -= 1
+        if self.left == 0:
+            raise MemoryError("no memory for an update")
+        return super().transform(updates, infos)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_memory_that_was_lent_is_taken_back_where_a_step_raises(mlp, give, policy: str) -> None:
+    """Of the bucket that is transformed and of the one that travels; the next step goes on."""
+    (_, _), (model, optimizer) = _pair(mlp, policy)
+    part = optimizer.parts[0]
+    part.split.split = RaisesOnce(part.inner)
+    memory = [tensor.untyped_storage().nbytes() for tensor in part.stepped]
+    give(model)
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    assert [tensor.untyped_storage().nbytes() for tensor in part.stepped] == memory
+    for step in (1, 2):
+        give(model, step)
+        assert optimizer.step().update_successful
+    assert {group["steps"] for group in optimizer.param_groups} <= {2, 3}

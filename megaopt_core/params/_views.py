@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params._windows import MatrixWindow, windows_of
@@ -118,6 +118,17 @@ class MatrixView:
     def is_plain(self) -> bool:
         """True when the stored tensor is the matrix, as it is."""
         return not (self.batch_dims or self.transposed or self.split_sizes) and self.first_dims == 1
+
+    def in_proportion(self) -> MatrixView:
+        """Return the view with sizes divided by what divides them all: that of the whole, and of any part of it.
+
+        Example:
+            >>> MatrixView(split_sizes=(4, 2, 2)).in_proportion().split_sizes
+            (2, 1, 1)
+        """
+        unit = math.gcd(*self.split_sizes) or 1
+        sizes = [size // unit for size in self.split_sizes]
+        return evolve(self, split_sizes=sizes, head_sizes=(), head_columns=0)
 
     def dim_of(self, stored: int) -> int:
         """Return the dimension of the logical matrix that a stored one, after those of the batch, is a part of.

@@ -170,7 +170,7 @@ class ParamRemainders(BasePrecisionPolicy):
         tensor, grad, state = self._stepped[index], self._grads[index], inner.state[self._stepped[index]]
         data = self._storages[index].load()
         if grad is not None:
-            grad = (grad if grad.is_sparse else _in_order_of(tensor, grad)).to(tensor.dtype)
+            grad = (grad if grad.is_sparse else _in_order_of(data, grad)).to(tensor.dtype)
         decoded = {
             key: _in_order_of(data, self._codes[key].decode(state[key], state.get(scale_key(key))))
             for key in self._codes_of(tensor)

@@ -116,7 +116,8 @@ def as_stored(stored: StoredRouting, items: Sequence[InventoryItem]) -> list[Inv
         items: the trainable parameters of this rank.
 
     Raises:
-        RoutingError: a parameter is not named in it.
+        RoutingError: a parameter is not named in it, was stepped by the optimizer of another distribution, or is a
+            part of another size here and is not seen as the same matrices.
         PluginNotInstalledError: an optimizer that it names is not installed.
     """
     absent = [item.name for item in items if not any(name in stored.params for name in _names(item))]
@@ -154,13 +155,28 @@ def _require_installed(stored: StoredRouting, optimizer: str, name: str) -> None
         if absent is not None:
             raise absent
     registry.optimizer(optimizer)
+    ours = registry.owner("optimizer", optimizer).distribution
+    if distribution and ours and distribution != ours:
+        raise RoutingError(
+            f"{stored.name}: {name!r} was stepped by {optimizer!r} of {distribution}, and here {optimizer!r} is that "
+            f"of {ours}; install {distribution} in its place, or build the optimizer without routing=",
+            names=[name],
+        )
 
 
 def _decision(stored: StoredRouting, item: InventoryItem) -> RoleDecision:
-    there = stored_param(stored, item)
+    there, shape = stored_param(stored, item), tuple(item.param.shape)
     if there.role is None:
         return item.decision
     # A view of a part has sizes of that part: at another tensor-parallel size what is found here fits.
-    if there.view is not None and there.view.split_sizes and there.shape != tuple(item.param.shape):
+    if there.view is not None and there.view.split_sizes and there.shape != shape:
+        here = item.decision.view
+        if here is None or here.in_proportion() != there.view.in_proportion():
+            raise RoutingError(
+                f"{stored.name}: {item.name!r} was seen as {there.view} where its part had the shape {there.shape}; "
+                f"here it has {shape}, and is found to be {here or 'no matrix'}. Say how it is seen by its attribute "
+                f"matrix_view, or install what had read it: {stored.readers or 'nobody is named'}",
+                names=[item.name],
+            )
         return item.decision
     return RoleDecision(there.role, f"as in {stored.name}", there.view, reader=stored.readers)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import asdict
+from attrs import asdict, astuple
 
 from megaopt_core.errors import PluginError
 from megaopt_core.params._roles import RoleDecision
+from megaopt_core.params._specs import Granularity
+from megaopt_core.params._views import MATRIX, MatrixView
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.state._collected import Collected
 from megaopt_core.state._notes import Notes, joined_notes, notes_of
@@ -26,16 +29,19 @@ __all__ = [
     "ROUTED",
     "configured",
     "describe_optimizer",
+    "digest_of_views",
     "optimizer_names",
     "plugins_of",
     "readers_of",
     "settings_of",
+    "stored_view",
     "versions",
+    "views_of",
 ]
 
 
 ROUTED = "routed"
-"""Key of a group in torch's schema: which optimizer steps it, the distribution of that, and who read the roles."""
+"""Key of a group in torch's schema: its optimizer, the distribution of that, who read roles, a digest of views."""
 _NOT_SAVED = ("params", "param_names", ROUTED, "foreach", "fused", "capturable", "differentiable")
 _LISTED = frozenset({"ranges", "objects", "codes"})
 """What a record of a state has of every rank, one entry after the other."""
@@ -99,6 +105,54 @@ def plugins_of(optimizers: Iterable[str]) -> dict[str, str]:
         except PluginError:
             continue
     return found
+
+
+def views_of(optimizer: NamedState) -> dict[str, tuple[MatrixView, tuple[int, ...]]]:
+    """Return how each parameter is seen that an optimizer steps as matrices, and the shape of what is viewed.
+
+    Args:
+        optimizer: a built optimizer.
+    """
+    routes = {} if optimizer.routing is None else optimizer.routing.params
+    shape_of = {name: tuple(param.shape) for param, name in optimizer.names.items()}
+    return {
+        name: (entry.decision.view or MATRIX, shape_of[name])
+        for name, entry in routes.items()
+        if entry.spec.granularity is not Granularity.ELEMENT and name in shape_of
+    }
+
+
+def digest_of_views(names: Iterable[str], views: Mapping[str, tuple[MatrixView, tuple[int, ...]]]) -> str:
+    """Return what tells whether parameters are seen as the same matrices elsewhere, on parts of them too.
+
+    Args:
+        names: of the parameters of a group.
+        views: what :func:`views_of` returned.
+
+    Returns:
+        Some digits; nothing where one of the parameters is not known here, or is not stepped as matrices.
+    """
+    listed = sorted(names)
+    if not listed or not views.keys() >= set(listed):
+        return ""
+    told = [
+        (name, astuple(views[name][0].in_proportion(), filter=lambda attribute, _: bool(attribute.eq)))
+        for name in listed
+    ]
+    return blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+def stored_view(described: Mapping[str, Any]) -> tuple[MatrixView, tuple[int, ...]] | None:
+    """Return how a parameter was seen as matrices, and the shape of what was viewed; None if that was not kept.
+
+    Args:
+        described: what is saved of the parameter.
+    """
+    if "role" not in described:
+        return None
+    view = dict(described.get("view", {}))
+    shape = tuple(view.pop("shape", described["shape"]))
+    return MatrixView(**view), shape
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

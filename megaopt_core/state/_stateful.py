@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import CheckpointMismatchError, StateDictError
+from megaopt_core.errors import (
+    CheckpointCorruptError,
+    CheckpointMismatchError,
+    CheckpointVersionError,
+    MegaoptError,
+    StateDictError,
+)
 from megaopt_core.state._collected import PREFIX, collect_state
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerCheckpointState"]
 
 _DESCRIPTION = "description"
+_NAME = "the checkpoint"
 
 
 class OptimizerCheckpointState:
@@ -75,22 +82,43 @@ class OptimizerCheckpointState:
 
         Raises:
             StateDictError: it is not such a result, or belongs to other parameters.
+            CheckpointVersionError: a newer version of megaopt wrote it.
+            CheckpointCorruptError: its description is damaged.
         """
-        if set(state_dict) != {"state", _DESCRIPTION}:
-            raise StateDictError(
-                f"a checkpoint state has the keys 'state' and {_DESCRIPTION!r}, got {sorted(state_dict)}"
-            )
-        described = json.loads(state_dict[_DESCRIPTION])
-        if "version" not in described:  # what format 1 did not say
-            described["parameters"] = with_named_codes(described["parameters"])
-        tensors = {
-            key if key.startswith("optim.") else f"{PREFIX}.{key}": tensor
-            for key, tensor in state_dict["state"].items()
-        }
-        kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
-        source = _PlacesSource("the checkpoint", Manifest(optimizer=described, **kept), tensors)
+        if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", _DESCRIPTION}:
+            given = sorted(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+            raise StateDictError(f"a checkpoint state has the keys 'state' and {_DESCRIPTION!r}, got {given}")
         ranks = Ranks()
-        plan_load(source, self._optimizer, strict=True, ranks=ranks).apply(ranks)
+        try:
+            source = _source(state_dict["state"], json.loads(state_dict[_DESCRIPTION]))
+            plan = plan_load(source, self._optimizer, strict=True, ranks=ranks)
+        except MegaoptError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # a document may say anything
+            raise CheckpointCorruptError(
+                f"{_NAME}: its description is damaged ({type(error).__name__}: {error}); nothing has been changed",
+                path=_NAME,
+            ) from error
+        plan.apply(ranks)
+
+
+def _source(state: Mapping[str, torch.Tensor], described: dict[str, Any]) -> _PlacesSource:
+    """Return what torch has read as something to load from."""
+    version = described.pop("version", 1)
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        by = described.get("written", {}).get("megaopt-core", "a newer version")
+        raise CheckpointVersionError(
+            f"{_NAME} has format version {version!r}, written by megaopt-core {by}; this one reads up to version "
+            f"{FORMAT_VERSION}: pip install --upgrade megaopt-core",
+            path=_NAME,
+        )
+    if version == 1:  # which did not say so
+        described["parameters"] = with_named_codes(described["parameters"])
+    tensors = {
+        key if key.startswith("optim.") else f"{PREFIX}.{key}": tensor for key, tensor in state.items()
+    }
+    kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
+    return _PlacesSource(_NAME, Manifest(optimizer=described, **kept), tensors)
 
 
 class _PlacesSource(MemorySource):

@@ -12,13 +12,14 @@ from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params._names import shown
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.state._document import optimizer_names, readers_of
+from megaopt_core.state._document import optimizer_names, plugins_of, readers_of, stored_view, views_of
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import mismatch, require_same_shapes
 from megaopt_core.state._sources import Source
 
 if TYPE_CHECKING:
+    from megaopt_core.params._views import MatrixView
     from megaopt_core.state._protocol import NamedState
 
 __all__ = ["LoadedBeside", "Matching", "match"]
@@ -123,7 +124,8 @@ def match(
     if strict:
         _require_names(found)
     readers = "" if optimizer is None else readers_of(optimizer)
-    ranks.agree(lambda: _compare_optimizers(found, steps, readers, strict))
+    views = {} if optimizer is None else views_of(optimizer)
+    ranks.agree(lambda: _compare_optimizers(found, steps, views, readers, strict))
     return found
 
 
@@ -153,9 +155,15 @@ def _check_shapes(found: Matching, optimizer: NamedState | None) -> None:
     require_same_shapes(found.source, wrong)
 
 
-def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str, strict: bool) -> None:
+def _compare_optimizers(
+    found: Matching,
+    steps: Mapping[str, str],
+    views: Mapping[str, tuple[MatrixView, tuple[int, ...]]],
+    readers: str,
+    strict: bool,
+) -> None:
     plugins = found.source.manifest.plugins
-    registry = get_registry()
+    registry, brought = get_registry(), plugins_of(filter(None, steps.values()))
     there = found.source.manifest.written.get("roles", "")
     otherwise = (
         ""
@@ -164,10 +172,16 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
     )
     for name in found.state:
         saved = found.record(name)["optimizer"]
+        distribution, ours = plugins.get(saved), brought.get(saved)
         if saved in {steps.get(name), None}:
-            found.same.append(name)
+            seen = _seen_otherwise(found.record(name), views.get(name))
+            if distribution and ours and distribution != ours:
+                found.reset[name] = f"it was stepped by {saved!r} of {distribution}, here by that of {ours}"
+            elif seen:
+                found.reset[name] = f"{seen}{otherwise}"
+            else:
+                found.same.append(name)
             continue
-        distribution = plugins.get(saved)
         if distribution and not registry.has_optimizer(saved):
             absent = f"{saved!r} of {distribution}, which is not installed here (pip install {distribution})"
             if strict:
@@ -188,3 +202,17 @@ def _compare_optimizers(found: Matching, steps: Mapping[str, str], readers: str,
             "routing=path)), or let their state start anew: strict=False",
             found.reset,
         )
+
+
+def _seen_otherwise(record: Mapping[str, Any], here: tuple[MatrixView, tuple[int, ...]] | None) -> str:
+    """Return how a parameter was seen as other matrices than it is here; nothing if it was not, or nobody knows."""
+    if here is None:
+        return ""
+    if record.get("seen_otherwise"):
+        return "its group was seen as other matrices than it is here"
+    there = stored_view(record)
+    if there is None:
+        return ""
+    (before, of), (now, shape) = there, here
+    alike = before == now if of == shape else before.in_proportion() == now.in_proportion()
+    return "" if alike else f"it was seen as {before}, is here as {now}"

@@ -1,6 +1,8 @@
 """A checkpoint tells who read the roles that its routing rests on, and a load says where they are read otherwise."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
 from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.optimizers import MegatronOptimizer
-from megaopt_core.params import MATRIX, Role, RoleDecision
+from megaopt_core.params import MATRIX, MatrixView, Role, RoleDecision
 from megaopt_core.registry import reset_registry
 
 
@@ -81,3 +83,79 @@ def test_a_load_says_that_roles_were_read_otherwise(tmp_path, no_other_reader) -
     said = report.reset["0.weight"]
     assert said.startswith("it was stepped by 'matrices', here by 'rest' (roles read by reader")
     assert "there, by" in said
+
+
+class WholeMatrices:
+    """`whole` steps whole tensors, as they are seen; `plain` elements."""
+
+    megaopt_api = "1"
+
+    @hookimpl
+    def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+        return {
+            "plain": OptimizerEntry(torch.optim.SGD),
+            "whole": OptimizerEntry(torch.optim.SGD, granularity="tensor"),
+        }
+
+
+class Sees:
+    """Sees the first weight in one way or another."""
+
+    megaopt_api = "1"
+
+    def __init__(self, view: MatrixView) -> None:
+        self.view = view
+
+    @hookimpl
+    def megaopt_annotate_params(self, model_chunk: nn.Module) -> dict[str, RoleDecision]:
+        return {"0.weight": RoleDecision(Role.MATRIX, "it was told so", self.view)}
+
+
+SPLIT = MatrixView(split_sizes=(2, 2))
+OTHERS = [MATRIX, MatrixView(transposed=True), MatrixView(split_sizes=(2, 2), split_dim=1)]
+
+
+def seen(view: MatrixView, name: str = "whole") -> tuple[nn.Sequential, MegatronOptimizer]:
+    """Return two layers and their optimizer, with a view of the first weight."""
+    with temporary_plugin(Sees(view), name="reader"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        return model, build_optimizer(model, name, lr=0.1)
+
+
+def load_each_way(
+    saved: MegatronOptimizer, model: nn.Module, optimizer: MegatronOptimizer, path: Path
+) -> str:
+    """Load what one optimizer has into another in three ways, and return what they say; all say something or none."""
+    said = []
+    ways: list[Callable[[], Any]] = [
+        lambda: optimizer.load_state_dict(saved.state_dict()),
+        lambda: optimizer.checkpoint_state().load_state_dict(saved.checkpoint_state().state_dict()),
+        lambda: load_checkpoint(path, model, optimizer),
+    ]
+    for way in ways:
+        try:
+            way()
+        except CheckpointMismatchError as error:
+            said.append(str(error))
+    assert len(said) in {0, len(ways)}
+    return "\n".join(said)
+
+
+@pytest.mark.usefixtures("no_other_reader")
+@pytest.mark.parametrize("view", OTHERS)
+def test_a_load_says_that_matrices_are_seen_otherwise(tmp_path: Path, view: MatrixView) -> None:
+    """Whichever way it is loaded; what is stepped element by element is not seen at all."""
+    with temporary_plugin(WholeMatrices(), name="optimizers"):
+        for name, refused in (("plain", False), ("whole", True)):
+            model, optimizer = seen(SPLIT, name)
+            optimizer.step()
+            save_checkpoint(tmp_path / name, model, optimizer)
+            assert load_each_way(optimizer, *seen(SPLIT, name), tmp_path / name) == ""
+            assert ("0.weight" in load_each_way(optimizer, *seen(view, name), tmp_path / name)) is refused
+        model, other = seen(view)
+        report = load_checkpoint(tmp_path / "whole", model, other, strict=False)
+        assert report.reset["0.weight"].startswith(f"it was seen as {SPLIT}, is here as {view}")
+        followed = build_optimizer(model, "whole", lr=0.1, routing=tmp_path / "whole")
+        assert load_each_way(optimizer, model, followed, tmp_path / "whole") == ""

@@ -16,7 +16,6 @@ from megaopt_core.errors import (
     RoutingError,
     UnknownNameError,
 )
-from megaopt_core.params import MATRIX
 from megaopt_core.plugin_api import StoredParam, StoredRouting
 from megaopt_core.registry import get_registry, reset_registry
 
@@ -96,10 +95,16 @@ def test_without_stored_roles_those_of_here_hold() -> None:
 
 
 def test_a_view_of_a_part_of_another_size_is_left_to_what_is_found_here() -> None:
-    """At another tensor-parallel size the sizes of its split are others."""
+    """At another tensor-parallel size the sizes of its split are others; the matrices are the same, or it is said."""
     sizes = MatrixView(split_sizes=(8, 8))
     other = stored(**{"hidden.weight": StoredParam("whole", Role.MATRIX, sizes, (16, 4))})
-    assert route(config(), Model(), routing=other).params["hidden.weight"].decision.view == MATRIX
+    found_plain = r"'hidden.weight' was seen as .*\(8, 8\).* and is found to be MatrixView\(plain\).*reader 9"
+    with pytest.raises(RoutingError, match=found_plain):
+        route(config(), Model(), routing=other)
+    model = Model()
+    model.hidden.weight.matrix_view = MatrixView(split_sizes=(2, 2))
+    decision = route(config(), model, routing=other).params["hidden.weight"].decision
+    assert decision.view == MatrixView(split_sizes=(2, 2))
     same = stored(
         **{"hidden.weight": StoredParam("whole", Role.MATRIX, MatrixView(split_sizes=(2, 2)), (4, 4))}
     )

@@ -28,6 +28,7 @@ __all__ = [
     "are_gentle",
     "are_measured",
     "are_tame",
+    "largest_of",
     "longest_blocks",
     "plan_blocks",
     "spectrum_of",
@@ -58,6 +59,7 @@ _BOUNDED_LIMIT = 1.25  # likewise; 1.22 for a Gaussian matrix with twice as many
 _LEAST = 1.0 / 12.0
 """The bound of `BOUNDED`, in units of the mean eigenvalue; 0.086 for a Gaussian matrix of aspect 2."""
 
+_BLOWN_UP = 1e6
 _LONGEST = 5
 _STEEPEST = (8.5, 25.2, 18.7)
 """Sizes of the coefficients of the steepest step that was measured, the first one of `cans`."""
@@ -199,6 +201,25 @@ def are_tame(coefficients: Coefficients) -> bool:
         if not largest < 2.0:
             return False
     return True
+
+
+@lru_cache(maxsize=64)
+def largest_of(coefficients: Coefficients) -> float:
+    """Return the largest singular value that the steps make of one up to 1, in exact numbers; infinite for none.
+
+    Args:
+        coefficients: `(a, b, c)` of each step.
+
+    Example:
+        >>> round(largest_of(((2.0, -1.5, 0.5),) * 5), 3)
+        1.0
+    """
+    values = [index / 9999 for index in range(10_000)]
+    for a, b, c in coefficients:
+        values = [s * (a + s * s * (b + s * s * c)) for s in values]
+        if not all(abs(value) < _BLOWN_UP for value in values):
+            return math.inf
+    return max(map(abs, values))
 
 
 def spectrum_of(gram: torch.Tensor) -> Spectrum:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from attrs import Factory, field, frozen
@@ -14,6 +15,7 @@ from megaopt_muon.choice.schedule import (
     Spectrum,
     are_measured,
     are_tame,
+    largest_of,
     plan_blocks,
     spectrum_of,
     whole_runs,
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
 __all__ = ["NewtonSchulz"]
+
+_OVERSHOOT: Final = 1.25
+"""Norm of a result relative to that of singular values each as large as the steps make one. Of no set that has a name
+is it more than 1.05 where the largest singular value stays; what drives it away makes at least 1.9."""
+_FINITE: Final = 1e38
 
 type Reduce = Callable[[torch.Tensor], None]
 
@@ -172,8 +179,8 @@ class NewtonSchulz:
         """Return the result, or what stands in for matrices that the iteration has blown up.
 
         Where rounding, or the coefficients themselves, drive the largest singular value away, a processor iterates once
-        more in float32. Where that is not finite either, and on an accelerator, which would have to wait for an answer,
-        the normalized update stands in: the largest singular value grows so only if there is hardly another.
+        more in float32. Where that blows up too, and on an accelerator, which would have to wait for an answer, the
+        normalized update stands in: the largest singular value grows so only if there is hardly another.
 
         Args:
             result: what the iteration gave.
@@ -181,8 +188,8 @@ class NewtonSchulz:
         """
         if are_tame(self.coefficients):
             return result
-        sums = result.values.sum(dim=(-2, -1), keepdim=True, dtype=_wide(result.values.dtype))
-        good = sums.isfinite()
+        most = self.most_of(min(update.shape[-2:]))
+        good = _norms(result.values) * abs(result.scale) <= most
         on_processor = update.device.type == "cpu"
         if on_processor and bool(good.all()):
             return result
@@ -190,9 +197,16 @@ class NewtonSchulz:
         normalized(update, wide, self.eps)
         if on_processor:
             again = self.iterate(wide.clone(), tall=is_tall(wide)).clone()
-            settled = again.sum(dim=(-2, -1), keepdim=True).isfinite()
-            wide = torch.where(settled, again, wide)
+            wide = torch.where(_norms(again) <= most, again, wide)
         return Scaled(torch.where(good, result.values.to(wide.dtype) * result.scale, wide))
+
+    def most_of(self, small: int) -> float:
+        """Return the norm from which on a result counts as blown up, never so large if there is no such number.
+
+        Args:
+            small: rows or columns of the matrices, whichever is less.
+        """
+        return min(_OVERSHOOT * max(largest_of(self.coefficients), 1.0) * math.sqrt(small), _FINITE)
 
     def iterate(
         self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None, book: MethodBook | None = None
@@ -253,6 +267,13 @@ class NewtonSchulz:
         values = gram.values
         m = self.workspace.take_symmetric("m", values.shape, values.dtype, values.device)
         return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values
+
+
+def _norms(matrices: torch.Tensor) -> torch.Tensor:
+    """Return the Frobenius norm of each matrix, `[*batch, 1, 1]`."""
+    wide = _wide(matrices.dtype)
+    norms: torch.Tensor = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=wide)
+    return norms
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -11,10 +11,15 @@ import torch
 from megaopt_muon.newton_schulz.scaled import Scaled, squared_norm
 from megaopt_muon.products.workspace import Workspace
 
-__all__ = ["SMALLEST_ALONE", "all_normalized", "are_worth_it_alone", "entered", "normalized"]
+__all__ = ["SMALLEST_ALONE", "all_normalized", "are_worth_it_alone", "entered", "normalized", "within_range"]
 
 SMALLEST_ALONE: Final = 256
 """Rows and columns from which on matrices are iterated one by one on a processor."""
+
+_LARGEST_OF: Final = torch.float32
+_LARGEST: Final = torch.finfo(_LARGEST_OF).max
+_SHRINKS: Final = 2.0**-64
+"""A factor that changes no digit of what matrices of a larger norm than any number of float32 consist of."""
 
 _LEAST, _MOST = 1e-20, 1e20
 """Squared norms between which no product of a matrix leaves the range of bfloat16."""
@@ -44,11 +49,32 @@ def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> t
         if not 1e-12 < norm < 1e12:  # or squares may have left float32's range
             norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
         divisor = norm if math.isnan(norm) else max(norm, eps)
+        if divisor > _LARGEST:
+            update, divisor = update * _SHRINKS, divisor * _SHRINKS
         if out.dtype.itemsize > update.dtype.itemsize:  # torch would divide, and round, in the narrower dtype
             return out.copy_(update).div_(divisor)
         return torch.div(update, divisor, out=out)
     norms = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True, dtype=torch.float64).clamp_min_(eps)
+    update, norms = within_range(update, norms)
     return torch.div(update, norms.to(torch.promote_types(update.dtype, torch.float32)), out=out)
+
+
+def within_range(update: torch.Tensor, norms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return matrices and their norms, both smaller where a norm is larger than any number of float32.
+
+    On a processor: an accelerator would have to wait for the answer.
+
+    Args:
+        update: `[*batch, rows, columns]`, of numbers of float32.
+        norms: `[*batch, 1, 1]`, of float64.
+    """
+    if update.device.type != "cpu" or update.dtype.itemsize > _LARGEST_OF.itemsize:
+        return update, norms
+    beyond = norms > _LARGEST
+    if not bool(beyond.any()):
+        return update, norms
+    factors = torch.where(beyond, _SHRINKS, 1.0)
+    return update * factors.to(torch.promote_types(update.dtype, _LARGEST_OF)), norms * factors
 
 
 def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: float) -> None:
@@ -70,7 +96,9 @@ def all_normalized(updates: Sequence[torch.Tensor], out: torch.Tensor, eps: floa
     outside = ~((norms > 1e-12) & (norms < 1e12))  # or squares may have left float32's range
     if bool(outside.any()):
         exact = _over_rows(torch.linalg.vector_norm(out, dim=-1, dtype=torch.float64))
-        norms = torch.where(outside, exact, norms)
+        shrunk, norms = within_range(out, torch.where(outside, exact, norms))
+        if shrunk is not out:
+            out.copy_(shrunk)
     out.div_(norms.clamp_min_(eps).float())
 
 

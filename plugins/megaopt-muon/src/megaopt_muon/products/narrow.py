@@ -52,6 +52,8 @@ def product(
     """
     if base is None and factor == 1.0:
         return torch.matmul(left, right, out=out)
+    if factor == 0.0:  # `baddbmm` of 16 bits would leave what lies in `out`
+        return torch.mul(base, beta, out=out) if base is not None else out.zero_()
     multiply = torch.baddbmm if out.dim() == 3 else torch.addmm
     if base is None:
         return multiply(out, left, right, beta=0, alpha=factor, out=out)

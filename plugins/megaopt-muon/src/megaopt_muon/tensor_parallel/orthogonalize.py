@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from megaopt_muon.choice.schedule import are_tame
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
+from megaopt_muon.newton_schulz.norms import within_range
 from megaopt_muon.products.precision import compute_dtype, matmul_precision
 
 if TYPE_CHECKING:
@@ -108,22 +109,22 @@ def orthogonalize_distributed(
     dist.all_reduce(sums, group=group)
     if ns.precision == "medium" and part.device.type == "cpu" and sums[-1].item() > 0:
         dtype = torch.float32
-    norm = (
-        sums[:-1].view_as(norms).sqrt().clamp_min_(ns.eps).to(torch.promote_types(part.dtype, torch.float32))
-    )
+    part, norm = within_range(part, sums[:-1].view_as(norms).sqrt().clamp_min_(ns.eps))
+    norm = norm.to(torch.promote_types(part.dtype, torch.float32))
     x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
     with matmul_precision(ns.precision):
         result = ns.iterate(x, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group)).clone()
-    return _finite(ns, result, part / norm, group)
+    return _finite(ns, result, part / norm, group, dim)
 
 
 def _finite(
-    ns: NewtonSchulz, result: torch.Tensor, update: torch.Tensor, group: ProcessGroup
+    ns: NewtonSchulz, result: torch.Tensor, update: torch.Tensor, group: ProcessGroup, dim: int
 ) -> torch.Tensor:
     """Return the result, or where the iteration has blown up a matrix on any rank, the normalized update on all."""
     if are_tame(ns.coefficients):
         return result
-    good = result.sum(dim=(-2, -1), keepdim=True, dtype=torch.float64).isfinite().float()
-    dist.all_reduce(good, op=dist.ReduceOp.MIN, group=group)
-    return torch.where(good > 0, result, update.to(result.dtype))
+    squares = torch.linalg.vector_norm(result, dim=(-2, -1), keepdim=True, dtype=torch.float64).square_()
+    dist.all_reduce(squares, group=group)
+    good = squares.sqrt_() <= ns.most_of(result.shape[1 - dim - 2])
+    return torch.where(good, result, update.to(result.dtype))

@@ -9,6 +9,7 @@ from torch import nn
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
+from megaopt_roles.judged import find_judged
 from megaopt_roles.reading import HOLDERS, ModelReading
 from megaopt_roles.stream import Stream
 from megaopt_roles.unread import is_torchs
@@ -34,6 +35,17 @@ def find_heads(
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
     if isinstance(model, nn.MultiheadAttention):  # a layer alone, which has no head
         return found
+    return {**find_judged(model, modules, reading), **_returned(model, modules, reading, stream, found)}
+
+
+def _returned(
+    model: nn.Module,
+    modules: dict[str, nn.Module],
+    reading: ModelReading,
+    stream: Stream,
+    found: dict[int, RoleDecision],
+) -> dict[int, RoleDecision]:
+    """Return the decisions for what a model returns, with those that are known before."""
     ends, _ = reading.ends(model)
     tables = {id(part) for part in modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     outside = _outside_base(modules)

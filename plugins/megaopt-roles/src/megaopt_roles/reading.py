@@ -161,6 +161,11 @@ class ModelReading:
         return self._used_as("paired")
 
     @cached_property
+    def rectified(self) -> frozenset[int]:
+        """Those of whose output an activation of hidden features is taken, and the projections that own them."""
+        return self._used_as("rectified")
+
+    @cached_property
     def compared(self) -> frozenset[int]:
         """The projections whose output is compared with that of another layer, by a product that sums, by identity."""
         found, done = frozenset[int](), set[Any]()

@@ -87,7 +87,10 @@ class Evaluator(CallEvaluator):
 
     def _do_augassign(self, node: ast.AugAssign, frame: Frame, returned: list[Any]) -> None:
         before = self.evaluate(node.target, frame)
-        self.assign(node.target, self.binary(type(node.op), before, self.evaluate(node.value, frame)), frame)
+        after = self.binary(type(node.op), before, self.evaluate(node.value, frame))
+        if isinstance(node.target, ast.Attribute) and type(after) in (int, float):
+            after = Flow()  # a counter: another value each time
+        self.assign(node.target, after, frame)
 
     def _do_import(self, node: ast.Import, frame: Frame, returned: list[Any]) -> None:
         for alias in node.names:

@@ -166,6 +166,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             return ops.operation(self.trace, "softmax", [first, module.dim], {})
         if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
             name = "tanh" if kind in _BOUNDED else "relu"
+            name = "identity" if isinstance(module, nn.Identity | nn.Dropout) else name
             return ops.operation(self.trace, name, [first], {}) if is_abstract(first) else first
         if home_of(kind) == "torch.nn.modules.loss":
             return self.trace.loss(*args, *kwargs.values(), classes=issubclass(kind, _LOSSES_OF_CLASSES))

@@ -11,6 +11,7 @@ __all__ = [
     "JOINS",
     "KEEPS_SHAPE",
     "PRODUCTS",
+    "RECTIFIES",
     "SUMS",
 ]
 
@@ -101,6 +102,13 @@ KEEPS_SHAPE = frozenset(
 BOUNDED = frozenset(
     ["sigmoid", "sigmoid_", "hardsigmoid", "logsigmoid", "tanh", "tanh_", "hardtanh", "softsign"]
 )
+RECTIFIES = frozenset(
+    [
+        *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu"),
+        *("gelu", "silu", "silu_", "mish", "hardswish"),
+    ]
+)
+"""Activations of hidden features: predictions seldom go through one."""
 CUTS = frozenset(
     [
         "argmax",

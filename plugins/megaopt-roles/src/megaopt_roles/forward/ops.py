@@ -20,6 +20,7 @@ from megaopt_roles.forward.op_names import (
     JOINS,
     KEEPS_SHAPE,
     PRODUCTS,
+    RECTIFIES,
     SUMS,
 )
 from megaopt_roles.forward.rows import bound, lies_along, merge
@@ -61,11 +62,18 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return _mixed(trace, "+" if name in SUMS else "*", args, kwargs)
     if name in ("sum", "mean") and args and isinstance(args[0], Flow) and args[0].factors:
         trace.compare(*args[0].factors)
-    if name in BOUNDED:
-        bound(flows_of(args[:1]))
     if name in KEEPS_SHAPE and args:
+        _note_activation(trace, name, args[0])
         return _keep(trace, args, kwargs)
     return _anything(trace, name, args, kwargs)
+
+
+def _note_activation(trace: Trace, name: str, value: Any) -> None:
+    """Note what a sigmoid, a ReLU or the like is taken of."""
+    if name in BOUNDED:
+        bound(flows_of(value))
+    elif name in RECTIFIES:
+        trace.rectify(flows_of(value))
 
 
 def _mixed(trace: Trace, symbol: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -179,6 +179,11 @@ class Trace:
         if weight is not None:
             self.uses.setdefault(id(weight), set()).add(Use(kind))
 
+    def rectify(self, flows: Iterable[Flow]) -> None:
+        """Note that an activation as hidden features go through is taken of what projections made."""
+        for piece in (piece for flow in flows for piece in flow.pieces):
+            self._note_owner(piece.source.owner, "rectified")
+
     def multiply(self, left: Any, right: Any, *, summed: bool = True) -> None:
         """Note what a product of two activations says of the projections that made them.
 

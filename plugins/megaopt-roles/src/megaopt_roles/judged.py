@@ -1,0 +1,168 @@
+"""Networks whose output another network of the model judges: policies before critics, generators before a judge."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+from torch import nn
+
+from megaopt_core.params import RoleDecision
+from megaopt_core.routing import doubted, is_projection, output
+from megaopt_roles.features import inputs_of, outputs_of
+from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, Part, is_mark
+from megaopt_roles.reading import ModelReading
+
+__all__ = ["find_judged"]
+
+_DEEPEST = 4
+"""How many modules deep the layers are looked for that take what a model is given."""
+
+
+@frozen(eq=False)
+class _Taken:
+    """What a layer takes, somewhere where what the model is given can be told from what it makes.
+
+    Args:
+        layer: the layer.
+        made: the projections whose output it takes.
+        given: it takes what the model is given, too.
+        joined: these lie side by side.
+        call: the call that hands it over.
+    """
+
+    layer: nn.Module
+    made: frozenset[int]
+    given: bool
+    joined: bool
+    call: Call
+
+
+def find_judged(
+    model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading
+) -> dict[int, RoleDecision]:
+    """Return the decisions for the last projections of networks whose output is judged, by identity.
+
+    Their output stands where the model may be given something: a layer takes it that takes what is given in another
+    call. Or it lies beside what its own network was given, as an action beside a state. What a network makes of its
+    own output is a recurrence, and no such thing. A copy, which moves behind, is what it is a copy of.
+
+    Args:
+        model: the model, unwrapped.
+        modules: its modules by canonical name.
+        reading: what its sources say.
+    """
+    by_identity = {id(module): module for module in modules.values() if is_projection(module)}
+    taken = [part for scope in _scopes(model, reading) for part in _taken(scope, reading)]
+    given = {id(part.layer) for part in taken if part.given and not part.made}
+    found: dict[int, RoleDecision] = {}
+    alike: set[tuple[object, ...]] = set()
+    pairs = [
+        (by_identity[key], part)
+        for part in taken
+        for key in part.made & by_identity.keys()
+        if not _feeds(part.layer, part.call, reading)
+    ]
+    passed_on = _passed_on(by_identity.values(), given & {id(part.layer) for _, part in pairs})
+    for maker, part in pairs:
+        if id(part.layer) in given:
+            head = output("a layer takes its output in place of what the model is given")
+            hidden = outputs_of(maker) in passed_on
+            found[id(maker)] = doubted(head, "it may be a hidden width") if hidden else head
+            alike.add(_signature(maker, part))
+        elif _lies_beside_its_input(maker, part, reading, passed_on):
+            head = doubted(output("it lies beside what its network was given, as an action beside a state"))
+            found.setdefault(id(maker), head)
+    copies = {
+        id(maker): doubted(output("another one like it stands in place of what the model is given"))
+        for maker, part in pairs
+        if _signature(maker, part) in alike
+    }
+    return {**copies, **found}
+
+
+def _scopes(model: nn.Module, reading: ModelReading) -> Iterator[nn.Module]:
+    """Yield the modules in which arguments are what the model is given: itself, and those that it hands them to."""
+    stack, seen = [(model, 0)], set[int]()
+    while stack:
+        scope, depth = stack.pop()
+        if id(scope) in seen or is_projection(scope):
+            continue
+        seen.add(id(scope))
+        yield scope
+        calls = reading.analysis(scope).calls if depth < _DEEPEST else []
+        handed = [call.module for call in calls if not reading.origins(call.deps)[0]]
+        stack.extend((part, depth + 1) for part in handed if isinstance(part, nn.Module))
+
+
+def _taken(scope: nn.Module, reading: ModelReading) -> Iterator[_Taken]:
+    for call in reading.analysis(scope).calls:
+        made, given = reading.origins(call.deps)
+        for layer, joined in _first(call.module, reading, set()) if made or given else ():
+            yield _Taken(layer, made, given, joined or JOINED in call.deps, call)
+
+
+def _first(
+    module: nn.Module | nn.Parameter, reading: ModelReading, seen: set[int]
+) -> Iterator[tuple[nn.Module, bool]]:
+    """Yield the projections of a module that take its arguments, and whether something lies side by side there."""
+    if isinstance(module, nn.Parameter) or id(module) in seen:
+        return
+    seen.add(id(module))
+    if is_projection(module):
+        yield module, False
+        return
+    for call in reading.analysis(module).calls if len(seen) <= _DEEPEST else ():
+        made, given = reading.origins(call.deps)
+        if given and not made:
+            for layer, joined in _first(call.module, reading, seen):
+                yield layer, joined or JOINED in call.deps
+
+
+def _passed_on(layers: Collection[nn.Module], judges: Collection[int]) -> set[int]:
+    """Return the widths that one projection makes and another takes, which judges nothing."""
+    taken = {inputs_of(layer) for layer in layers if id(layer) not in judges}
+    return {outputs_of(layer) for layer in layers} & taken
+
+
+def _lies_beside_its_input(
+    maker: nn.Module, part: _Taken, reading: ModelReading, passed_on: Collection[int]
+) -> bool:
+    """True for a projection that narrows, where a layer takes its output and, beside it, what its network took."""
+    width = outputs_of(maker)
+    hidden = width in passed_on or id(maker) in reading.rectified
+    if hidden or not (part.given and part.joined) or width >= inputs_of(maker):
+        return False
+    rest = inputs_of(part.layer) - width
+    return any(
+        not is_mark(dep) and ARGUMENT in dep.deps and rest in _widths_taken(dep, reading)
+        for dep in _behind(part.call)
+    )
+
+
+def _widths_taken(dep: Call | Part, reading: ModelReading) -> set[int]:
+    return {inputs_of(layer) for layer, _ in _first(dep.module, reading, set())}
+
+
+def _feeds(layer: nn.Module, call: Call, reading: ModelReading) -> bool:
+    """True where a layer is among those that made what it takes."""
+    return any(
+        any(layer is first for first, _ in _first(dep.module, reading, set())) for dep in _behind(call)
+    )
+
+
+def _behind(call: Call) -> Iterator[Any]:
+    """Yield the calls that made what a call takes, and those that made what these take."""
+    stack, seen = list(call.deps), set[Any]()
+    while stack:
+        dep = stack.pop()
+        if is_mark(dep) or dep in seen:
+            continue
+        seen.add(dep)
+        yield dep
+        stack.extend(dep.deps)
+
+
+def _signature(maker: nn.Module, part: _Taken) -> tuple[object, ...]:
+    return inputs_of(maker), outputs_of(maker), inputs_of(part.layer), outputs_of(part.layer), part.given

@@ -92,7 +92,9 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())
-        cutting = bool(trace.misfits) or may_split(module, forward)  # what is inlined may cut, too
+        cutting = (
+            bool(trace.misfits) or trace.failed or may_split(module, forward)
+        )  # what is inlined may cut, too
         if not cutting or (result.splits and known):
             break
     result.splits = {**doubted, **result.splits}

@@ -10,7 +10,7 @@ from torch import nn
 
 from megaopt_roles.forward.source import function_tree, own_methods
 
-__all__ = ["may_split"]
+__all__ = ["is_cut", "may_split"]
 
 _CUTTING = frozenset(
     ["chunk", "split", "split_with_sizes", "tensor_split", "unbind", "glu", "GLU", "rearrange"]
@@ -37,11 +37,16 @@ def _mentions_cut(function: Callable[..., Any]) -> bool:
     if tree is None:
         return False
     if id(tree) not in _mentions:
-        _mentions[id(tree)] = any(_is_cut(node) for node in ast.walk(tree))
+        _mentions[id(tree)] = any(is_cut(node) for node in ast.walk(tree))
     return _mentions[id(tree)]
 
 
-def _is_cut(node: ast.AST) -> bool:
+def is_cut(node: ast.AST) -> bool:
+    """True for an expression that takes something apart, as a method or a function of torch does, or an index.
+
+    Args:
+        node: any node of a syntax tree.
+    """
     if isinstance(node, ast.Attribute):
         return node.attr in _CUTTING
     return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in _CUTTING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from megaopt_core.routing import is_conv1d, is_linear, stated
 from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
+from megaopt_roles.forward.handed import are_cut, without_rows
 from megaopt_roles.forward.lent_weights import Lent
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of, torchs_class
@@ -27,6 +29,8 @@ __all__ = ["DEEPEST", "ModuleCallEvaluator"]
 
 DEEPEST = 12
 """How many calls deep functions are read."""
+_WORTH_OF_HANDED: Final = 3_000
+"""Steps that a module is worth for what it takes apart of what it is handed."""
 _ENOUGH_ALIKE: Final = 8
 """Layers of one class that are read for the weights which they are handed."""
 
@@ -44,6 +48,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
+        self.handed: set[Any] = (
+            set()
+        )  # what modules were read for that take it apart, by their class and its rows
         self.lent: list[Lent] = []  # weights that modules which are being read were lent, the outermost first
         self.takers: Counter[Any] = (
             Counter()
@@ -89,6 +96,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         if self._worth_inlining(module, handed):
             self.takers[taker] += 1
             return self.inline(module, args, kwargs)
+        self._read_handed(module, args, kwargs)
         self.trace.use_all(handed, "elementwise")
         call = self.trace.call(module, deps_of(values))
         norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
@@ -124,15 +132,46 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             self.lent.pop()
             self.assigned = before
 
+    def _read_handed(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Read a module for what it takes apart of what it is handed; all else that it does is read by itself."""
+        forward = forward_of(module)
+        if forward is None or not self._readable(module, forward):
+            return
+        names = bind(forward, [module, *args], kwargs)
+        cut = are_cut(module, forward, names)
+        alike = {(type(module), *item) for item in cut}
+        if alike <= self.handed:
+            return
+        self.handed |= alike
+        trace = Trace(
+            rank=self.trace.rank, budget=min(_WORTH_OF_HANDED, self.trace.budget), takers=self.trace.takers
+        )
+        reader = type(self)(trace)
+        reader.assigned, reader.handed, reader.running = (
+            {**self.assigned},
+            self.handed,
+            [*self.running, module],
+        )
+        before, cuts = trace.budget, {name for name, _ in cut}
+        with suppress(Exception):  # a source may do anything
+            reader.run(
+                forward,
+                {name: value if name in cuts else without_rows(value) for name, value in names.items()},
+            )
+        self.trace.budget -= before - max(trace.budget, 0)
+        self.trace.reads += trace.reads
+        self.trace.misfits |= trace.misfits
+
+    def _readable(self, module: nn.Module, forward: Callable[..., Any]) -> bool:
+        """True for a module of somebody's own whose source is there, and which is not being read."""
+        of_torch = home_of(torchs_class(type(module))).startswith("torch.")
+        if of_torch or len(self.running) > DEEPEST or function_tree(forward) is None:
+            return False
+        return not any(module is other for other in self.running)
+
     def _worth_inlining(self, module: nn.Module, handed: Sequence[Weight]) -> bool:
         forward = forward_of(module)
-        if (
-            forward is None
-            or home_of(torchs_class(type(module))).startswith("torch.")
-            or len(self.running) > DEEPEST
-        ):
-            return False
-        if function_tree(forward) is None or any(module is other for other in self.running):
+        if forward is None or not self._readable(module, forward):
             return False
         small = len(module._modules) <= 4 and not any(
             child._modules for child in module._modules.values() if child
@@ -173,8 +212,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         if home_of(kind) == "einops.layers.torch" and kind.__name__ == "Rearrange" and is_abstract(first):
             pattern, sizes = (self.read(module, name) for name in ("pattern", "axes_lengths"))
             return ops.operation(self.trace, "rearrange", [first, pattern], sizes)
-        if isinstance(module, nn.Flatten | nn.Unflatten) and isinstance(first, Flow):
-            return Flow(first.deps)
+        if isinstance(module, nn.Flatten | nn.Unflatten) and is_abstract(first):
+            name = "flatten" if isinstance(module, nn.Flatten) else "unflatten"
+            return ops.operation(self.trace, name, [first, *_shaping(module)], {})
         if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:
             return ops.operation(self.trace, "roi_align", args, kwargs)
         if (
@@ -187,6 +227,13 @@ class ModuleCallEvaluator(BuiltinEvaluator):
                 return result
         self.trace.use_all(weights_of((args, kwargs)), "elementwise")
         return self.trace.unknown(args, kwargs)
+
+
+def _shaping(module: nn.Flatten | nn.Unflatten) -> list[Any]:
+    """Return the arguments of the function that a layer is which shapes features."""
+    if isinstance(module, nn.Flatten):
+        return [module.start_dim, module.end_dim]
+    return [module.dim, [size[1] if isinstance(size, tuple) else size for size in module.unflattened_size]]
 
 
 def _keeps_channels(module: _ConvNd) -> bool:

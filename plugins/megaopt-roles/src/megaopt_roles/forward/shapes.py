@@ -82,6 +82,7 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
             return _glu(value, *arguments, **keywords)
         result = _run(name, value.tensor, arguments, keywords)
     except Exception:  # noqa: BLE001 - whatever the operation says, the shape is not what was assumed
+        trace.failed |= name == "unflatten" and value.piece is not None
         return _many(name, trace.unknown(value), args, kwargs)
     if isinstance(result, torch.Tensor):
         if name in _SHAPING:

@@ -53,6 +53,7 @@ class Trace:
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
         misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
+        failed: features could not be given another shape: the rank may be wrong.
         given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
         met: what products that sum, of two activations, depend on: no row of a weight meets an activation in these.
@@ -72,6 +73,7 @@ class Trace:
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
     misfits: set[int] = field(factory=set)
+    failed: bool = False
     given: dict[tuple[int, int], Piece] = field(factory=dict)
     changes: Weight | None = None
     met: set[Any] = field(factory=set)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -81,8 +81,10 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
     ranks = (3,) if flows_only else (3, 2, 4)
     takers: dict[int, nn.Module | int | None] = {}
     doubted: dict[int, tuple[int, ...] | None] = {}
+    traces: list[Trace] = []
     for rank in ranks:
         trace = Trace(rank=rank, takers=takers, changes=None if changes is None else whole_weight(changes))
+        traces.append(trace)
         complete = _evaluate(module, forward, trace, result if rank == ranks[0] else None)
         _collect(trace, result, doubted)
         result.reads += trace.reads
@@ -97,9 +99,27 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
         )  # what is inlined may cut, too
         if not cutting or (result.splits and known):
             break
-    result.splits = {**doubted, **result.splits}
+    result.splits = {**doubted, **result.splits, **dict.fromkeys(_unclear(traces))}
     result.uses.pop(id(changes), None)  # what a layer does with it says what it is
     return result
+
+
+def _unclear(traces: Iterable[Trace]) -> set[int]:
+    """Return owners whose output a loop goes through in parts, of positions at one rank and of features at another.
+
+    Where a layer takes such a part, or it is shaped into heads, these are features.
+    """
+    looped, along, sure = set[int](), set[int](), set[int]()
+    for trace in traces:
+        looped |= trace.looped - trace.misfits
+        along |= trace.along - trace.misfits
+        sure |= trace.fits - trace.misfits
+        sure |= {
+            key
+            for key, source in trace.sources.items()
+            if any(piece.heads > 0 for piece in source.root.children.values())
+        }
+    return (looped & along) - sure
 
 
 def returned_by(module: nn.Module, method: str) -> Any:

@@ -134,6 +134,7 @@ class Evaluator(CallEvaluator):
 
     def _do_for(self, node: ast.For, frame: Frame, returned: list[Any]) -> str | None:
         items = items_of(self.trace, self.evaluate(node.iter, frame))
+        self.trace.go_through(items)
         enough = self.trace.budget // 2
         for position, item in enumerate(items):
             if type(item) is int and 2 < position < len(items) - 2 and self.trace.budget < enough:

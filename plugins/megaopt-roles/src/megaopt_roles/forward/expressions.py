@@ -271,7 +271,9 @@ class ExpressionEvaluator(OperatorEvaluator):
             return [self.evaluate(element, frame)]
         first, *rest = generators
         results: list[Any] = []
-        for item in items_of(self.trace, self.evaluate(first.iter, frame)):
+        items = items_of(self.trace, self.evaluate(first.iter, frame))
+        self.trace.go_through(items)
+        for item in items:
             self.assign(first.target, item, frame)
             if any(self.truth(self.evaluate(test, frame)) is False for test in first.ifs):
                 continue

@@ -94,6 +94,7 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         return _many(name, trace.unknown(value), args, kwargs)
     parts = [relabel(part, value) for part in result]
     _note_repeated(trace, parts)
+    trace.part(value, parts)
     return parts
 
 
@@ -286,6 +287,7 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
         value = items_of(trace, value)
     if isinstance(value, list | tuple):
         items = list(value)
+        trace.count(items, count, starred)
         if starred is not None and len(items) >= count - 1:
             tail = count - 1 - starred
             stop = len(items) - tail

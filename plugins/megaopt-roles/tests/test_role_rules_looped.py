@@ -1,0 +1,119 @@
+"""Loops over parts of what a projection made: of positions, of features, and of either."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from megaopt_core.params import Doubt, Role
+from megaopt_core.routing import infer_roles
+
+WIDTH = 16
+
+
+class Cut(nn.Module):
+    """A layer whose output is taken apart, in one of several ways."""
+
+    parts = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cut = nn.Linear(4, WIDTH), nn.Linear(WIDTH, self.parts * WIDTH)
+        self.out, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 7)
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return what becomes of the parts."""
+        return y
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        y = self.taken(self.cut(self.first(x).relu()), given)
+        return torch.as_tensor(self.last(self.out(y).relu()))
+
+
+class Comprehended(Cut):
+    """Multiplies each part with a matrix that is given."""
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return all parts again."""
+        return torch.cat([functional.gelu(part @ given) for part in y.split(2, 1)], 1)
+
+
+class Listed(Cut):
+    """The same in a loop."""
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return all parts again."""
+        found = []
+        for part in y.chunk(4, dim=1):
+            found.append(torch.tanh(torch.matmul(part, given)))  # noqa: PERF401 - a loop is what is meant
+        return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("model", [Comprehended(), Listed()], ids=["comprehended", "listed"])
+def test_parts_that_may_be_positions_or_features_are_in_doubt(model: Cut) -> None:
+    """Nothing but the given matrix tells how many features a part has."""
+    assert model(torch.randn(2, 8, 4), torch.randn(WIDTH, WIDTH)).shape == (2, 8, 7)
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.LAYOUT)
+    assert decision.view is not None
+    assert not decision.view.split_sizes
+
+
+class Named(Cut):
+    """Two halves of the positions, by name."""
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return as many positions as the first half has."""
+        first, second = y.split(2, 1)
+        return torch.as_tensor(functional.gelu(first @ given) + second)
+
+
+class Fed(Cut):
+    """A layer takes all features of each part."""
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return all parts again."""
+        return torch.cat([self.out(part) for part in y.split(2, 1)], 1)
+
+
+@pytest.mark.parametrize("model", [Named(), Fed()], ids=["named", "fed"])
+def test_positions_that_are_told_split_nothing(model: Cut) -> None:
+    """By their number, or by a layer."""
+    assert model(torch.randn(2, 4, 4), torch.randn(WIDTH, WIDTH)).shape[-1] == 7
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE)
+    assert decision.view is not None
+    assert not decision.view.split_sizes
+
+
+class Gated(Cut):
+    """A gate, and what it lets through, of flat activations."""
+
+    parts = 2
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return what comes through."""
+        gate, value = (part * given for part in y.chunk(2, 1))
+        return gate.sigmoid() * value
+
+
+class Attending(Cut):
+    """Query, key and value of nodes."""
+
+    parts = 3
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return the mean of values."""
+        q, k, v = (part.view(-1, 4, WIDTH // 4) for part in y.chunk(3, 1))
+        return torch.as_tensor(((q @ k.transpose(-1, -2)).softmax(-1) @ v).flatten(1))
+
+
+@pytest.mark.parametrize("model", [Gated(), Attending()], ids=["gated", "attending"])
+def test_features_that_are_told_split_a_projection(model: Cut) -> None:
+    """By a layer that takes as many, or by their heads."""
+    assert model(torch.randn(5, 4), torch.randn(5, WIDTH)).shape == (5, 7)
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE)
+    assert decision.view is not None
+    assert decision.view.split_sizes == (WIDTH,) * model.parts

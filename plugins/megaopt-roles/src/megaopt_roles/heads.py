@@ -60,7 +60,7 @@ def _returned(
     kept = candidates - reading.consumed
     also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
     if kept:  # what multiplies itself, part by part, holds gates or queries and keys: it is a state that is returned
-        also_taken -= reading.paired
+        also_taken -= reading.paired | reading.gating
     if not kept and not also_taken:
         return found
     alone = stream.alone

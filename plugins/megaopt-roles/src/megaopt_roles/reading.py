@@ -161,6 +161,11 @@ class ModelReading:
         return self._used_as("paired")
 
     @cached_property
+    def gating(self) -> frozenset[int]:
+        """Those of whose output several bounded parts multiply others, and the projections that own them."""
+        return self._used_as("gating")
+
+    @cached_property
     def rectified(self) -> frozenset[int]:
         """Those of whose output an activation of hidden features is taken, and the projections that own them."""
         return self._used_as("rectified")

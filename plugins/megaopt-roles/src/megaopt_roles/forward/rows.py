@@ -14,6 +14,7 @@ __all__ = [
     "bound",
     "find_heads",
     "find_split",
+    "is_bounded",
     "is_covered",
     "lies_along",
     "merge",
@@ -161,6 +162,15 @@ def bound(flows: Iterable[Flow]) -> None:
     """
     for piece in (piece for flow in flows for piece in flow.pieces):
         piece.bounded = True
+
+
+def is_bounded(piece: Piece) -> bool:
+    """True for a piece of which a sigmoid or a tanh is taken, or of what it was cut from.
+
+    Args:
+        piece: some rows of a projection.
+    """
+    return any(part.bounded for part in _ancestors(piece))
 
 
 def are_gates(source: Source) -> bool:

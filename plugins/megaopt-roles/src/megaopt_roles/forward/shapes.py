@@ -79,7 +79,7 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     keywords = {key: _size(item, value) for key, item in kwargs.items()}
     try:
         if name == "glu":
-            return _glu(value, *arguments, **keywords)
+            return _glu(trace, value, *arguments, **keywords)
         result = _run(name, value.tensor, arguments, keywords)
     except Exception:  # noqa: BLE001 - whatever the operation says, the shape is not what was assumed
         trace.failed |= name == "unflatten" and value.piece is not None
@@ -134,10 +134,11 @@ def _run(name: str, tensor: torch.Tensor, args: list[Any], kwargs: dict[str, Any
     return getattr(tensor, name)(*args, **kwargs)
 
 
-def _glu(value: Flow, dim: int = -1) -> Flow:
+def _glu(trace: Trace, value: Flow, dim: int = -1) -> Flow:
     if value.tensor is None:
         return Flow(value.deps)
-    first, _ = (relabel(part, value) for part in value.tensor.chunk(2, dim))
+    first, second = (relabel(part, value) for part in value.tensor.chunk(2, dim))
+    trace.multiply(first, second, summed=False)
     return Flow(value.deps, None if first.tensor is None else first.tensor.to("meta"))
 
 

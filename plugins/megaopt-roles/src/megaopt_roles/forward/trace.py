@@ -9,7 +9,8 @@ import torch
 from attrs import define, field
 from torch import nn
 
-from megaopt_roles.forward.rows import numbered
+from megaopt_roles.forward.rank_signs import RankSigns
+from megaopt_roles.forward.rows import is_bounded, numbered
 from megaopt_roles.forward.values import (
     JOINED,
     Call,
@@ -19,7 +20,6 @@ from megaopt_roles.forward.values import (
     Use,
     Weight,
     deps_of,
-    flows_of,
     is_mark,
     weights_of,
 )
@@ -37,7 +37,7 @@ class BudgetExceededError(Exception):
 
 
 @define(eq=False)
-class Trace:
+class Trace(RankSigns):
     """What one evaluation has seen.
 
     Args:
@@ -53,12 +53,7 @@ class Trace:
         takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
-        misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
-        failed: features could not be given another shape: the rank may be wrong.
-        along: owners, by identity, of what was cut into positions that hold all features.
-        looped: owners, by identity, of features through parts of which a loop goes.
-        fits: owners, by identity, of features of which a layer takes a part.
-        given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
+        gating: rows of bounded parts that multiply something, by identity of the owner.
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
         met: what products that sum, of two activations, depend on: no row of a weight meets an activation in these.
         compared: what the factors of products of two layers' outputs depend on.
@@ -76,12 +71,7 @@ class Trace:
     sites: list[int] = field(factory=list)
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
-    misfits: set[int] = field(factory=set)
-    failed: bool = False
-    along: set[int] = field(factory=set)
-    looped: set[int] = field(factory=set)
-    fits: set[int] = field(factory=set)
-    given: dict[tuple[int, int], Piece] = field(factory=dict)
+    gating: dict[int, set[tuple[int, ...]]] = field(factory=dict)
     changes: Weight | None = None
     met: set[Any] = field(factory=set)
     compared: frozenset[Any] = frozenset()
@@ -209,17 +199,32 @@ class Trace:
         if summed:
             self.met |= left.deps | right.deps
         for one, other in ((left, right), (right, left)):
-            others = {id(dep.module) for dep in other.deps if not is_mark(dep)}
-            same = set(map(id, other.behind))
-            for piece in one.behind:
-                if piece.parent is not None and id(piece.source.owner) in others and id(piece) not in same:
-                    self._note_owner(piece.source.owner, "paired")
+            self._pair(one, other, summed=summed)
         if summed and not (left.behind and right.behind):  # parts of what was lost sight of
             for dep in left.deps & right.deps:
                 if not is_mark(dep):
                     self._note_owner(dep.module, "paired")
         if summed and not (left.soft or right.soft):
             self.compare(left.deps, right.deps)
+
+    def _pair(self, one: Flow, other: Flow, *, summed: bool) -> None:
+        """Note the parts of projections in a factor that meet other parts of the same, or that are gates."""
+        others = {id(dep.module) for dep in other.deps if not is_mark(dep)}
+        same = set(map(id, other.behind))
+        for piece in one.behind:
+            if piece.parent is None:
+                continue
+            if id(piece.source.owner) in others and id(piece) not in same:
+                self._note_owner(piece.source.owner, "paired")
+            if not summed and other.deps and is_bounded(piece):
+                self._gate(piece)
+
+    def _gate(self, piece: Piece) -> None:
+        """Note a bounded part that multiplies an activation, where another part of the same does so, too: gates."""
+        gates = self.gating.setdefault(id(piece.source.owner), set())
+        gates.add(piece.rows)
+        if len(gates) > 1:
+            self._note_owner(piece.source.owner, "gating")
 
     def compare(self, left: frozenset[Any], right: frozenset[Any]) -> None:
         """Note that the outputs of different layers are compared, unless one of them is made of the other.
@@ -247,70 +252,6 @@ class Trace:
             self.scored |= deps
         found = deps_of(values)
         return Flow(frozenset(dep for dep in found if not is_mark(dep)) or found)
-
-    def expect(self, value: Any, width: int | None) -> None:
-        """Note that a layer takes an activation of so many features.
-
-        Args:
-            value: what it is given.
-            width: what it takes; None where that is not known.
-        """
-        for flow in (value, *value.terms) if isinstance(value, Flow) and width is not None else ():
-            if flow.piece is not None and not _may_fit(flow, width or 0):
-                self.misfits.add(id(flow.piece.source.owner))
-            elif flow.piece is not None and flow.piece.parent is not None:
-                self.fits.add(id(flow.piece.source.owner))
-
-    def count(self, parts: list[Any], names: int, starred: int | None) -> None:
-        """Note that parts of one thing are more or fewer than the names that they are assigned to: the rank is wrong.
-
-        Args:
-            parts: what is assigned.
-            names: how many there are.
-            starred: position of the name that takes several, if any.
-        """
-        owners = {
-            id(part.piece.source.owner) for part in parts if isinstance(part, Flow) and part.piece is not None
-        }
-        if starred is None and len(parts) != names and len(owners) == 1:
-            self.misfits |= owners
-
-    def part(self, whole: Flow, parts: list[Flow]) -> None:
-        """Note parts of an activation that hold all of its features: they are positions.
-
-        Args:
-            whole: the activation.
-            parts: what it was cut into.
-        """
-        if whole.piece is not None and len(parts) > 1 and all(part.piece is whole.piece for part in parts):
-            self.along.add(id(whole.piece.source.owner))
-
-    def go_through(self, items: list[Any]) -> None:
-        """Note parts of one thing that a loop goes through: it does the same with all of them.
-
-        Args:
-            items: what the loop sees.
-        """
-        pieces = [flow.piece for item in items for flow in flows_of(item) if flow.piece is not None]
-        parents = {id(piece.parent) for piece in pieces if piece.parent is not None}
-        if len(pieces) > 1 and len(parents) == 1:
-            self.looped.add(id(pieces[0].source.owner))
-
-    def share(self, layer: nn.Module, value: Any) -> None:
-        """Note that a layer of which it is not known how many features it takes is given an activation.
-
-        Where it is given several parts of one, these are positions rather than features: the rank is wrong.
-
-        Args:
-            layer: the layer.
-            value: what it is given.
-        """
-        piece = value.piece if isinstance(value, Flow) else None
-        if piece is None or piece.parent is None or all(param.dim() < 2 for param in layer.parameters()):
-            return
-        before = self.given.setdefault((id(layer), id(piece.parent)), piece)
-        if before is not piece:
-            self.misfits.add(id(piece.source.owner))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""
@@ -353,14 +294,3 @@ class Trace:
     def unknown(self, *values: Any) -> Flow:
         """Return what is left to say about a mix of values: what it depends on."""
         return Flow(deps_of(values))
-
-
-def _may_fit(flow: Flow, width: int) -> bool:
-    """False where the rows of an activation lie along its last axis, and are more or fewer than a layer takes."""
-    tensor = flow.tensor
-    if tensor is None or not tensor.dim() or not tensor.numel():
-        return True
-    size = tensor.shape[-1]
-    if flow.reshaped and tensor.dim() > 1 and size < width and width % size == 0:
-        return True  # features of several positions, of whose number another one stands in
-    return size == width or (tensor.dim() > 1 and len(tensor.reshape(-1, size)[0].unique()) < size)

@@ -249,9 +249,9 @@ class Use:
             (a kernel that is scaled, for each sample), `returned`, `padded` (the result of its product), `attending`
             (that goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing`
             (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply
-            each other), `rectified` (a ReLU or the like is taken of what its product makes), `softened` (a softmax is
-            taken of it), `measured` (its largest entry or norm scales something), `row` (one row of it meets an
-            activation) or `passed` (to something that cannot be read).
+            each other), `gating` (several bounded parts of that multiply others), `rectified` (a ReLU or the like is
+            taken of it), `softened` (a softmax is taken of it), `measured` (its largest entry or norm scales what it
+            meets), `row` (one row of it meets an activation) or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

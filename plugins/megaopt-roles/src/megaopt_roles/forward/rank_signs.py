@@ -1,0 +1,108 @@
+"""Signs that an evaluation took activations to have a wrong number of dimensions, or the right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field
+from torch import nn
+
+from megaopt_roles.forward.values import Flow, Piece, flows_of
+
+__all__ = ["RankSigns"]
+
+
+@define(eq=False)
+class RankSigns:
+    """What one evaluation has seen that tells features from positions.
+
+    Args:
+        misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
+        failed: features could not be given another shape: the rank may be wrong.
+        along: owners, by identity, of what was cut into positions that hold all features.
+        looped: owners, by identity, of features through parts of which a loop goes.
+        fits: owners, by identity, of features of which a layer takes a part.
+        given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
+    """
+
+    misfits: set[int] = field(factory=set)
+    failed: bool = False
+    along: set[int] = field(factory=set)
+    looped: set[int] = field(factory=set)
+    fits: set[int] = field(factory=set)
+    given: dict[tuple[int, int], Piece] = field(factory=dict)
+
+    def expect(self, value: Any, width: int | None) -> None:
+        """Note that a layer takes an activation of so many features.
+
+        Args:
+            value: what it is given.
+            width: what it takes; None where that is not known.
+        """
+        for flow in (value, *value.terms) if isinstance(value, Flow) and width is not None else ():
+            if flow.piece is not None and not _may_fit(flow, width or 0):
+                self.misfits.add(id(flow.piece.source.owner))
+            elif flow.piece is not None and flow.piece.parent is not None:
+                self.fits.add(id(flow.piece.source.owner))
+
+    def count(self, parts: list[Any], names: int, starred: int | None) -> None:
+        """Note that parts of one thing are more or fewer than the names that they are assigned to: the rank is wrong.
+
+        Args:
+            parts: what is assigned.
+            names: how many there are.
+            starred: position of the name that takes several, if any.
+        """
+        owners = {
+            id(part.piece.source.owner) for part in parts if isinstance(part, Flow) and part.piece is not None
+        }
+        if starred is None and len(parts) != names and len(owners) == 1:
+            self.misfits |= owners
+
+    def part(self, whole: Flow, parts: list[Flow]) -> None:
+        """Note parts of an activation that hold all of its features: they are positions.
+
+        Args:
+            whole: the activation.
+            parts: what it was cut into.
+        """
+        if whole.piece is not None and len(parts) > 1 and all(part.piece is whole.piece for part in parts):
+            self.along.add(id(whole.piece.source.owner))
+
+    def go_through(self, items: list[Any]) -> None:
+        """Note parts of one thing that a loop goes through: it does the same with all of them.
+
+        Args:
+            items: what the loop sees.
+        """
+        pieces = [flow.piece for item in items for flow in flows_of(item) if flow.piece is not None]
+        parents = {id(piece.parent) for piece in pieces if piece.parent is not None}
+        if len(pieces) > 1 and len(parents) == 1:
+            self.looped.add(id(pieces[0].source.owner))
+
+    def share(self, layer: nn.Module, value: Any) -> None:
+        """Note that a layer of which it is not known how many features it takes is given an activation.
+
+        Where it is given several parts of one, these are positions rather than features: the rank is wrong.
+
+        Args:
+            layer: the layer.
+            value: what it is given.
+        """
+        piece = value.piece if isinstance(value, Flow) else None
+        if piece is None or piece.parent is None or all(param.dim() < 2 for param in layer.parameters()):
+            return
+        before = self.given.setdefault((id(layer), id(piece.parent)), piece)
+        if before is not piece:
+            self.misfits.add(id(piece.source.owner))
+
+
+def _may_fit(flow: Flow, width: int) -> bool:
+    """False where the rows of an activation lie along its last axis, and are more or fewer than a layer takes."""
+    tensor = flow.tensor
+    if tensor is None or not tensor.dim() or not tensor.numel():
+        return True
+    size = tensor.shape[-1]
+    if flow.reshaped and tensor.dim() > 1 and size < width and width % size == 0:
+        return True  # features of several positions, of whose number another one stands in
+    return size == width or (tensor.dim() > 1 and len(tensor.reshape(-1, size)[0].unique()) < size)

@@ -57,7 +57,16 @@ HIDDEN_WIDTH = {  # heads as wide as the model: how more is made, what is return
         "return self.loss(self.o(h), y)",
         Doubt.NONE,
     ),
-    "a regression": ("", "return F.mse_loss(self.o(h), y)", Doubt.ROLE),
+    "a regression": ("", "return F.mse_loss(self.o(h), y)", Doubt.NONE),
+    "a regression by hand": ("", "return ((self.o(h) - y) ** 2).mean()", Doubt.NONE),
+    "an error of size": ("", "return torch.abs(y - self.o(h)).sum()", Doubt.NONE),
+    "an error times itself": ("", "d = self.o(h).sub(y)\nreturn (d * d).mean()", Doubt.NONE),
+    "a power of an error": ("", "return (self.o(h) - y).pow(2).mean()", Doubt.NONE),
+    "what two layers make": (
+        "self.k = nn.Linear(8, 8)",
+        "return ((self.o(h) - self.k(y)) ** 2).mean()",
+        Doubt.ROLE,
+    ),
     "a contrast": (
         "self.k = nn.Linear(8, 8)",
         "return F.cross_entropy(self.o(h) @ self.k(y).T, torch.arange(4))",
@@ -83,7 +92,7 @@ HIDDEN_WIDTH = {  # heads as wide as the model: how more is made, what is return
 
 @pytest.mark.parametrize("case", HIDDEN_WIDTH)
 def test_a_head_as_wide_as_the_model(generated_models, case):
-    """A loss of classes, or a head beside it, tells that it is one; its width alone leaves that open."""
+    """A loss, or a head beside it, tells that it is one; its width alone leaves that open."""
     made, result, doubt = HIDDEN_WIDTH[case]
     found = roles_of(generated_models, BODY + made, FEATURES + result)
     head = found["o.weight"]
@@ -91,6 +100,37 @@ def test_a_head_as_wide_as_the_model(generated_models, case):
     assert doubt is Doubt.ROLE or head.role is Role.OUTPUT
     for name in ("up.weight", "down.weight"):
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
+
+
+class Denoiser(nn.Module):
+    """Layers of one width, of whose output a loss is made by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.o = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        noise = torch.randn_like(x)
+        return (self.o(self.b(self.a(x + noise).relu()).relu()) - noise).square().mean()
+
+
+class Adding(Denoiser):
+    """The last layer adds to a stream."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        h = self.a(x)
+        h = h + self.o(self.b(h).relu())
+        return (h - x).square().mean()
+
+
+@pytest.mark.parametrize(("model", "role"), [(Denoiser(), Role.OUTPUT), (Adding(), Role.MATRIX)])
+def test_what_a_loss_by_hand_takes_is_a_head(model: Denoiser, role: Role) -> None:
+    """In a model of one width, too; a stream that several layers added to is none of its layers' prediction."""
+    found = infer_roles(model)
+    assert found["o.weight"].role is role
+    assert [found[f"{name}.weight"].role for name in "ab"] == [Role.MATRIX] * 2
 
 
 class OwnNorm(nn.Module):

@@ -19,7 +19,7 @@ __all__ = ["Closure", "Frame", "OperatorEvaluator"]
 
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
-    ast.Sub: ("+", operator.sub),
+    ast.Sub: ("-", operator.sub),
     ast.Mult: ("*", operator.mul),
     ast.Div: ("*", operator.truediv),
     ast.FloorDiv: ("*", operator.floordiv),
@@ -126,6 +126,8 @@ class OperatorEvaluator(ABC):
             if any(is_abstract(value) for value in (left, right)):
                 return self.trace.unknown(left, right)
         elif is_abstract(left) or is_abstract(right):
+            if kind is ast.Pow:
+                self.trace.square(left)
             return ops.arithmetic(self.trace, symbol, left, right)
         if not (quiet.is_plain(left) and quiet.is_plain(right)):
             return Flow()

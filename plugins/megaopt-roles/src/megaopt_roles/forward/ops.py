@@ -24,7 +24,7 @@ from megaopt_roles.forward.op_names import (
     SUMS,
 )
 from megaopt_roles.forward.rows import bound, lies_along, merge
-from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.trace import Trace, error_of
 from megaopt_roles.forward.values import ARGUMENT, JOINED, Flow, Use, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weight_forms import join
 
@@ -59,7 +59,7 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     if name in JOINS:
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
-        return _mixed(trace, "+" if name in SUMS else "*", args, kwargs)
+        return _mixed(trace, _symbol(name), args, kwargs)
     if name in ("sum", "mean") and args and isinstance(args[0], Flow) and args[0].factors:
         trace.compare(*args[0].factors)
     if name in KEEPS_SHAPE and args:
@@ -68,12 +68,20 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     return _anything(trace, name, args, kwargs)
 
 
+def _symbol(name: str) -> str:
+    if name in PRODUCTS:
+        return "*"
+    return "-" if "sub" in name else "+"
+
+
 def _note_activation(trace: Trace, name: str, value: Any) -> None:
     """Note what a sigmoid, a ReLU or the like is taken of."""
     if name in BOUNDED:
         bound(flows_of(value))
     elif name in RECTIFIES:
         trace.rectify(flows_of(value))
+    elif name in ("pow", "square", "abs"):
+        trace.square(value)
 
 
 def _mixed(trace: Trace, symbol: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +97,7 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
 
     Args:
         trace: where uses are noted.
-        symbol: `+` stands for every sum and difference, `*` for every product and quotient, `@` for the product
+        symbol: `+` stands for every sum, `-` for a difference, `*` for every product and quotient, `@` for the product
             of matrices, `?` for comparisons.
         left: an operand.
         right: the other.
@@ -103,19 +111,28 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if isinstance(right, Weight):
         return _with_weight(trace, symbol, right, left)
     if isinstance(left, Flow) and isinstance(right, Flow):
-        if symbol == "*":
-            trace.multiply(left, right, summed=False)
-        result = _of_two(left, right)
-        if symbol == "*" and not (left.soft or right.soft):
-            apart = left.picked and right.picked and left is not right  # else a square, or an entropy
-            alike = left.deps == right.deps
-            factors = () if alike and not apart else (left.deps, right.deps)
-            return evolve(result, factors=factors, picked=apart)
-        return _added(result, left, right) if symbol == "+" else result
+        return _of_activations(trace, symbol, left, right)
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
         return trace.unknown(left, right)
     return Flow(flow.deps, flow.tensor, flow.piece, one_hot=flow.one_hot)
+
+
+def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
+    """Return `left symbol right` of two activations."""
+    if symbol == "*":
+        trace.multiply(left, right, summed=False)
+    result = _of_two(left, right)
+    if left is right:
+        trace.square(left)
+    if symbol == "*" and not (left.soft or right.soft):
+        apart = left.picked and right.picked and left is not right  # else a square, or an entropy
+        alike = left.deps == right.deps
+        factors = () if alike and not apart else (left.deps, right.deps)
+        return evolve(result, factors=factors, picked=apart)
+    if symbol == "-":
+        result = evolve(result, error=error_of(left.deps, right.deps))
+    return _added(result, left, right) if symbol in ("+", "-") else result
 
 
 def _added(total: Flow, left: Flow, right: Flow) -> Flow:

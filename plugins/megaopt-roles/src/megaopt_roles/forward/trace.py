@@ -24,7 +24,7 @@ from megaopt_roles.forward.values import (
     weights_of,
 )
 
-__all__ = ["BATCH", "BudgetExceededError", "Trace"]
+__all__ = ["BATCH", "BudgetExceededError", "Trace", "error_of"]
 
 BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
@@ -250,8 +250,21 @@ class Trace(RankSigns):
         deps = deps_of(values[:1])
         if classes and len(deps) == 1 and not any(map(is_mark, deps)):
             self.scored |= deps
+        elif not classes:
+            self.scored |= (
+                error_of(*(deps_of(value) for value in values[:2])) if len(values) > 1 else deps_of(())
+            )
         found = deps_of(values)
         return Flow(frozenset(dep for dep in found if not is_mark(dep)) or found)
+
+    def square(self, value: Any) -> None:
+        """Note the prediction in an error that is squared, or whose size is taken: that is a loss.
+
+        Args:
+            value: any value.
+        """
+        if isinstance(value, Flow):
+            self.scored |= value.error
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""
@@ -294,3 +307,14 @@ class Trace(RankSigns):
     def unknown(self, *values: Any) -> Flow:
         """Return what is left to say about a mix of values: what it depends on."""
         return Flow(deps_of(values))
+
+
+def error_of(left: frozenset[Any], right: frozenset[Any]) -> frozenset[Any]:
+    """Return the prediction in a difference of what one layer made and what was given; else nothing.
+
+    Args:
+        left: what one of them depends on.
+        right: what the other depends on.
+    """
+    made = [deps for deps in (left, right) if not all(map(is_mark, deps))]
+    return made[0] if len(made) == 1 == len(made[0]) else frozenset()

@@ -170,6 +170,8 @@ class Flow:
     """Rows of it were picked, by an index that was given."""
     held: tuple[frozenset[Any], ...] = ()
     """What each item depends on of an object, or of several values that may be returned: they are no sum."""
+    error: frozenset[Any] = frozenset()
+    """What a layer made, on which it depends, less what was given: where it is squared, that was a prediction."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
 

@@ -21,6 +21,7 @@ __all__ = [
     "gradients",
     "multi_head_attention",
     "note_attention",
+    "note_ranks",
     "pad",
     "pool",
     "rank",
@@ -59,7 +60,20 @@ def rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow
     """Return the values that are ranked, and their positions, through which no gradient flows."""
     trace.use_all(weights_of((args, kwargs)), "elementwise")
     values = trace.unknown(args, kwargs)
+    note_ranks(trace, values)
     return [values, Flow(frozenset({ARGUMENT}) if values.deps else values.deps)]
+
+
+def note_ranks(trace: Trace, values: Any) -> None:
+    """Note stacks of weights whose products are ranked: of keys that are compared, the best ones are looked up.
+
+    Args:
+        trace: where it is noted.
+        values: what is ranked.
+    """
+    for dep in deps_of(values):
+        if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter) and dep.module.dim() > 2:
+            trace.uses.setdefault(id(dep.module), set()).add(Use("ranked"))
 
 
 def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

@@ -221,6 +221,8 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if name == "detach" and args and isinstance(args[0], Weight):
         return args[0]
     deps = deps_of((args, kwargs))
+    if name.startswith("arg"):
+        lookups.note_ranks(trace, args[:1])
     tensor = (
         args[0].tensor
         if args and isinstance(args[0], Flow) and name.startswith(("detach", "zeros_like"))

@@ -253,7 +253,8 @@ class Use:
             (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply
             each other), `gating` (several bounded parts of that multiply others), `rectified` (a ReLU or the like is
             taken of it), `softened` (a softmax is taken of it), `measured` (its largest entry or norm scales what it
-            meets), `row` (one row of it meets an activation) or `passed` (to something that cannot be read).
+            meets), `ranked` (what the product of a stack makes), `row` (one row of it meets an activation) or `passed`
+            (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

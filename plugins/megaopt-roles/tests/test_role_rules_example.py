@@ -219,6 +219,12 @@ KEPT = {  # how a model is made, its forward, a weight, and what the source alon
         "return self.h(y.view(2, 8, 4, 4))",
         "w",
     ),
+    "a stream of columns": (
+        "self.w, self.a = nn.Parameter(torch.zeros(8, 40)), nn.Parameter(torch.zeros(8, 6))\n"
+        "self.b = nn.Parameter(torch.zeros(40, 8))",
+        "h = self.a @ x[:, 0].T\nreturn (h + self.w @ (self.b @ h).relu()).T",
+        "w",
+    ),
     "a layer that makes weights": (
         "self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 24)\nself.c = nn.Linear(6, 8)",
         "return self.c(x).relu() @ self.b(self.a(x[:, 0]).relu()).view(-1, 8, 3)",

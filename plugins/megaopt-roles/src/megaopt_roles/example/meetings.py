@@ -228,6 +228,9 @@ class Meetings(TorchDispatchMode):
             return _State(flow=flow, one_hot=True)
         if name == "add" and len(flows) == 2 and flows[0] != flows[1]:
             self.hidden.add(made[0].shape[-1])  # a stream, and what adds to it
+            self.hidden |= self._widths(flows[0]) & self._widths(
+                flows[1]
+            )  # whose features may lie in any axis
         gains = [key for key in weights if self._shapes[key].numel() > 1]
         for key in gains:
             self.by_param[key].kinds.add("elementwise")
@@ -238,6 +241,10 @@ class Meetings(TorchDispatchMode):
         picked = all(state.picked for state in states)
         factors = frozenset[int]() if soft else self._compare(name, states, picked=picked)
         return _State(flow=flow, soft=soft, picked=picked, factors=factors)
+
+    def _widths(self, flow: Iterable[int]) -> set[int]:
+        """Return how many features the last products on the way return."""
+        return set[int]().union(*(self.by_param[key].widths for key in flow))
 
     def _compare(self, name: str, states: Sequence[_State], *, picked: bool) -> frozenset[int]:
         """Note a sum over entries of a product of outputs; return the products behind two that are multiplied now.

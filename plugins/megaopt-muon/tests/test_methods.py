@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from megaopt_muon.choice.step_cost import step_cost
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.newton_schulz import iteration as newton_schulz
+from megaopt_muon.notes import param_notes
 from megaopt_muon.products import precision
 
 from megaopt_core import build_optimizer
 from megaopt_core.cli import main
 from megaopt_core.errors import CheckpointMismatchError, ConfigurationError
-from megaopt_core.params import Granularity, MatrixView, ParamSpec
+from megaopt_core.params import Granularity, MatrixView, ParamInfo, ParamSpec, Role
 
 pytestmark = pytest.mark.any_python
 
@@ -207,6 +209,62 @@ def test_a_resume_takes_the_plan_of_the_checkpoint(monkeypatch, plan):
     stepped(after, resumed, grads[2:])
     assert after.param_groups[0]["ns_plan"] == plan
     assert torch.equal(resumed, straight)
+
+
+@pytest.mark.usefixtures("no_file")
+@pytest.mark.parametrize("bfloat16", [True, False])
+@pytest.mark.parametrize("precision_asked", ["medium", "highest"])
+@pytest.mark.parametrize(("stored", "forced"), [("gram", "standard"), ("standard", "gram")])
+def test_a_forced_method_wins_over_a_stored_plan(
+    monkeypatch: pytest.MonkeyPatch, bfloat16: bool, precision_asked: str, stored: str, forced: str
+) -> None:
+    """A resume iterates as if there were no plan; plan and report say how, and one warning says what has changed."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: bfloat16)
+    told = {"standard": "plain", "gram": "gram"}
+    generator = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(256, 512, generator=generator), torch.randn(2, 256, 512, generator=generator)
+    results = []
+    saved = torch.nn.Parameter(start.clone())
+    before = TensorParallelMuon([saved], ns_method=stored, fp32_matmul_prec=precision_asked)
+    saved.grad = grads[0].clone()
+    before.step()
+    for text in (f"256x512:{told[stored]} 256x768:{told[stored]}", ""):
+        param = torch.nn.Parameter(saved.detach().clone())
+        param.param_info = ParamInfo("w", Role.MATRIX, MatrixView())  # type: ignore[attr-defined]
+        after = TensorParallelMuon([param], ns_method=forced, fp32_matmul_prec=precision_asked)
+        state = copy.deepcopy(before.state_dict())
+        state["param_groups"][0]["ns_plan"] = text
+        after.load_state_dict(state)
+        param.grad = grads[1].clone()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            after.step()
+            after.step()
+        method = told[forced]
+        assert [str(warning.message) for warning in caught] == [
+            f"muon_ns_method={forced!r} takes the place of the stored ns_plan: 256x512:{method} 256x768:{method}, not "
+            f"{text}"
+        ] * bool(text)
+        assert "256x512:" + method in after.param_groups[0]["ns_plan"].split()
+        assert "256x768:" + told[stored] not in after.param_groups[0]["ns_plan"]
+        assert param_notes(after) == {"w": method}
+        results.append(param)
+    assert torch.equal(*results)
+
+
+@pytest.mark.usefixtures("in_bfloat16", "no_file")
+def test_the_report_of_a_forced_method_is_right_before_the_next_step() -> None:
+    """What a load brought is not told of a matrix that will be iterated otherwise."""
+    param = torch.nn.Parameter(torch.ones(256, 512))
+    param.param_info = ParamInfo("w", Role.MATRIX, MatrixView())  # type: ignore[attr-defined]
+    optimizer = TensorParallelMuon([param], ns_method="standard")
+    param.grad = torch.ones(256, 512)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["param_groups"][0]["ns_plan"] = "256x512:gram"
+    optimizer.load_state_dict(state)
+    with pytest.warns(UserWarning, match="takes the place of the stored ns_plan"):
+        assert param_notes(optimizer) == {"w": "plain"}
 
 
 def test_what_is_stored_is_read(file, monkeypatch):

@@ -10,6 +10,7 @@ from megaopt_muon.choice.methods import parsed_plan
 if TYPE_CHECKING:
     import torch
 
+    from megaopt_muon.choice.books import GroupBooks
     from megaopt_muon.pieces.plans import MatrixPlan
 
 __all__ = ["param_notes"]
@@ -25,12 +26,13 @@ def param_notes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     plans: Mapping[str, MatrixPlan] = optimizer.known_plans  # type: ignore[attr-defined] # the entry pairs them
     # A method that was asked for is told of every matrix, also where it does not pay and another is taken.
     otherwise = None if optimizer.newton_schulz.method == "auto" else "plain"  # type: ignore[attr-defined]
+    books: GroupBooks = optimizer.books  # type: ignore[attr-defined]
     groups = ((param, group) for group in optimizer.param_groups for param in group["params"])
     for param, group in groups:
         info = getattr(param, "param_info", None)
         plan = None if info is None else plans.get(info.name)
         if info is not None and plan is not None:
-            found[info.name] = "; ".join(_notes(plan, parsed_plan(group["ns_plan"]), otherwise))
+            found[info.name] = "; ".join(_notes(plan, parsed_plan(books.of(group).text), otherwise))
     return {name: note for name, note in found.items() if note}
 
 

@@ -41,18 +41,19 @@ class GroupBooks:
         parsed_plan(text)  # an error in it is the constructor's
 
     def of(self, group: dict[str, Any]) -> MethodBook:
-        """Return the methods of a group: those that it says, which a checkpoint may have brought.
+        """Return the methods of a group: those that it says, which a checkpoint may have brought, or the forced one.
 
         Args:
-            group: a parameter group.
+            group: a parameter group, which says afterwards what is done.
         """
         text = group["ns_plan"]
         known = self._books.get(id(group))
         if known is None or known.text != text:
             ns, params = self._ns, group["params"]
-            narrow = bool(params) and _is_narrow(ns, params[0])
-            known = MethodBook(ns.method, ns.coefficients, text, self._rates, narrow=narrow)
+            narrow, relaxed = _narrow_and_relaxed(ns, params[0]) if params else (False, False)
+            known = MethodBook(ns.method, ns.coefficients, text, self._rates, narrow=narrow, relaxed=relaxed)
             self._books[id(group)] = known
+            group["ns_plan"] = known.text
         return known
 
     def agree(self, pg_collection: ProcessGroupCollection) -> None:
@@ -70,5 +71,7 @@ class GroupBooks:
             self._books.clear()
 
 
-def _is_narrow(ns: NewtonSchulz, param: torch.Tensor) -> bool:
-    return is_narrow(compute_dtype(ns.precision, param.dtype, param.device), param.device)
+def _narrow_and_relaxed(ns: NewtonSchulz, param: torch.Tensor) -> tuple[bool, bool]:
+    """Return whether matrices go in whole products of 16 bits, and whether float32 stands in for bfloat16."""
+    dtype = compute_dtype(ns.precision, param.dtype, param.device)
+    return is_narrow(dtype, param.device), ns.stands_in(dtype)

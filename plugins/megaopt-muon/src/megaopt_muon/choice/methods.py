@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.choice.calibration import current_rates
-from megaopt_muon.choice.schedule import Spectrum, plan_blocks, whole_runs
+from megaopt_muon.choice.schedule import Spectrum, longest_blocks, plan_blocks, whole_runs
 
 if TYPE_CHECKING:
     from megaopt_muon.choice.rates import Rates
@@ -59,7 +59,8 @@ def choose_method(
 class MethodBook:
     """The methods of all shapes of one group.
 
-    Matrices of 16 bits on a processor are decided by rates, all others by counting operations.
+    Matrices of 16 bits on a processor are decided by rates, all others by counting operations. What is already chosen
+    stays under `"auto"`; a method that the user forces takes its place, with a warning where it is another.
 
     Args:
         method: what the user asks for.
@@ -67,6 +68,7 @@ class MethodBook:
         text: methods that are already chosen, as :attr:`text` writes them.
         rates: of operations on matrices of so many rows.
         narrow: the group's matrices are of 16 bits, on a processor.
+        relaxed: float32 stands in for bfloat16.
 
     Example:
         >>> book = MethodBook("auto", ((3.4445, -4.775, 2.0315),) * 5, "512x4096:gram")
@@ -82,15 +84,39 @@ class MethodBook:
         rates: Callable[[int], Rates] = current_rates,
         *,
         narrow: bool = True,
+        relaxed: bool = False,
     ) -> None:
         self._method = method
         self._rates = rates
         self._coefficients = coefficients
         self._chosen = parsed_plan(text)
         self._tried: set[tuple[int, int]] = set()
+        if method != "auto":
+            self._force(narrow=narrow, relaxed=relaxed)
+            return
         for shape, name in list(self._chosen.items()):
             if narrow and name == "gram" and whole_runs(coefficients) == (1,) * len(coefficients):
                 self._give_up(shape)
+
+    def _force(self, *, narrow: bool, relaxed: bool) -> None:
+        """Put the method that the user forces in the place of all that are stored."""
+        stored, coefficients = dict(self._chosen), self._coefficients
+        dtype = torch.float32 if relaxed else torch.bfloat16
+        # Whether any steps are run together does not depend on the singular values.
+        blocks = longest_blocks(coefficients, dtype, Spectrum.UNKNOWN, relaxed=relaxed)
+        runs = self._method == "gram" and set(blocks) != {1}
+        for shape in stored:
+            if narrow:
+                self._chosen[shape] = choose_method(self._method, coefficients, *shape, self._rates)
+            else:
+                self._chosen[shape] = "gram" if runs else "plain"
+        changed = {shape: name for shape, name in stored.items() if name != self._chosen[shape]}
+        if changed:
+            now, before = _written(self._chosen, changed), _written(changed)
+            warnings.warn(
+                f"muon_ns_method={self._method!r} takes the place of the stored ns_plan: {now}, not {before}",
+                stacklevel=4,
+            )
 
     def _give_up(self, shape: tuple[int, int]) -> None:
         """Say that a stored plan cannot run, and go step by step."""
@@ -137,13 +163,14 @@ class MethodBook:
         shape = small, large
         if shape not in self._tried:
             self._tried.add(shape)
-            stored = self._chosen.get(shape)
-            method = {"plain": "standard", "gram": "runs"}.get(stored or "", self._method)
+            stored, method = self._chosen.get(shape), self._method
+            if method == "auto":
+                method = {"plain": "standard", "gram": "runs"}.get(stored or "", method)
             blocks = plan_blocks(method, self._coefficients, *shape, device, dtype, best, relaxed=relaxed)
             single = set(blocks) == {1}
-            if stored == "gram" and single and self._method != "gram":
+            if stored == "gram" and single and self._method == "auto":
                 self._give_up(shape)
-            self._chosen.setdefault(shape, "plain" if single else "gram")
+            self._chosen[shape] = "plain" if single else "gram"
         if self._method != "auto":
             return self._method
         return "standard" if self._chosen[shape] == "plain" else "runs"
@@ -202,8 +229,9 @@ def joined_plans(texts: Sequence[str]) -> str:
     return _written({shape: name for text in reversed(texts) for shape, name in parsed_plan(text).items()})
 
 
-def _written(chosen: Mapping[tuple[int, int], str]) -> str:
-    return " ".join(f"{small}x{large}:{name}" for (small, large), name in sorted(chosen.items()))
+def _written(chosen: Mapping[tuple[int, int], str], shapes: Collection[tuple[int, int]] | None = None) -> str:
+    shapes = chosen if shapes is None else shapes
+    return " ".join(f"{small}x{large}:{chosen[small, large]}" for small, large in sorted(shapes))
 
 
 def is_narrow(dtype: torch.dtype, device: torch.device) -> bool:

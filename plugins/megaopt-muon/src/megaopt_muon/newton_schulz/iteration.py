@@ -234,8 +234,7 @@ class NewtonSchulz:
         if reduce is not None:
             reduce(gram.values)
         # Long runs also enlarge what sums over ranks round differently.
-        stands_in = self.precision == "medium" and x.dtype.itemsize > 2 and reduce is None
-        relaxed = stands_in and are_measured(self.coefficients)
+        relaxed = reduce is None and self.stands_in(x.dtype)
         method, done = self.method, 0
         if book is not None:
             known = x.dim() == 2 and x.device.type == "cpu" and reduce is None
@@ -261,6 +260,14 @@ class NewtonSchulz:
             x, other = scaled_product(q, m, x, tall=tall, out=other), x
             done += length
         return x
+
+    def stands_in(self, dtype: torch.dtype) -> bool:
+        """Return whether a dtype stands in for bfloat16, with coefficients for which long runs there were measured.
+
+        Args:
+            dtype: that is computed in.
+        """
+        return self.precision == "medium" and dtype.itemsize > 2 and are_measured(self.coefficients)
 
     def _plain_step(self, gram: SymmetricMatrix, a: float, b: float, c: float) -> tuple[float, torch.Tensor]:
         """Return `a` and `b A + c A^2`."""

@@ -15,7 +15,7 @@ from megaopt_muon.scale import get_muon_scale_factor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from megaopt_core.params import ParamInfo
+    from megaopt_core.params import MatrixView, ParamInfo
 
 __all__ = ["Planner", "stand_in"]
 
@@ -75,6 +75,23 @@ class Planner:
         self._whole[info.name] = (info, plan)
         return plan
 
+    def view(self, param: torch.Tensor) -> MatrixView:
+        """Return how a parameter is taken apart.
+
+        Args:
+            param: the tensor that is stepped.
+
+        Raises:
+            ViewError: the parameter is no matrix, or is fused and nobody says how.
+        """
+        return view_of(
+            param,
+            split=self.split,
+            split_qkv=self.split_qkv,
+            is_qkv_fn=self.is_qkv_fn,
+            qkv_split_shapes=self.qkv_split_shapes,
+        )
+
     @property
     def known(self) -> dict[str, MatrixPlan]:
         """What is done with each named parameter, as far as it was stepped."""
@@ -103,14 +120,7 @@ class Planner:
         return get_muon_scale_factor(rows, columns, self.scale_mode) * self.extra_scale_factor
 
     def _planned(self, param: torch.Tensor, group: ProcessGroup | None) -> MatrixPlan:
-        view = view_of(
-            param,
-            split=self.split,
-            split_qkv=self.split_qkv,
-            is_qkv_fn=self.is_qkv_fn,
-            qkv_split_shapes=self.qkv_split_shapes,
-        )
-        return plan_parameter(param, view, group, self.tp_mode, self.scale)
+        return plan_parameter(param, self.view(param), group, self.tp_mode, self.scale)
 
 
 def stand_in(update: torch.Tensor, info: ParamInfo) -> torch.Tensor:

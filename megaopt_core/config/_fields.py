@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define, fields, frozen
-from attrs.validators import and_, optional
+from attrs import define, evolve, fields, frozen
+from attrs.validators import optional
 
 from megaopt_core.config._dtypes import FLOAT_DTYPES, STATE_DTYPES, shown
 from megaopt_core.config._validators import (
+    AT_LEAST_ZERO,
     FP32_SCALE,
     FRACTION,
     FUNCTION_OR_NONE,
@@ -33,7 +34,7 @@ from megaopt_core.registry._catalogue import DEFAULT_OPTIMIZER
 
 __all__ = ["AWARE_DTYPES", "CORE_FIELD_NAMES", "CoreFieldInfo", "CoreFields", "core_field_info"]
 
-_SCALE = and_(positive(), FP32_SCALE)
+_SCALE = evolve(positive(), then=FP32_SCALE)
 
 _NO_FP8 = "megaopt does not train with fp8 parameters"
 
@@ -77,7 +78,7 @@ class CoreFields:
         "Decay the layer norms of queries and keys too, which otherwise are not, like all vectors.",
     )
     clip_grad: float = setting(
-        1.0, not_negative(), "Largest global L2 norm of the gradients; 0 does not clip."
+        1.0, AT_LEAST_ZERO, "Largest global L2 norm of the gradients; 0 does not clip."
     )
     grad_norm_skip_threshold: float = limit_setting(
         "Skip a step whose global gradient norm is above this, or NaN; `inf` skips none.",

@@ -134,7 +134,11 @@ def _number_in(value: Any) -> Any:
 
 
 def _by_rule(rule: Rule) -> Check:
-    return lambda value: None if rule.allows(_number_in(value)) else f"must be {rule.words}"
+    def check(value: Any) -> str | None:
+        allowed = rule.refusal(_number_in(value))
+        return None if allowed is None else f"must be {allowed}"
+
+    return check
 
 
 _not_negative = _by_rule(not_negative())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from megaopt_core.config._dtypes import dtype_name, parse_dtype, shown
 from megaopt_core.errors import ConfigurationError, UnsupportedSettingError
 
 __all__ = [
+    "AT_LEAST_ZERO",
     "FINITE",
     "FP32_SCALE",
     "FRACTION",
@@ -45,6 +47,7 @@ class Rule:
     Args:
         allows: whether a value is allowed.
         words: what is allowed.
+        then: the rule for values that this one allows; None: there is no other.
 
     Example:
         >>> between(0.0, 1.0).allows(1.0), between(0.0, 1.0).words
@@ -53,6 +56,21 @@ class Rule:
 
     allows: Callable[[Any], bool]
     words: str
+    then: Rule | None = None
+
+    def refusal(self, value: Any) -> str | None:
+        """Return what is allowed where a value is not; None where it is.
+
+        Args:
+            value: what was given.
+
+        Example:
+            >>> positive().refusal(0.0), positive().refusal(1e50), positive().refusal(0.5)
+            ('a number above 0', 'above 0 and finite in fp32', None)
+        """
+        if not self.allows(value):
+            return self.words
+        return None if self.then is None else self.then.refusal(value)
 
     def __call__(self, _: Any, attribute: Attribute[Any], value: Any) -> None:
         """Raise for a value that is not allowed.
@@ -64,9 +82,10 @@ class Rule:
         Raises:
             ConfigurationError: it is not allowed; the message names field, value and what is.
         """
-        if not self.allows(value):
+        allowed = self.refusal(value)
+        if allowed is not None:
             raise ConfigurationError(
-                f"{attribute.name}={shown(value)}: must be {self.words}", setting=attribute.name, value=value
+                f"{attribute.name}={shown(value)}: must be {allowed}", setting=attribute.name, value=value
             )
 
 
@@ -75,7 +94,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
+    """Return whether a value is a number that a float holds: whole ones may be larger."""
+    return _is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _is_scale(value: Any) -> bool:
@@ -92,9 +112,22 @@ FUNCTION_OR_NONE = Rule(lambda value: value is None or callable(value), "callabl
 FINITE = Rule(_is_finite, "a finite number")
 FRACTION = Rule(lambda value: _is_finite(value) and 0.0 <= value <= 1.0, "a number from 0 to 1")
 FP32_SCALE = Rule(_is_scale, "above 0 and finite in fp32, as 1 over it")
-_ABOVE_ZERO = Rule(lambda value: _is_finite(value) and value > 0, "a number above 0")
-_AT_LEAST_ZERO = Rule(lambda value: _is_finite(value) and value >= 0, "a number of at least 0")
-_LIMIT = Rule(lambda value: _is_number(value) and value > 0, "a number above 0, or inf")
+AT_LEAST_ZERO = Rule(lambda value: _is_finite(value) and value >= 0, "a number of at least 0")
+_FP32 = torch.finfo(torch.float32)
+_SMALLEST_FP32 = _FP32.tiny * _FP32.eps
+_ABOVE_ZERO = Rule(
+    lambda value: _is_finite(value) and value > 0,
+    "a number above 0",
+    Rule(lambda value: _SMALLEST_FP32 <= value <= _FP32.max, "above 0 and finite in fp32"),
+)
+_FACTOR = Rule(
+    AT_LEAST_ZERO.allows, AT_LEAST_ZERO.words, Rule(lambda value: value <= _FP32.max, "finite in fp32")
+)
+_LIMIT = Rule(
+    lambda value: _is_number(value) and value > 0 and (value == math.inf or _is_finite(value)),
+    "a number above 0, or inf",
+)
+_INT64 = Rule(lambda value: value <= torch.iinfo(torch.int64).max, "an integer of 64 bits")
 _BOOL = Rule(lambda value: isinstance(value, bool), "True or False")
 
 WHOLE_COUNT = and_(
@@ -125,13 +158,13 @@ def between(low: float, high: float) -> Rule:
 
 
 def positive() -> Rule:
-    """Return a validator for numbers above 0."""
+    """Return a validator for numbers above 0, in fp32 too: what is computed with would be 0 or infinite otherwise."""
     return _ABOVE_ZERO
 
 
 def not_negative() -> Rule:
-    """Return a validator for numbers of at least 0."""
-    return _AT_LEAST_ZERO
+    """Return a validator for numbers of at least 0, finite in fp32."""
+    return _FACTOR
 
 
 def whole_number(low: int = 0) -> Rule:
@@ -143,6 +176,7 @@ def whole_number(low: int = 0) -> Rule:
     return Rule(
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low,
         f"an integer of at least {low}",
+        _INT64,
     )
 
 

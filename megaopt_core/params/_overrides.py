@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
@@ -69,7 +69,7 @@ def _wrong_value(key: str, value: Any) -> str | None:
         return None if isinstance(value, str) and value else "must be the name of an optimizer"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "must be a number"
-    return None if math.isfinite(value) and value >= 0 else "must be finite and not negative"
+    return None if 0 <= value <= sys.float_info.max else "must be finite and not negative"
 
 
 def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -27,7 +27,8 @@ def check_number(name: str, value: Any, where: str = "") -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _refused(where, name, value, "must be a number")
-    if not (math.isfinite(value) and float(value) >= 0):
+    number: Any = value
+    if not 0 <= number <= sys.float_info.max:
         raise _refused(where, name, value, "must be finite and not negative")
 
 

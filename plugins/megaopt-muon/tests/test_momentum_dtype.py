@@ -19,7 +19,7 @@ def make(name: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Sequential, M
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 8, bias=False))
     optimizer = build_optimizer(
-        model, name, lr=0.02, weight_decay=0.0, clip_grad=0.0, overrides={}, muon_scalar_optimizer="sgd",
+        model, name, lr=0.02, weight_decay=0.0, clip_grad=0.0, overrides={},
         muon_fp32_matmul_prec="highest", use_precision_aware_optimizer=True, muon_momentum_dtype=dtype,
     )  # fmt: skip
     return model, optimizer

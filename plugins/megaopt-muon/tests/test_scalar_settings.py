@@ -101,3 +101,26 @@ def test_wrong_values_are_refused(value):
     """At construction, by name."""
     with pytest.raises(ConfigurationError, match="scalar_lr"):
         OptimizerConfig(optimizer="muon", lr=0.1, muon_scalar_lr=value)
+
+
+@pytest.mark.parametrize("value", ["x", "muon", "soap", "sgd", "", 5, None])
+def test_another_scalar_optimizer_is_refused(value: object) -> None:
+    """By the setting, with what it may be."""
+    with pytest.raises(ConfigurationError, match=r"muon_scalar_optimizer=.*: must be one of 'adam', 'lion'"):
+        OptimizerConfig(optimizer="muon", lr=0.1, muon_scalar_optimizer=value)
+
+
+@pytest.mark.parametrize(("decay", "of"), [(1e308, 0.01), (1e30, 1e-300)])
+def test_a_weight_decay_that_no_number_multiplies_to_is_refused(decay: float, of: float) -> None:
+    """The error names the setting, not the multiple that becomes of it."""
+    with pytest.raises(ConfigurationError, match="muon_scalar_weight_decay="):
+        build_optimizer(Model(), "muon", lr=0.02, weight_decay=of, muon_scalar_weight_decay=decay)
+
+
+@pytest.mark.parametrize(
+    "name", ["muon_extra_scale_factor", "muon_eps", "muon_scalar_lr", "adaptive_muon_eps"]
+)
+def test_what_float32_does_not_hold_is_refused(name: str) -> None:
+    """It made weights infinite, or zero gradients not a number."""
+    with pytest.raises(ConfigurationError, match=rf"{name}=1e\+50: must be .*finite in fp32"):
+        OptimizerConfig(optimizer="muon", lr=0.1, **{name: 1e50})

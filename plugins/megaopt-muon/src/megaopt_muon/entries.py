@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,25 @@ def _scalar_override(config: OptimizerConfig) -> ParamGroupOverride:
                 setting="muon_scalar_weight_decay",
                 value=decay,
             )
-        override["wd_mult"] = decay / config.weight_decay
+        override["wd_mult"] = _multiple(decay, config.weight_decay)
     return override
+
+
+def _multiple(decay: float, of: float) -> float:
+    """Return a weight decay as a multiple of another one.
+
+    Raises:
+        ConfigurationError: no number is so large.
+    """
+    multiple = decay / of
+    if multiple > sys.float_info.max:
+        raise ConfigurationError(
+            f"muon_scalar_weight_decay={decay} with weight_decay={of}: it is kept as a multiple of weight_decay, "
+            "and no number is so large",
+            setting="muon_scalar_weight_decay",
+            value=decay,
+        )
+    return multiple
 
 
 def _muon_kwargs(

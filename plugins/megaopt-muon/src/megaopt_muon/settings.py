@@ -13,10 +13,19 @@ from megaopt_core.errors import ConfigurationError
 from megaopt_muon.coefficients import MOST_STEPS
 from megaopt_muon.scale import SCALE_MODES
 
-__all__ = ["MATMUL_PRECISIONS", "NS_METHODS", "SPLITS", "TP_MODES", "AdaptiveMuonSettings", "MuonSettings"]
+__all__ = [
+    "MATMUL_PRECISIONS",
+    "NS_METHODS",
+    "SCALAR_OPTIMIZERS",
+    "SPLITS",
+    "TP_MODES",
+    "AdaptiveMuonSettings",
+    "MuonSettings",
+]
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 NS_METHODS = ("auto", "standard", "gram")
+SCALAR_OPTIMIZERS = ("adam", "lion")
 SPLITS = ("fused", "per_head", "none")
 TP_MODES = ("blockwise", "duplicated", "distributed", "auto")
 
@@ -25,11 +34,6 @@ def _refuse(attribute: Attribute[Any], value: Any, allowed: str) -> Configuratio
     return ConfigurationError(
         f"{attribute.name}={value!r}: must be {allowed}", setting=attribute.name, value=value
     )
-
-
-def _optimizer_name(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise _refuse(attribute, value, "the name of an optimizer that steps element-wise: 'adam' or 'lion'")
 
 
 def _coefficient_types() -> tuple[str, ...]:
@@ -166,7 +170,7 @@ class MuonSettings:
     )
     scalar_optimizer: str = field(
         default="adam",
-        validator=_optimizer_name,
+        validator=one_of(SCALAR_OPTIMIZERS),
         metadata={"help": "optimizer of what is no hidden matrix (embeddings, biases, norms): adam or lion"},
     )
     scalar_lr: float | None = field(

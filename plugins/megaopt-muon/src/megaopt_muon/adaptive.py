@@ -10,6 +10,7 @@ from emerging_optimizers.orthogonalized_optimizers import AdaptiveMuon
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
+from megaopt_muon.arguments import as_float, validate_numbers
 from megaopt_muon.moments import MOMENTS, validate_moment2_method
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.pieces.execution import merged, scales_of
@@ -113,16 +114,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         coefficients: Sequence[Sequence[float]] | None = None,
     ) -> None:
         validate_moment2_method(moment2_method)
-        if not 0 <= beta2 < 1:
-            raise ConfigurationError(
-                f"beta2={beta2!r}: must be at least 0 and less than 1",
-                setting="adaptive_muon_beta2",
-                value=beta2,
-            )
-        if not eps > 0:
-            raise ConfigurationError(
-                f"eps={eps!r}: must be greater than 0", setting="adaptive_muon_eps", value=eps
-            )
+        validate_numbers({"beta2": beta2, "eps": eps})
         if moment2_method == "namo" and not use_decoupled_weight_decay:
             raise ConfigurationError(
                 "moment2_method='namo' measures the gradient, to which use_decoupled_weight_decay=False would add; "
@@ -132,7 +124,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
             )
         self.moment2_method: Any = moment2_method
         self.moment = MOMENTS[moment2_method]
-        self._second_moment = {"beta2": beta2, "eps": eps}
+        self._second_moment = {"beta2": as_float(beta2), "eps": as_float(eps)}
         super().__init__(
             params,
             lr,

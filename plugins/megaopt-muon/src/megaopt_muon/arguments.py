@@ -1,59 +1,132 @@
-"""What the constructors of Muon refuse."""
+"""What the constructors of Muon refuse, and groups that are added later."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Final
 
+import torch
+
+from megaopt_core.config import between, not_negative, positive
 from megaopt_core.plugin_api import require_argument
+from megaopt_muon.choice.methods import parsed_plan
 from megaopt_muon.scale import validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
 
-__all__ = ["validate_arguments"]
+__all__ = ["as_float", "validate_arguments", "validate_group", "validate_numbers"]
+
+_NUMBERS: Final = MappingProxyType(
+    {
+        "lr": not_negative(),
+        "weight_decay": not_negative(),
+        "momentum": between(0.0, 1.0),
+        "beta2": between(0.0, 1.0),
+        "norm_eps": positive(),
+        "eps": positive(),
+        "extra_scale_factor": positive(),
+    }
+)
+_CHOICES: Final = MappingProxyType(
+    {
+        "fp32_matmul_prec": MATMUL_PRECISIONS,
+        "split": SPLITS,
+        "tp_mode": TP_MODES,
+        "ns_method": NS_METHODS,
+    }
+)
 
 
 def validate_arguments(
+    numbers: Mapping[str, Any],
+    switches: Mapping[str, Any],
+    choices: Mapping[str, Any],
     *,
-    lr: Any,
-    momentum: float,
-    weight_decay: float,
-    fp32_matmul_prec: str,
-    split: str,
-    tp_mode: str,
-    ns_method: str,
-    norm_eps: float,
-    scale_mode: str,
-    extra_scale_factor: float,
+    scale_mode: Any,
+    is_qkv_fn: Any,
+    qkv_split_shapes: Any,
 ) -> None:
     """Raise unless every argument is in its range.
 
     Args:
-        lr: learning rate.
-        momentum: decay rate of the momentum.
-        weight_decay: weight decay coefficient.
-        fp32_matmul_prec: precision of the iteration.
-        split: which fused weights are taken apart.
-        tp_mode: how matrices that are cut over ranks are orthogonalized.
-        ns_method: how the iteration is computed.
-        norm_eps: least norm that an update is divided by.
+        numbers: arguments that are numbers, by name; one may be a tensor of one element.
+        switches: those that are True or False.
+        choices: those that are one of some words.
         scale_mode: how the update grows with its matrix.
-        extra_scale_factor: factor on every update.
+        is_qkv_fn: says which parameters are fused.
+        qkv_split_shapes: their rows of query, key and value in one query group.
 
     Raises:
         ConfigurationError: one is not (a `ValueError`).
     """
-    require_argument(float(lr) >= 0, "lr", lr, "at least 0")
-    require_argument(0 <= momentum < 1, "momentum", momentum, "at least 0 and less than 1")
-    require_argument(weight_decay >= 0, "weight_decay", weight_decay, "at least 0")
-    for name, value, allowed in (
-        ("fp32_matmul_prec", fp32_matmul_prec, MATMUL_PRECISIONS),
-        ("split", split, SPLITS),
-        ("tp_mode", tp_mode, TP_MODES),
-        ("ns_method", ns_method, NS_METHODS),
-    ):
-        require_argument(value in allowed, name, value, f"one of {allowed}")
-    require_argument(norm_eps > 0, "norm_eps", norm_eps, "greater than 0")
+    validate_numbers(numbers)
+    for name, value in switches.items():
+        require_argument(isinstance(value, bool), name, value, "True or False")
+    for name, value in choices.items():
+        allowed = _CHOICES[name]
+        require_argument(isinstance(value, str) and value in allowed, name, value, f"one of {allowed}")
+    require_argument(is_qkv_fn is None or callable(is_qkv_fn), "is_qkv_fn", is_qkv_fn, "a function, or None")
     require_argument(
-        0 < extra_scale_factor < math.inf, "extra_scale_factor", extra_scale_factor, "a number above 0"
+        qkv_split_shapes is None or _are_rows(qkv_split_shapes),
+        "qkv_split_shapes",
+        qkv_split_shapes,
+        "the rows of query, key and value, each a whole number above 0, or None",
     )
     validate_scale_mode(scale_mode)
+
+
+def validate_group(group: Mapping[str, Any]) -> None:
+    """Raise unless what a group says for itself is in its range.
+
+    Args:
+        group: a parameter group; what it does not say is the optimizer's default.
+
+    Raises:
+        ConfigurationError: a value is not (a `ValueError`).
+    """
+    validate_numbers({name: group[name] for name in _NUMBERS if name in group})
+    cautious = group.get("cautious_weight_decay", False)
+    require_argument(isinstance(cautious, bool), "cautious_weight_decay", cautious, "True or False")
+    parsed_plan(group.get("ns_plan", ""))
+
+
+def validate_numbers(numbers: Mapping[str, Any]) -> None:
+    """Raise unless every number is in its range.
+
+    Args:
+        numbers: arguments by name; one may be a tensor of one element.
+
+    Raises:
+        ConfigurationError: one is not (a `ValueError`).
+    """
+    for name, value in numbers.items():
+        allowed = _NUMBERS[name].refusal(_plain(value))
+        require_argument(allowed is None, name, value, str(allowed))
+
+
+def as_float(value: Any) -> Any:
+    """Return a number as a float, whose size torch takes; a tensor as it is.
+
+    Args:
+        value: a number that has been validated.
+    """
+    return value if isinstance(value, torch.Tensor) else float(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor of one element, or a number of another package, as a number of Python."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value
+    is_foreign = isinstance(value, Real) and not isinstance(value, int | float)
+    return float(value) if is_foreign else value
+
+
+def _are_rows(shapes: Any) -> bool:
+    """Return whether something is three whole numbers above 0."""
+    is_triple = isinstance(shapes, Sequence) and len(shapes) == 3
+    return is_triple and all(map(_is_count, shapes))
+
+
+def _is_count(rows: Any) -> bool:
+    return isinstance(rows, int) and not isinstance(rows, bool) and 0 < rows < 1 << 63

@@ -118,7 +118,10 @@ def _installed(coefficient_type: str, custom: Sequence[Sequence[float]] | None) 
 
 
 def _checked(custom: Sequence[Sequence[float]] | None) -> Coefficients:
-    sets = tuple(tuple(float(value) for value in triple) for triple in custom or ())
+    try:
+        sets = tuple(tuple(float(value) for value in triple) for triple in custom or ())
+    except (TypeError, ValueError, OverflowError):
+        sets = ()
     if not sets or any(len(triple) != 3 or not all(map(_fits, triple)) for triple in sets):
         raise ConfigurationError(
             f"coefficients={custom!r}: coefficient_type='custom' needs one or more (a, b, c) of finite numbers, as "

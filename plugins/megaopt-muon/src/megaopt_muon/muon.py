@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, override
 import torch
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
 
+from megaopt_core.errors import MegaoptError
 from megaopt_core.plugin_api import require_decoupled_if_cautious
-from megaopt_muon.arguments import validate_arguments
+from megaopt_muon.arguments import as_float, validate_arguments, validate_group
 from megaopt_muon.choice.books import GroupBooks
 from megaopt_muon.choice.methods import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
@@ -135,22 +136,34 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         coefficients: Sequence[Sequence[float]] | None = None,
     ) -> None:
         validate_arguments(
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            fp32_matmul_prec=fp32_matmul_prec,
-            split=split,
-            tp_mode=tp_mode,
-            ns_method=ns_method,
-            norm_eps=norm_eps,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "norm_eps": norm_eps,
+                "extra_scale_factor": extra_scale_factor,
+            },
+            {
+                "nesterov": nesterov,
+                "use_decoupled_weight_decay": use_decoupled_weight_decay,
+                "split_qkv": split_qkv,
+                "cautious_weight_decay": cautious_weight_decay,
+            },
+            {
+                "fp32_matmul_prec": fp32_matmul_prec,
+                "split": split,
+                "tp_mode": tp_mode,
+                "ns_method": ns_method,
+            },
             scale_mode=scale_mode,
-            extra_scale_factor=extra_scale_factor,
+            is_qkv_fn=is_qkv_fn,
+            qkv_split_shapes=qkv_split_shapes,
         )
         self.newton_schulz = NewtonSchulz(
             resolve_coefficients(coefficient_type, num_ns_steps, coefficients),
             fp32_matmul_prec,
             ns_method,
-            norm_eps,
+            float(norm_eps),
         )
         self.pg_collection = pg_collection
         self.planner = Planner(
@@ -159,7 +172,7 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
             is_qkv_fn,
             qkv_split_shapes,
             scale_mode,
-            extra_scale_factor,
+            float(extra_scale_factor),
             tp_mode,
             *tensor_parallel_groups(pg_collection),
         )
@@ -169,9 +182,9 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         self._squares: dict[int, float] = {}  # squared norms of the updates that were swept, by position
         super().__init__(
             params,
-            lr,
+            as_float(lr),
             momentum,
-            weight_decay,
+            as_float(weight_decay),
             nesterov=nesterov,
             weight_decay_method="decoupled" if use_decoupled_weight_decay else "l2",
             fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
@@ -186,14 +199,34 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         for group in self.param_groups:
             for key, value in own.items():
                 group.setdefault(key, value)
-            require_decoupled_if_cautious(
-                group,
-                use_decoupled_weight_decay,
-                "use_decoupled_weight_decay=False",
-                "decoupled weight decay",
-            )
-            for param in group["params"]:
+            self._require_decoupled(group)
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose settings are checked as the constructor's are.
+
+        Args:
+            param_group: its parameters and settings; what it does not say is the optimizer's default.
+
+        Raises:
+            ConfigurationError: a setting is out of range, or its decay is cautious and not decoupled.
+            ParallelGroupError: a dense parameter is cut, but the process groups hold only the experts'.
+        """
+        validate_group(param_group)
+        self._require_decoupled({"cautious_weight_decay": False, **self.defaults, **param_group})
+        super().add_param_group(param_group)
+        try:
+            for param in self.param_groups[-1]["params"]:
                 self.planner.group_of(param)
+        except MegaoptError:
+            del self.param_groups[-1]
+            raise
+
+    def _require_decoupled(self, group: Mapping[str, Any]) -> None:
+        decoupled = self.weight_decay_method == "decoupled"
+        require_decoupled_if_cautious(
+            group, decoupled, "use_decoupled_weight_decay=False", "decoupled weight decay"
+        )
 
     def _parent_arguments(self) -> dict[str, Any]:
         """Return what the parent's constructor takes beside the settings that both have."""

@@ -29,7 +29,7 @@ def validate_scale_mode(mode: str) -> None:
     Raises:
         ConfigurationError: there is none (a `ValueError`).
     """
-    if mode not in SCALE_MODES:
+    if not isinstance(mode, str) or mode not in SCALE_MODES:
         raise ConfigurationError(
             f"scale_mode={mode!r}: must be one of {list(SCALE_MODES)}", setting="muon_scale_mode", value=mode
         )

@@ -158,6 +158,24 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
     def _own_group_defaults(self) -> dict[str, float]:
         return getattr(self, "_second_moment", {})  # not there while one is unpickled
 
+    @override
+    def _kept(self) -> dict[str, Any]:
+        names = ("moment2_method", "_second_moment", "scale_mode", "extra_scale_factor")
+        return {**super()._kept(), **{name: getattr(self, name) for name in names}}
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled or loaded.
+
+        Args:
+            state: of an optimizer.
+
+        Raises:
+            ConfigurationError: a group's `ns_plan` cannot be read.
+        """
+        super().__setstate__(state)
+        self.moment = MOMENTS[self.moment2_method]
+
     @torch.no_grad()
     @override
     def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:

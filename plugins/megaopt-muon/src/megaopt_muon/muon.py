@@ -15,6 +15,7 @@ from megaopt_muon.arguments import as_float, validate_arguments, validate_group
 from megaopt_muon.choice.books import GroupBooks
 from megaopt_muon.choice.methods import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
+from megaopt_muon.copying import Copied
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.pieces.batches import is_swept
 from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorParallelMuon", "init_state"]
 
 
-class TensorParallelMuon(OrthogonalizedOptimizer):
+class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
     r"""Muon: momentum whose matrices are orthogonalized before they are applied.
 
     For parameter :math:`p` with gradient :math:`g` and momentum :math:`m`:
@@ -249,6 +250,11 @@ class TensorParallelMuon(OrthogonalizedOptimizer):
         for group in state["param_groups"]:
             parsed_plan(group.get("ns_plan", ""))  # before anything is taken
         super().__setstate__(state)
+        if "planner" in state:  # not where a state is loaded
+            self._active_book, self._squares = None, {}
+            self.scaled_orthogonalize_fn = self._parent_arguments().get(
+                "scaled_orthogonalize_fn", self.newton_schulz
+            )
         fewest = {"cautious_weight_decay": False, "ns_plan": "", **self._own_group_defaults()}
         for group in self.param_groups:
             for key, value in fewest.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, override
 
 from attrs import asdict
 
@@ -39,6 +39,11 @@ class GroupBooks:
         self._books: dict[int, MethodBook] = {}
         self._rates: Callable[[int], Rates] = current_rates
         parsed_plan(text)  # an error in it is the constructor's
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: its groups are others."""
+        return {**vars(self), "_books": {}}
 
     def of(self, group: dict[str, Any]) -> MethodBook:
         """Return the methods of a group: those that it says, which a checkpoint may have brought, or the forced one.

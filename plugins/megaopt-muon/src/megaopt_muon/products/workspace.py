@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, override
 
 import torch
 
@@ -40,6 +40,11 @@ class Workspace:
         self._flat: dict[_Key, torch.Tensor] = {}
         self._views: dict[_Key, dict[tuple[Any, ...], torch.Tensor]] = {}
         self._symmetric: dict[_Key, dict[tuple[int, ...], SymmetricMatrix]] = {}
+
+    @override
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        """Return how a copy is made: it has memory of its own, once it is asked for."""
+        return Workspace, ()
 
     def take(
         self,

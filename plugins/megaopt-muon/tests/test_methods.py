@@ -12,7 +12,7 @@ from attrs import asdict
 from megaopt_muon.choice import calibration
 from megaopt_muon.choice import rates as rates_module
 from megaopt_muon.choice.calibration import VARIABLE, current_rates, stored_rates_of, write_calibration
-from megaopt_muon.choice.methods import MethodBook, choose_method
+from megaopt_muon.choice.methods import MethodBook, choose_method, parsed_plan
 from megaopt_muon.choice.rates import DEFAULT, Rates, calibrated, probe, processor_kind
 from megaopt_muon.choice.schedule import Spectrum, plan_blocks
 from megaopt_muon.choice.step_cost import step_cost
@@ -111,6 +111,11 @@ UNREADABLE = [
     "768xwide:gram",
     "²x4:gram",
     "9" * 5000 + "x4:gram",
+    "768x256:gram",
+    "0x0:plain",
+    "0x256:gram",
+    "1x999999999999999999:gram",
+    "256x768:plain 64x64:plain 256x768:gram",
     5,
     None,
 ]
@@ -148,6 +153,11 @@ def test_a_plan_that_cannot_be_read_is_not_loaded(text):
         CheckpointMismatchError, match=r"'ns_plan' of group \d+ is .*must read ROWSxCOLUMNS:METHOD"
     ):
         built.load_state_dict(saved)
+
+
+def test_a_shape_may_be_named_twice_alike() -> None:
+    """Nothing is in doubt."""
+    assert parsed_plan(" 8x8:plain\n4x8:gram 8x8:plain ") == {(8, 8): "plain", (4, 8): "gram"}
 
 
 def test_a_plan_that_cannot_run_is_said():

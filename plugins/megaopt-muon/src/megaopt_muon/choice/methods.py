@@ -26,6 +26,9 @@ _ITEM: Final = re.compile(
     rf"(?P<small>[0-9]{{1,18}})x(?P<large>[0-9]{{1,18}}):(?P<method>{'|'.join(METHODS)})"
 )
 
+_MOST_ELEMENTS: Final = 1 << 48
+"""Of a matrix: more than any memory holds."""
+
 _MARGIN: Final = 0.9
 """Part of the plain iteration's time that another must stay below to be taken."""
 
@@ -188,7 +191,7 @@ def parsed_plan(text: str) -> dict[tuple[int, int], str]:
         text: as :attr:`MethodBook.text` writes it.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it is not, or it names what cannot be a matrix, or two methods for one shape.
 
     Example:
         >>> parsed_plan("512x4096:gram")
@@ -201,13 +204,17 @@ def parsed_plan(text: str) -> dict[tuple[int, int], str]:
         found = _ITEM.fullmatch(item)
         if found is None:
             raise _refused(text, item)
-        chosen[int(found["small"]), int(found["large"])] = found["method"]
+        small, large, method = int(found["small"]), int(found["large"]), found["method"]
+        if not (0 < small <= large and small * large <= _MOST_ELEMENTS):
+            raise _refused(text, item, "; it names no matrix, whose smaller dimension comes first")
+        if chosen.setdefault((small, large), method) != method:
+            raise _refused(text, item, "; the same shape has another method before")
     return chosen
 
 
-def _refused(text: object, item: object) -> ConfigurationError:
+def _refused(text: object, item: object, why: str = "") -> ConfigurationError:
     return ConfigurationError(
-        f"ns_plan={text!r}: {item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}",
+        f"ns_plan={text!r}: {item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}{why}",
         setting="ns_plan",
         value=text,
     )

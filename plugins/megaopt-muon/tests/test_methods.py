@@ -5,6 +5,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -296,7 +297,18 @@ def test_what_is_stored_is_read(file, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("content", [None, "no json", "[]", '{"format": 2, "rates": {}}', "[" * 200_000])
+BROKEN = [
+    None,
+    "no json",
+    "[]",
+    '{"format": 2, "rates": {}}',
+    '{"format": true, "rates": {}}',
+    "[" * 200_000,
+    *(f'{{"format": 1, "rates": {{"another": {entry}}}}}' for entry in ('""', "{}", "null", "[1]")),
+]
+
+
+@pytest.mark.parametrize("content", BROKEN)
 def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
     """Nobody trains for weeks by another plan than he thinks."""
     if content is not None:
@@ -304,6 +316,38 @@ def test_a_named_file_that_cannot_be_read_is_an_error(file, content):
         file.write_text(content)
     with pytest.raises(ConfigurationError, match=r"MEGAOPT_CALIBRATION=.*megaopt calibrate"):
         current_rates(256)
+
+
+@pytest.mark.parametrize(
+    ("rates", "has"),
+    [({}, "nor any others"), ({"another, 64 threads": []}, "only for 'another, 64 threads'")],
+)
+def test_a_named_file_without_rates_of_this_machine_is_said_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[str, Any], has: str
+) -> None:
+    """With what is missing, and the command that adds it; a file of the cache folder is for several machines."""
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    file.parent.mkdir()
+    file.write_text(json.dumps({"format": 1, "rates": rates}))
+    threads = torch.get_num_threads()
+    key = f"{processor_kind()}, {threads} threads, torch {torch.__version__}"
+    with pytest.warns(UserWarning, match="has no rates for") as caught:
+        assert current_rates(256) is DEFAULT
+    assert current_rates(512) is DEFAULT
+    assert [str(warning.message) for warning in caught] == [
+        f"MEGAOPT_CALIBRATION={str(file)!r} has no rates for {key!r}, {has}: Muon goes by what it measures or assumes; "
+        f"`megaopt calibrate --output {file} --threads {threads}` adds them"
+    ]
+
+
+def test_a_cached_file_without_rates_of_this_machine_is_no_matter(
+    no_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has named it."""
+    monkeypatch.setattr(calibration, "_probed", lambda _: DEFAULT)
+    no_file.parent.mkdir()
+    no_file.write_text(json.dumps({"format": 1, "rates": {"another": []}}))
+    assert current_rates(256) is DEFAULT
 
 
 def test_a_named_file_that_is_missing_is_said_with_the_command_that_writes_it(file):
@@ -334,7 +378,8 @@ def test_a_named_calibration_tells_what_steps_cost(file):
     assert cost(64, 128) == pytest.approx(5 * 2 * (128 * 64**2 * 16 + 64**3 * 8) / 2)
     file.write_text(json.dumps({"format": 1, "rates": {"another": [asdict(slow)]}}))
     stored_rates_of.cache_clear()
-    assert cost(64, 128) == 5 * (4 * 128 * 64**2 + 2 * 64**3)
+    with pytest.warns(UserWarning, match="has no rates for"):
+        assert cost(64, 128) == 5 * (4 * 128 * 64**2 + 2 * 64**3)
 
 
 def test_a_cached_file_that_cannot_be_read_is_said(no_file, monkeypatch):

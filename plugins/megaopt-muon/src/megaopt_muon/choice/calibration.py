@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
     Args:
         path: the file.
         key: which processor, threads and torch.
-        named: the user named the file: that it is missing, or broken, is an error.
+        named: the user named the file: that it is missing, or broken, is an error; that it lacks the rates is said.
 
     Raises:
         ConfigurationError: the user named the file, and it cannot be read.
@@ -114,7 +114,10 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
             )
         return ()
     try:
-        return tuple(Rates(**rates) for rates in _read(path).get(key, ()))
+        known = _read(path)
+        if named and not known.get(key):
+            _warn_of_others(path, key, known)
+        return tuple(Rates(**rates) for rates in known.get(key, ()))
     except (ConfigurationError, TypeError) as error:
         if named:
             raise ConfigurationError(
@@ -124,6 +127,16 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
             ) from error
         warnings.warn(f"Muon does not use the calibration {path}: {error}", stacklevel=2)
         return ()
+
+
+def _warn_of_others(path: Path, key: str, known: Mapping[str, Any]) -> None:
+    """Say that a file that the user named has rates for other machines only."""
+    has = f"only for {', '.join(map(repr, sorted(known)))}" if known else "nor any others"
+    warnings.warn(
+        f"{VARIABLE}={str(path)!r} has no rates for {key!r}, {has}: Muon goes by what it measures or assumes; "
+        f"`megaopt calibrate --output {path} --threads {torch.get_num_threads()}` adds them",
+        stacklevel=4,
+    )
 
 
 def current_rates(small: int) -> Rates:
@@ -201,8 +214,14 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: {error}", setting=VARIABLE, value=str(path)) from error
     rates = document.get("rates") if isinstance(document, dict) else None
-    if not isinstance(rates, dict) or document.get("format") != _FORMAT:
+    version = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(rates, dict) or isinstance(version, bool) or version != _FORMAT:
         raise ConfigurationError(
             f"{path}: no calibration of format {_FORMAT}", setting=VARIABLE, value=str(path)
         )
+    for key, measured in rates.items():
+        if not isinstance(measured, list) or not all(isinstance(each, dict) for each in measured):
+            raise ConfigurationError(
+                f"{path}: {key!r} has no list of rates", setting=VARIABLE, value=str(path)
+            )
     return rates

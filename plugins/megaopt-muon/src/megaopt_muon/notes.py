@@ -59,7 +59,11 @@ def _notes(
     used = {}
     for piece in plan.pieces:
         rows, columns = _gathered(piece.shape, plan)
-        used[f"{rows}x{columns}"] = _method(ns, plan, piece.shape, param, methods)
+        method = _method(ns, plan, piece.shape, param, methods)
+        # A method that was asked for is told of every matrix, also where another is taken.
+        used[f"{rows}x{columns}"] = (
+            f"{method} (not gram)" if (ns.method, method) == ("gram", "plain") else method
+        )
     if len(set(used.values())) == 1:
         yield next(iter(used.values()))
     elif used:

@@ -58,12 +58,8 @@ def find_judged(
     given = {id(part.layer) for part in taken if part.given and not part.made}
     found: dict[int, RoleDecision] = {}
     alike: set[tuple[object, ...]] = set()
-    pairs = [
-        (by_identity[key], part)
-        for part in taken
-        for key in part.made & by_identity.keys()
-        if not _feeds(part.layer, part.call, reading)
-    ]
+    told = [part for part in taken if id(part.layer) in given or (part.given and part.joined)]
+    pairs = [*_pairs(told, by_identity, reading)]
     passed_on = _passed_on(by_identity.values(), given & {id(part.layer) for _, part in pairs})
     for maker, part in pairs:
         if id(part.layer) in given:
@@ -76,10 +72,20 @@ def find_judged(
             found.setdefault(id(maker), head)
     copies = {
         id(maker): doubted(output("another one like it stands in place of what the model is given"))
-        for maker, part in pairs
+        for maker, part in (_pairs(taken, by_identity, reading) if alike else ())
         if _signature(maker, part) in alike
     }
     return {**copies, **found}
+
+
+def _pairs(
+    taken: Collection[_Taken], layers: Mapping[int, nn.Module], reading: ModelReading
+) -> Iterator[tuple[nn.Module, _Taken]]:
+    """Yield each projection with what takes its output, but for recurrences."""
+    for part in taken:
+        makers = part.made & layers.keys()
+        if makers and not _feeds(part.layer, part.call, reading):
+            yield from ((layers[key], part) for key in makers)
 
 
 def _scopes(model: nn.Module, reading: ModelReading) -> Iterator[nn.Module]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.features import inputs_of, outputs_of
-from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, Part, is_mark
+from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, is_mark
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["find_judged"]
@@ -30,6 +31,7 @@ class _Taken:
         given: it takes what the model is given, too.
         joined: these lie side by side.
         call: the call that hands it over.
+        once: the layer takes nothing else there.
     """
 
     layer: nn.Module
@@ -37,6 +39,7 @@ class _Taken:
     given: bool
     joined: bool
     call: Call
+    once: bool = False
 
 
 def find_judged(
@@ -60,6 +63,7 @@ def find_judged(
     alike: set[tuple[object, ...]] = set()
     told = [part for part in taken if id(part.layer) in given or (part.given and part.joined)]
     pairs = [*_pairs(told, by_identity, reading)]
+    begun: dict[int, set[int]] = {}
     passed_on = _passed_on(by_identity.values(), given & {id(part.layer) for _, part in pairs})
     for maker, part in pairs:
         if id(part.layer) in given:
@@ -67,7 +71,11 @@ def find_judged(
             hidden = outputs_of(maker) in passed_on
             found[id(maker)] = doubted(head, "it may be a hidden width") if hidden else head
             alike.add(_signature(maker, part))
-        elif _lies_beside_its_input(maker, part, reading, passed_on):
+        elif _may_lie_beside(maker, part, reading, passed_on):
+            if id(part.call) not in begun:
+                begun[id(part.call)] = _widths_of_inputs(part.call, reading)
+            if inputs_of(part.layer) - outputs_of(maker) not in begun[id(part.call)]:
+                continue
             head = doubted(output("it lies beside what its network was given, as an action beside a state"))
             found.setdefault(id(maker), head)
     copies = {
@@ -84,7 +92,7 @@ def _pairs(
     """Yield each projection with what takes its output, but for recurrences."""
     for part in taken:
         makers = part.made & layers.keys()
-        if makers and not _feeds(part.layer, part.call, reading):
+        if makers and (part.once or not _feeds(part.layer, part.call, reading)):
             yield from ((layers[key], part) for key in makers)
 
 
@@ -102,11 +110,14 @@ def _scopes(model: nn.Module, reading: ModelReading) -> Iterator[nn.Module]:
         stack.extend((part, depth + 1) for part in handed if isinstance(part, nn.Module))
 
 
-def _taken(scope: nn.Module, reading: ModelReading) -> Iterator[_Taken]:
+def _taken(scope: nn.Module, reading: ModelReading) -> list[_Taken]:
+    found = []
     for call in reading.analysis(scope).calls:
         made, given = reading.origins(call.deps)
         for layer, joined in _first(call.module, reading, set()) if made or given else ():
-            yield _Taken(layer, made, given, joined or JOINED in call.deps, call)
+            found.append(_Taken(layer, made, given, joined or JOINED in call.deps, call))
+    times = Counter(id(part.layer) for part in found)
+    return [evolve(part, once=times[id(part.layer)] == 1) for part in found]
 
 
 def _first(
@@ -132,23 +143,23 @@ def _passed_on(layers: Collection[nn.Module], judges: Collection[int]) -> set[in
     return {outputs_of(layer) for layer in layers} & taken
 
 
-def _lies_beside_its_input(
+def _may_lie_beside(
     maker: nn.Module, part: _Taken, reading: ModelReading, passed_on: Collection[int]
 ) -> bool:
-    """True for a projection that narrows, where a layer takes its output and, beside it, what its network took."""
+    """True for a projection that narrows, and may lie beside what its network took where a layer takes its output."""
     width = outputs_of(maker)
     hidden = width in passed_on or id(maker) in reading.rectified
-    if hidden or not (part.given and part.joined) or width >= inputs_of(maker):
-        return False
-    rest = inputs_of(part.layer) - width
-    return any(
-        not is_mark(dep) and ARGUMENT in dep.deps and rest in _widths_taken(dep, reading)
-        for dep in _behind(part.call)
-    )
+    return part.given and part.joined and width < inputs_of(maker) and not hidden
 
 
-def _widths_taken(dep: Call | Part, reading: ModelReading) -> set[int]:
-    return {inputs_of(layer) for layer, _ in _first(dep.module, reading, set())}
+def _widths_of_inputs(call: Call, reading: ModelReading) -> set[int]:
+    """Return how many features of what the model is given were taken by what made what a call takes."""
+    return {
+        inputs_of(layer)
+        for dep in _behind(call)
+        if ARGUMENT in dep.deps
+        for layer, _ in _first(dep.module, reading, set())
+    }
 
 
 def _feeds(layer: nn.Module, call: Call, reading: ModelReading) -> bool:

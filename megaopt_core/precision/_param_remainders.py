@@ -222,7 +222,7 @@ class ParamRemainders(BasePrecisionPolicy):
         """Return one state value: fp32 where it is stored with a scale, else as it is stored.
 
         Args:
-            index: not used.
+            index: position of the piece.
             key: its key.
             state: the inner optimizer's state of the piece.
         """
@@ -233,7 +233,7 @@ class ParamRemainders(BasePrecisionPolicy):
         """Store one state value in its storage dtype.
 
         Args:
-            index: not used.
+            index: position of the piece.
             key: its key.
             state: the inner optimizer's state of the piece.
             value: the new value.
@@ -273,7 +273,7 @@ class ParamRemainders(BasePrecisionPolicy):
         """Return the stored elements and their scale, of a state that has one.
 
         Args:
-            index: not used.
+            index: position of the piece.
             key: a key of `state`.
             state: the inner optimizer's state of the piece.
         """

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from megaopt_core.config._validators import FP32_SCALE
+from megaopt_core.config._validators import FINITE, FP32_SCALE
 from megaopt_core.errors import ConfigurationError, StateDictError
 
 __all__ = ["ConstantGradScaler", "DynamicGradScaler", "MegatronGradScaler"]
 
 
 def _scale(name: str, value: float) -> torch.Tensor:
-    if not FP32_SCALE.allows(value):
-        raise ConfigurationError(f"{name}={value!r}: must be {FP32_SCALE.words}", setting=name, value=value)
+    _require(name, value, FP32_SCALE.allows, FP32_SCALE.words)
     return torch.tensor([value], dtype=torch.float32)
+
+
+def _require(name: str, value: Any, holds: Callable[[Any], bool], allowed: str) -> None:
+    if not (FINITE.allows(value) and holds(value)):
+        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
 
 
 def _is_count(value: float) -> bool:
@@ -80,7 +84,7 @@ class ConstantGradScaler(MegatronGradScaler):
         """Do nothing.
 
         Args:
-            found_inf: not used.
+            found_inf: the step was skipped.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class ConstantGradScaler(MegatronGradScaler):
         """Do nothing.
 
         Args:
-            state_dict: not used.
+            state_dict: what `state_dict` returned.
         """
 
 
@@ -138,14 +142,12 @@ class DynamicGradScaler(MegatronGradScaler):
                 setting="min_scale",
                 value=min_scale,
             )
-        for name, value, good in (
-            ("growth_factor", growth_factor, 1.0 < growth_factor < math.inf),
-            ("backoff_factor", backoff_factor, 0.0 < backoff_factor < 1.0),
-            ("growth_interval", growth_interval, _is_count(growth_interval)),
-            ("hysteresis", hysteresis, _is_count(hysteresis)),
-        ):
-            if not good:
-                raise ConfigurationError(f"{name}={value!r}: out of range", setting=name, value=value)
+        _require("growth_factor", growth_factor, lambda value: value > 1.0, "a number above 1")
+        _require(
+            "backoff_factor", backoff_factor, lambda value: 0.0 < value < 1.0, "a number between 0 and 1"
+        )
+        _require("growth_interval", growth_interval, _is_count, "a whole number of at least 1")
+        _require("hysteresis", hysteresis, _is_count, "a whole number of at least 1")
         self.growth_factor = float(growth_factor)
         self.backoff_factor = float(backoff_factor)
         self.growth_interval = int(growth_interval)

@@ -11,6 +11,7 @@ from megaopt_core.errors import ConfigurationError, StateDictError
 
 pytestmark = pytest.mark.any_python
 
+COUNT = "a whole number of at least 1"
 RANGE = "above 0 and finite in fp32, as 1 over it"
 
 
@@ -120,13 +121,16 @@ def test_constant_scale_stays() -> None:
         ({"initial_scale": 10**400}, f"initial_scale={10**400}: must be {RANGE}"),
         ({"min_scale": 1e-39}, f"min_scale=1e-39: must be {RANGE}"),
         ({"min_scale": 8.0}, "min_scale=8.0: must not be above initial_scale=4.0"),
-        ({"growth_factor": 1.0}, "growth_factor=1.0: out of range"),
-        ({"backoff_factor": 1.0}, "backoff_factor=1.0: out of range"),
-        ({"growth_interval": 0}, "growth_interval=0: out of range"),
-        ({"growth_factor": float("inf")}, "growth_factor=inf: out of range"),
-        ({"growth_interval": 2.5}, "growth_interval=2.5: out of range"),
-        ({"hysteresis": 0}, "hysteresis=0: out of range"),
-        ({"hysteresis": 1.5}, "hysteresis=1.5: out of range"),
+        ({"growth_factor": 1.0}, "growth_factor=1.0: must be a number above 1"),
+        ({"growth_factor": float("inf")}, "growth_factor=inf: must be a number above 1"),
+        ({"growth_factor": "2"}, "growth_factor='2': must be a number above 1"),
+        ({"backoff_factor": 1.0}, "backoff_factor=1.0: must be a number between 0 and 1"),
+        ({"growth_interval": 0}, f"growth_interval=0: must be {COUNT}"),
+        ({"growth_interval": 2.5}, f"growth_interval=2.5: must be {COUNT}"),
+        ({"growth_interval": None}, f"growth_interval=None: must be {COUNT}"),
+        ({"hysteresis": 0}, f"hysteresis=0: must be {COUNT}"),
+        ({"hysteresis": True}, f"hysteresis=True: must be {COUNT}"),
+        ({"initial_scale": "x"}, f"initial_scale='x': must be {RANGE}"),
     ],
 )
 def test_bad_values_are_refused(changed, message) -> None:

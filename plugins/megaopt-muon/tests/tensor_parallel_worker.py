@@ -8,8 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
+from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.products import precision, workspace
+from megaopt_muon.tensor_parallel.orthogonalize import orthogonalize_distributed
 from torch import nn
 
 from megaopt_core.params import MatrixView, ParamInfo, Role
@@ -159,6 +162,23 @@ def special(rank: int, world: int, groups: Any) -> dict[str, float]:
     return results
 
 
+def blown_up(rank: int, world: int, group: dist.ProcessGroup) -> dict[str, float]:
+    """Return the differences from float32 of a matrix that bfloat16 drives away, so that all iterate again."""
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(8, 1, generator=generator) @ torch.randn(1, 16, generator=generator)
+    whole += 0.01 * torch.randn(8, 16, generator=generator)
+    coefficients = resolve_coefficients("cans", 5)
+    exact = NewtonSchulz(coefficients, "highest")(whole)
+    precision.multiplies_bfloat16 = lambda: True
+    differences = {}
+    for dim in (0, 1):
+        own = orthogonalize_distributed(NewtonSchulz(coefficients), part(whole, rank, world, dim), group, dim)
+        name = f"medium in bfloat16 distributed, blown up, dim {dim}"
+        differences[name] = (own - part(exact, rank, world, dim)).abs().max().item()
+    precision.multiplies_bfloat16 = lambda: False
+    return differences
+
+
 def differences(rank: int, world: int) -> dict[str, float]:
     """Run every case; return the largest difference of each."""
     if world > 2:
@@ -211,6 +231,7 @@ def differences(rank: int, world: int) -> dict[str, float]:
     ):
         precision.multiplies_bfloat16 = lambda dtype=dtype: dtype == "bfloat16"
         results[f"medium in {dtype} {mode} {name} dim {dim}"] = medium(rank, world, groups, shape, dim, mode)
+    results |= blown_up(rank, world, group)
     results["mixed processors"] = medium(rank, world, groups, (16, 40), 1, "distributed", mixed=True)
     grid = dist.device_mesh.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("tp", "expt_tp"))
     first, second = grid.get_group("tp"), grid.get_group("expt_tp")

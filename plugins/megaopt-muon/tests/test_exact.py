@@ -15,7 +15,7 @@ from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.batches import is_single
 from megaopt_muon.products import narrow
-from megaopt_muon.products.narrow import commuting, outer, outer_memory
+from megaopt_muon.products.narrow import commuting, outer, outer_memory, product
 from megaopt_muon.products.workspace import Workspace
 
 pytestmark = pytest.mark.any_python
@@ -134,6 +134,19 @@ def test_a_square_by_block_rows_is_the_square(monkeypatch, size, with_base):
     exact = 0.25 * a.double() @ a.double() - (0.5 * a.double() if with_base else 0.0)
     assert torch.equal(got, got.mT)
     assert relative(got.double(), exact) < 2**-8
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.0, 1e-60])
+@pytest.mark.parametrize("beta", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("shape", [(64, 64), (2, 1, 1), (2, 8, 8), (2, 64, 64)])
+def test_a_product_of_factor_zero_reads_no_old_memory(shape, beta, factor):
+    """What lies where the result goes is never read: torch leaves it there for batches of 16 bits."""
+    a = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    out = torch.full(shape, float("nan")).bfloat16()
+    base = None if beta is None else a
+    got = product(a, a, factor, out, base, 1.0 if beta is None else beta)
+    assert got is out
+    assert torch.equal(got, a * (beta or 0.0))
 
 
 @pytest.mark.parametrize("tall", [False, True])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from long_runs import sometimes
 from megaopt_muon.choice.schedule import (
     Spectrum,
     are_measured,
+    largest_norm,
     longest_blocks,
     plan_blocks,
     spectrum_of,
 )
 from megaopt_muon.coefficients import get_supported_coefficient_types, resolve_coefficients
+from megaopt_muon.newton_schulz import iteration
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 
 pytestmark = pytest.mark.any_python
@@ -116,6 +119,45 @@ def test_finite_momentum_gives_a_finite_update(coefficient_type, shape, precisio
         assert cosine.min() > 0.0
 
 
+@pytest.mark.parametrize("shape", [(40, 8, 8), (40, 32, 16), (20, 64, 64)])
+@pytest.mark.parametrize("steps", [5, 6, 7, 8])
+@pytest.mark.usefixtures("in_bfloat16")
+def test_what_is_finite_but_blown_up_is_iterated_again(formulas, monkeypatch, steps, shape):
+    """A norm that no matrix can have by these coefficients is noticed, and each other matrix keeps its bits."""
+    coefficients = resolve_coefficients("cans", steps)
+    updates = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    updates[0] = updates[0, :, :1] @ updates[0, :1]  # of rank 1
+    ns = NewtonSchulz(coefficients, "medium")
+    result = ns(updates)
+    with monkeypatch.context() as patch:
+        patch.setattr(iteration, "are_tame", lambda _: True)
+        raw = ns(updates)
+    most = torch.tensor(largest_norm(coefficients, *shape[1:]))
+    assert (torch.linalg.matrix_norm(result) <= most).all()
+    blown = ~(torch.linalg.matrix_norm(raw) <= most)
+    assert 0 < blown.sum() < len(blown) / 2
+    assert torch.equal(result[~blown], raw[~blown])
+    exact = formulas.newton_schulz64(updates, coefficients)
+    assert formulas.error(result[blown], exact[blown]) < 1e-2
+    for update, matrix in zip(updates, result, strict=True):
+        assert torch.equal(ns(update.expand(1, *shape[1:]))[0], matrix)
+
+
+@pytest.mark.parametrize("coefficient_type", TYPES)
+@pytest.mark.parametrize("fixture", ["in_bfloat16", "in_float32"])
+def test_nothing_healthy_is_iterated_again(request, formulas, monkeypatch, fixture, coefficient_type):
+    """With any spectrum, a result that is near the formula is within the norm that the coefficients allow."""
+    request.getfixturevalue(fixture)
+    monkeypatch.setattr(iteration, "are_tame", lambda _: True)
+    for steps, (rows, columns), kind in itertools.product((1, 5, 8), SHAPES, SPECTRA):
+        coefficients = resolve_coefficients(coefficient_type, steps)
+        update = formulas.with_singular_values(formulas.spectrum(kind, min(rows, columns)), rows, columns)
+        result = NewtonSchulz(coefficients, "medium")(update)
+        if formulas.error(result, formulas.newton_schulz64(update, coefficients)) < 0.2:
+            # The margin is a tenth, of which rounding takes less than a hundredth.
+            assert result.norm() <= largest_norm(coefficients, rows, columns) / 1.09, kind
+
+
 @pytest.mark.parametrize("method", ["auto", "standard", "gram"])
 @pytest.mark.parametrize("triple", [(8.4703, -25.1081, 18.6293), (1e10, -1e10, 1e10)])
 @pytest.mark.usefixtures("in_float32")
@@ -124,6 +166,51 @@ def test_coefficients_that_diverge_give_a_finite_update(method, triple):
     for precision in ("medium", "highest"):
         for update in (torch.eye(256), torch.eye(300, 400, dtype=torch.bfloat16)):
             assert NewtonSchulz((triple,) * 10, precision, method)(update).isfinite().all()
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """New memory holds NaN wherever torch leaves it as it finds it."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+ZERO_OR_NOT = [
+    triple for triple in itertools.product((0.0, 1.5), (0.0, -0.5), (0.0, 1e-3)) if not all(triple)
+]
+"""Triples of which some coefficient is zero."""
+
+
+@pytest.mark.parametrize("method", ["standard", "gram"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("triple", ZERO_OR_NOT)
+@pytest.mark.usefixtures("poisoned")
+def test_coefficients_of_zero_are_the_formula(request, formulas, triple, mode, method):
+    """Also where both factors of a product are zero, of batches and of matrices that go alone."""
+    precision, fixture, *_ = MODES[mode]
+    if fixture is not None:
+        request.getfixturevalue(fixture)
+    for shape in ((8, 8), (2, 64, 100), (3000, 1), (270, 600), (600, 600)):
+        update = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+        for steps in ((triple,) * 5, (triple, (1.875, -1.25, 0.375))):
+            exact = formulas.newton_schulz64(update, steps)
+            result = NewtonSchulz(steps, precision, method)(update)
+            assert (result - exact).norm() <= 0.03 * exact.norm().clamp_min(1e-30), (shape, steps)
+
+
+@pytest.mark.parametrize(("method", "shape"), [("standard", (620, 600)), ("gram", (260, 600))])
+@pytest.mark.parametrize("square", [1e-2, 1e-4, 1e-6, 1e-30])
+@pytest.mark.usefixtures("in_bfloat16")
+def test_a_small_coefficient_is_as_accurate(formulas, square, method, shape):
+    """A step whose `c` is small beside its `b` is made of no square, on whose diagonal 16 bits would keep nothing."""
+    coefficients = ((1.5, -0.5, square),) * 5
+    update = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    exact = formulas.newton_schulz64(update, coefficients)
+    plain = formulas.error(formulas.newton_schulz_plain(update, coefficients, torch.bfloat16), exact)
+    got = formulas.error(NewtonSchulz(coefficients, "medium", method)(update), exact)
+    assert got <= 2.0 * plain
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 8, 10])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import Factory, field, frozen
@@ -15,7 +15,7 @@ from megaopt_muon.choice.schedule import (
     Spectrum,
     are_measured,
     are_tame,
-    largest_of,
+    largest_norm,
     plan_blocks,
     spectrum_of,
     whole_runs,
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from megaopt_muon.coefficients import Coefficients
 
 __all__ = ["NewtonSchulz"]
-
-_OVERSHOOT: Final = 1.25
-"""Norm of a result relative to that of singular values each as large as the steps make one. Of no set that has a name
-is it more than 1.05 where the largest singular value stays; what drives it away makes at least 1.9."""
-_FINITE: Final = 1e38
 
 type Reduce = Callable[[torch.Tensor], None]
 
@@ -178,35 +173,43 @@ class NewtonSchulz:
     def finite(self, result: Scaled, update: torch.Tensor) -> Scaled:
         """Return the result, or what stands in for matrices that the iteration has blown up.
 
-        Where rounding, or the coefficients themselves, drive the largest singular value away, a processor iterates once
-        more in float32. Where that blows up too, and on an accelerator, which would have to wait for an answer, the
-        normalized update stands in: the largest singular value grows so only if there is hardly another.
+        Where rounding, or the coefficients themselves, drive a singular value away, the norm is larger than the
+        coefficients allow, or not finite. A processor then iterates once more in float32. Where that is no better, and
+        on an accelerator, which would have to wait for an answer, the normalized update stands in.
 
         Args:
             result: what the iteration gave.
             update: what it was given.
+
+        Returns:
+            The result, to the bit, of every matrix that is not blown up.
         """
         if are_tame(self.coefficients):
             return result
-        most = self.most_of(min(update.shape[-2:]))
-        good = _norms(result.values) * abs(result.scale) <= most
+        good = self._have_settled(result.values, result.scale)
         on_processor = update.device.type == "cpu"
         if on_processor and bool(good.all()):
             return result
         wide = torch.empty(update.shape, dtype=_wide(update.dtype), device=update.device)
         normalized(update, wide, self.eps)
+        values = result.values.to(wide.dtype, copy=on_processor)  # the iteration uses its memory again
         if on_processor:
             again = self.iterate(wide.clone(), tall=is_tall(wide)).clone()
-            wide = torch.where(_norms(again) <= most, again, wide)
-        return Scaled(torch.where(good, result.values.to(wide.dtype) * result.scale, wide))
+            wide = torch.where(self._have_settled(again), again, wide)
+        if result.scale != 1.0:
+            wide = wide.div_(result.scale)
+        return Scaled(torch.where(good, values, wide), result.scale)
 
-    def most_of(self, small: int) -> float:
-        """Return the norm from which on a result counts as blown up, never so large if there is no such number.
-
-        Args:
-            small: rows or columns of the matrices, whichever is less.
-        """
-        return min(_OVERSHOOT * max(largest_of(self.coefficients), 1.0) * math.sqrt(small), _FINITE)
+    def _have_settled(self, values: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Return `[*batch, 1, 1]`: whether matrices are of a norm that the coefficients allow, and finite."""
+        most = largest_norm(self.coefficients, *values.shape[-2:])
+        wide = _wide(values.dtype)
+        if math.isinf(most):
+            return values.sum(dim=(-2, -1), keepdim=True, dtype=wide).isfinite()
+        # Adding up in more than 16 bits is what a processor does anyway, and faster where it is not asked for it.
+        asked = None if values.device.type == "cpu" else wide
+        norms: torch.Tensor = torch.linalg.vector_norm(values, dim=(-2, -1), keepdim=True, dtype=asked)
+        return norms.to(wide) <= most / scale
 
     def iterate(
         self, x: torch.Tensor, *, tall: bool, reduce: Reduce | None = None, book: MethodBook | None = None
@@ -274,13 +277,6 @@ class NewtonSchulz:
         values = gram.values
         m = self.workspace.take_symmetric("m", values.shape, values.dtype, values.device)
         return a, symmetric_product(gram, gram, m, factor=c, plus_left=b).values
-
-
-def _norms(matrices: torch.Tensor) -> torch.Tensor:
-    """Return the Frobenius norm of each matrix, `[*batch, 1, 1]`."""
-    wide = _wide(matrices.dtype)
-    norms: torch.Tensor = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=wide)
-    return norms
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

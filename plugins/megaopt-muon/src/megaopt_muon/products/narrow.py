@@ -31,6 +31,9 @@ _VECTORS: Final = ((1024, 128), (352, 192))
 _VECTORS_DEEP: Final = (256, 128)
 """The same for products at least twice as deep as wide."""
 
+_LEAST: Final = 2.0**-150
+"""Half of the smallest number of float32, which a factor becomes on its way into a product: what is no larger is 0."""
+
 
 def product(
     left: torch.Tensor,
@@ -42,6 +45,8 @@ def product(
 ) -> torch.Tensor:
     """Return `factor * left @ right`, or `factor * left @ right + beta * base`, rounded once.
 
+    Nothing is multiplied where the factor is 0: `torch.baddbmm` of 16 bits then leaves memory as it finds it.
+
     Args:
         left: a matrix, or a batch.
         right: another.
@@ -52,8 +57,8 @@ def product(
     """
     if base is None and factor == 1.0:
         return torch.matmul(left, right, out=out)
-    if factor == 0.0:  # `baddbmm` of 16 bits would leave what lies in `out`
-        return torch.mul(base, beta, out=out) if base is not None else out.zero_()
+    if abs(factor) <= _LEAST:
+        return out.zero_() if base is None or beta == 0.0 else torch.mul(base, beta, out=out)
     multiply = torch.baddbmm if out.dim() == 3 else torch.addmm
     if base is None:
         return multiply(out, left, right, beta=0, alpha=factor, out=out)

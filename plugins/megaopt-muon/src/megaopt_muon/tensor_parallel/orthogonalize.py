@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from megaopt_muon.choice.schedule import are_tame
+from megaopt_muon.choice.schedule import are_tame, largest_norm
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import within_range
 from megaopt_muon.products.precision import compute_dtype, matmul_precision
@@ -113,18 +114,25 @@ def orthogonalize_distributed(
     norm = norm.to(torch.promote_types(part.dtype, torch.float32))
     x = torch.empty(part.shape, dtype=dtype, device=part.device)
     torch.div(part, norm, out=x)
+    iterate = partial(ns.iterate, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group))
+    lengths = [part.shape[-2], part.shape[-1]]
+    lengths[dim] *= group.size()
+    most = largest_norm(ns.coefficients, *lengths)
     with matmul_precision(ns.precision):
-        result = ns.iterate(x, tall=dim == 0, reduce=lambda gram: all_reduce_sum(gram, group)).clone()
-    return _finite(ns, result, part / norm, group, dim)
+        result = iterate(x).clone()
+        if are_tame(ns.coefficients):
+            return result
+        good, normalized = _have_settled(result, most, group), part / norm
+        # All ranks find the same, so that all iterate again or none does.
+        if dtype.itemsize == 2 and part.device.type == "cpu" and not bool(good.all()):
+            again = iterate(normalized.float().clone()).clone()
+            normalized = torch.where(_have_settled(again, most, group), again, normalized.float())
+    return torch.where(good, result, normalized.to(result.dtype))
 
 
-def _finite(
-    ns: NewtonSchulz, result: torch.Tensor, update: torch.Tensor, group: ProcessGroup, dim: int
-) -> torch.Tensor:
-    """Return the result, or where the iteration has blown up a matrix on any rank, the normalized update on all."""
-    if are_tame(ns.coefficients):
-        return result
-    squares = torch.linalg.vector_norm(result, dim=(-2, -1), keepdim=True, dtype=torch.float64).square_()
+def _have_settled(result: torch.Tensor, most: float, group: ProcessGroup) -> torch.Tensor:
+    """Return whether whole matrices, of which each rank holds a part, are of a norm up to the largest, and finite."""
+    norms: torch.Tensor = torch.linalg.vector_norm(result, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    squares = norms.square_()
     dist.all_reduce(squares, group=group)
-    good = squares.sqrt_() <= ns.most_of(result.shape[1 - dim - 2])
-    return torch.where(good, result, update.to(result.dtype))
+    return squares.isfinite() & (squares <= most * most)

@@ -14,14 +14,7 @@ from megaopt_core.errors import MegaoptError, StateDictError
 from megaopt_core.optimizers._param_state import ParamState
 from megaopt_core.params._names import without_wrappers
 from megaopt_core.precision._policy import MAIN_PARAM
-from megaopt_core.state._document import (
-    ROUTED,
-    digest_of_views,
-    optimizer_names,
-    plugins_of,
-    readers_of,
-    views_of,
-)
+from megaopt_core.state._document import ROUTED, routed_of
 from megaopt_core.state._ranks import ALONE
 from megaopt_core.state._restore.plan import plan_load
 from megaopt_core.state._torch_schema.over_ranks import (
@@ -49,7 +42,7 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
         optimizer: a built optimizer.
     """
     groups, state, index = [], {}, 0
-    routed = _routed(optimizer)
+    routed = routed_of(optimizer)
     cut = optimizer.state.cut_names()
     sliced = names_of_slices(optimizer).union(cut)
     for position, group in enumerate(optimizer.param_groups):
@@ -70,25 +63,6 @@ def export_state_dict(optimizer: MegatronOptimizer) -> dict[str, Any]:
     if fresh:
         exported[_FRESH] = fresh
     return with_states_of_all(optimizer, exported, cut)
-
-
-def _routed(optimizer: MegatronOptimizer) -> list[dict[str, str]]:
-    """Return for each group what steps it, what brings that, who read the roles, and its views; none if by hand."""
-    if optimizer.routing is None:
-        return []
-    steps, roles, views = optimizer_names(optimizer), readers_of(optimizer), views_of(optimizer)
-    members = [[optimizer.names[param] for param in group["params"]] for group in optimizer.param_groups]
-    names = [steps[group[0]] if group else "" for group in members]
-    plugins = plugins_of(filter(None, names))
-    return [
-        {
-            "optimizer": name,
-            "distribution": plugins.get(name, ""),
-            "roles": roles,
-            "views": digest_of_views(group, views),
-        }
-        for name, group in zip(names, members, strict=True)
-    ]
 
 
 def _exported(kept: Mapping[str, Any], key: str, *, as_slices: bool) -> Any:

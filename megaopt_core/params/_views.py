@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import Attribute, astuple, evolve, field, frozen
 
 from megaopt_core.errors import ViewError
 from megaopt_core.params._windows import MatrixWindow, windows_of
@@ -29,6 +30,10 @@ class Fused(StrEnum):
     NOTHING = ""
     QKV = "qkv"
     GATE_UP = "gate_up"
+
+
+def _is_kept_by_parts(attribute: Attribute[Any], _: object) -> bool:
+    return attribute.name not in {"label", "split_sizes"}
 
 
 @frozen
@@ -119,16 +124,32 @@ class MatrixView:
         """True when the stored tensor is the matrix, as it is."""
         return not (self.batch_dims or self.transposed or self.split_sizes) and self.first_dims == 1
 
-    def in_proportion(self) -> MatrixView:
-        """Return the view with sizes divided by what divides them all: that of the whole, and of any part of it.
+    def is_like(self, other: MatrixView, shape: Sequence[int], of: Sequence[int]) -> bool:
+        """Return whether parts of one parameter, or the whole of it, are seen as the same matrices.
+
+        Heads, and the pieces of a split that repeats, are never cut: their sizes are the same in every part. Those of a
+        split that does not repeat are cut in proportion.
+
+        Args:
+            other: how the other part is seen.
+            shape: of the part that this view is of.
+            of: the shape of the other part.
 
         Example:
-            >>> MatrixView(split_sizes=(4, 2, 2)).in_proportion().split_sizes
-            (2, 1, 1)
+            >>> whole, part = MatrixView(split_sizes=(4, 2, 2)), MatrixView(split_sizes=(2, 1, 1))
+            >>> whole.is_like(part, (8, 8), (4, 8)), whole.is_like(part, (8, 8), (8, 8))
+            (True, False)
         """
-        unit = math.gcd(*self.split_sizes) or 1
-        sizes = [size // unit for size in self.split_sizes]
-        return evolve(self, split_sizes=sizes, head_sizes=(), head_columns=0)
+        left, right = (astuple(view, filter=_is_kept_by_parts) for view in (self, other))
+        sizes, others = self.split_sizes, other.split_sizes
+        if left != right or sizes == others or tuple(shape) == tuple(of):
+            return left == right and sizes == others
+        in_proportion = [size * sum(others) for size in sizes] == [size * sum(sizes) for size in others]
+        return in_proportion and not self._repeats(shape) and not other._repeats(of)
+
+    def _repeats(self, shape: Sequence[int]) -> bool:
+        unsplit = evolve(self, split_sizes=(), head_sizes=(), head_columns=0)
+        return sum(self.split_sizes) != unsplit.logical_shape(shape)[1:][self.split_dim]
 
     def dim_of(self, stored: int) -> int:
         """Return the dimension of the logical matrix that a stored one, after those of the batch, is a part of.

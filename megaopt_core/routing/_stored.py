@@ -171,7 +171,7 @@ def _decision(stored: StoredRouting, item: InventoryItem) -> RoleDecision:
     # A view of a part has sizes of that part: at another tensor-parallel size what is found here fits.
     if there.view is not None and there.view.split_sizes and there.shape != shape:
         here = item.decision.view
-        if here is None or here.in_proportion() != there.view.in_proportion():
+        if here is None or not here.is_like(there.view, shape, there.shape):
             raise RoutingError(
                 f"{stored.name}: {item.name!r} was seen as {there.view} where its part had the shape {there.shape}; "
                 f"here it has {shape}, and is found to be {here or 'no matrix'}. Say how it is seen by its attribute "

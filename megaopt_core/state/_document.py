@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import asdict, astuple
+from attrs import asdict
 
-from megaopt_core.errors import PluginError
+from megaopt_core.errors import CheckpointMismatchError, PluginError, ViewError
 from megaopt_core.params._roles import RoleDecision
 from megaopt_core.params._specs import Granularity
 from megaopt_core.params._views import MATRIX, MatrixView
@@ -29,10 +28,11 @@ __all__ = [
     "ROUTED",
     "configured",
     "describe_optimizer",
-    "digest_of_views",
+    "described_view",
     "optimizer_names",
     "plugins_of",
     "readers_of",
+    "routed_of",
     "settings_of",
     "stored_view",
     "versions",
@@ -41,7 +41,7 @@ __all__ = [
 
 
 ROUTED = "routed"
-"""Key of a group in torch's schema: its optimizer, the distribution of that, who read roles, a digest of views."""
+"""Key of a group in torch's schema: its optimizer, the distribution of that, who read roles, and views."""
 _NOT_SAVED = ("params", "param_names", ROUTED, "foreach", "fused", "capturable", "differentiable")
 _LISTED = frozenset({"ranges", "objects", "codes"})
 """What a record of a state has of every rank, one entry after the other."""
@@ -118,28 +118,31 @@ def views_of(optimizer: NamedState) -> dict[str, tuple[MatrixView, tuple[int, ..
     return {
         name: (entry.decision.view or MATRIX, shape_of[name])
         for name, entry in routes.items()
-        if entry.spec.granularity is not Granularity.ELEMENT and name in shape_of
+        if entry.spec.granularity is Granularity.TENSOR and name in shape_of
     }
 
 
-def digest_of_views(names: Iterable[str], views: Mapping[str, tuple[MatrixView, tuple[int, ...]]]) -> str:
-    """Return what tells whether parameters are seen as the same matrices elsewhere, on parts of them too.
+def routed_of(optimizer: NamedState) -> list[dict[str, Any]]:
+    """Return for each group what steps it, what brings that, who read the roles, and views; nothing if by hand.
+
+    Views are those of parameters that are stepped as matrices, but for those that are seen as the one that is stored.
 
     Args:
-        names: of the parameters of a group.
-        views: what :func:`views_of` returned.
-
-    Returns:
-        Some digits; nothing where one of the parameters is not known here, or is not stepped as matrices.
+        optimizer: a built optimizer.
     """
-    listed = sorted(names)
-    if not listed or not views.keys() >= set(listed):
-        return ""
-    told = [
-        (name, astuple(views[name][0].in_proportion(), filter=lambda attribute, _: bool(attribute.eq)))
-        for name in listed
-    ]
-    return blake2b(repr(told).encode(), digest_size=8).hexdigest()
+    if optimizer.routing is None:
+        return []
+    steps, roles, views = optimizer_names(optimizer), readers_of(optimizer), views_of(optimizer)
+    members = [[optimizer.names[param] for param in group["params"]] for group in optimizer.param_groups]
+    plugins = plugins_of(steps[name] for group in members for name in group[:1])
+    routed = []
+    for group in members:
+        name = steps[group[0]] if group else ""
+        seen = {one: described_view(*views[one]) for one in group if one in views}
+        told = {one: view for one, view in seen.items() if view.keys() > {"shape"}}
+        about = {"optimizer": name, "distribution": plugins.get(name, ""), "roles": roles}
+        routed.append({**about, "views": told} if seen else about)
+    return routed
 
 
 def stored_view(described: Mapping[str, Any]) -> tuple[MatrixView, tuple[int, ...]] | None:
@@ -147,12 +150,21 @@ def stored_view(described: Mapping[str, Any]) -> tuple[MatrixView, tuple[int, ..
 
     Args:
         described: what is saved of the parameter.
+
+    Raises:
+        CheckpointMismatchError: it is no view.
     """
     if "role" not in described:
         return None
-    view = dict(described.get("view", {}))
-    shape = tuple(view.pop("shape", described["shape"]))
-    return MatrixView(**view), shape
+    told = described.get("view", {})
+    try:
+        view = {**told}
+        shape = tuple(map(int, view.pop("shape", described["shape"])))
+        return MatrixView(**view), shape
+    except (TypeError, ValueError, ViewError) as error:
+        raise CheckpointMismatchError(
+            f"{told!r:.200} is no view of a parameter as matrices: {error}"
+        ) from error
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +262,19 @@ def _described(decision: RoleDecision, shape: tuple[int, ...]) -> dict[str, Any]
     """Return role and view, as JSON has them; the shape is that of the tensor that is viewed."""
     if decision.view is None:
         return {"role": str(decision.role)}
-    view = asdict(decision.view, filter=lambda attribute, value: value != attribute.default)
-    return {"role": str(decision.role), "view": {**view, "shape": list(shape)}}
+    return {"role": str(decision.role), "view": described_view(decision.view, shape)}
+
+
+def described_view(view: MatrixView, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return a view as JSON has it.
+
+    Args:
+        view: of a parameter.
+        shape: of the tensor that is viewed.
+    """
+    told = asdict(view, filter=lambda attribute, value: value != attribute.default)
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in told.items()}
+    return {**plain, **({"fused": str(view.fused)} if view.fused else {}), "shape": list(shape)}
 
 
 def _merged(of_ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

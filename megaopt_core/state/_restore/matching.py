@@ -12,7 +12,14 @@ from megaopt_core.errors import CheckpointMismatchError
 from megaopt_core.params._names import shown
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.registry._registry import get_registry
-from megaopt_core.state._document import optimizer_names, plugins_of, readers_of, stored_view, views_of
+from megaopt_core.state._document import (
+    described_view,
+    optimizer_names,
+    plugins_of,
+    readers_of,
+    stored_view,
+    views_of,
+)
 from megaopt_core.state._pieces import piece_states
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import mismatch, require_same_shapes
@@ -208,11 +215,12 @@ def _seen_otherwise(record: Mapping[str, Any], here: tuple[MatrixView, tuple[int
     """Return how a parameter was seen as other matrices than it is here; nothing if it was not, or nobody knows."""
     if here is None:
         return ""
-    if record.get("seen_otherwise"):
-        return "its group was seen as other matrices than it is here"
     there = stored_view(record)
     if there is None:
         return ""
     (before, of), (now, shape) = there, here
-    alike = before == now if of == shape else before.in_proportion() == now.in_proportion()
-    return "" if alike else f"it was seen as {before}, is here as {now}"
+    if before.is_like(now, of, shape):
+        return ""
+    if str(before) == str(now):  # pieces or heads differ, which only some settings ask for
+        return f"it was seen as {described_view(before, of)}, is here as {described_view(now, shape)}"
+    return f"it was seen as {before}, is here as {now}"

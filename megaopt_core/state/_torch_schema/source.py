@@ -14,7 +14,7 @@ from megaopt_core.params._parts import is_dtensor, local_tensor
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.precision._policy import MAIN_PARAM
 from megaopt_core.state._collected import state_key
-from megaopt_core.state._document import ROUTED, digest_of_views, settings_of, views_of
+from megaopt_core.state._document import ROUTED, settings_of, stored_view
 from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
@@ -133,7 +133,6 @@ def torch_source(
         )
     here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), set(state_dict.get("fresh", ()))
     routed = [_routed(group) for group in groups]
-    otherwise = _seen_otherwise(optimizer, routed, indexed, [*map(renamed, names)])
     parameters: dict[str, Any] = {}
     for name, (position, index) in zip(names, indexed, strict=True):
         values = state_dict["state"].get(index, {})
@@ -159,7 +158,7 @@ def torch_source(
                 if not here.is_nothing(name_here, value)
             },
             **({"fresh": True} if is_fresh else {}),
-            **({"seen_otherwise": True} if position in otherwise else {}),
+            **_seen(routed[position], name),
         }
     described = {
         "parameters": parameters,
@@ -172,12 +171,16 @@ def torch_source(
     return MemorySource("the state dict", manifest, tensors)
 
 
-def _routed(group: Mapping[str, Any]) -> Mapping[str, str]:
+def _routed(group: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a group says of who stepped it; that of torch's own optimizers says nothing."""
     told = group.get(ROUTED, {})
-    keys = {"optimizer", "distribution", "roles", "views"}
     if isinstance(told, Mapping) and (
-        not told or (set(told) | {"views"} == keys and all(isinstance(value, str) for value in told.values()))
+        not told
+        or (
+            told.keys() | {"views"} == {"optimizer", "distribution", "roles", "views"}
+            and all(isinstance(value, str) for key, value in told.items() if key != "views")
+            and isinstance(told.get("views", {}), Mapping)
+        )
     ):
         return told
     raise StateDictError(
@@ -186,22 +189,13 @@ def _routed(group: Mapping[str, Any]) -> Mapping[str, str]:
     )
 
 
-def _seen_otherwise(
-    optimizer: NamedState,
-    routed: Sequence[Mapping[str, str]],
-    indexed: Sequence[tuple[int, object]],
-    names: Sequence[str],
-) -> set[int]:
-    """Return the positions of the groups whose parameters were seen as other matrices than they are here."""
-    members: dict[int, list[str]] = {}
-    for name, (position, _) in zip(names, indexed, strict=True):
-        members.setdefault(position, []).append(name)
-    told, views = {position: routed[position].get("views") for position in members}, views_of(optimizer)
-    return {
-        position
-        for position, group in members.items()
-        if told[position] and digest_of_views(group, views) not in {told[position], ""}
-    }
+def _seen(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return how a parameter was seen as matrices, as a checkpoint describes it; nothing if that is not told."""
+    if "views" not in told:
+        return {}
+    seen = {"role": "", "view": told["views"].get(name, {})}
+    stored_view({**seen, "shape": ()})
+    return seen
 
 
 def _is_written(key: str, value: Any) -> bool:

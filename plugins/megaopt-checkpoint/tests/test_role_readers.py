@@ -12,10 +12,11 @@ from megaopt_testing import temporary_plugin
 from torch import nn
 
 from megaopt_core import OptimizerEntry, build_optimizer, hookimpl
-from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.errors import CheckpointMismatchError, StateDictError
 from megaopt_core.optimizers import MegatronOptimizer
 from megaopt_core.params import MATRIX, MatrixView, Role, RoleDecision
 from megaopt_core.registry import reset_registry
+from megaopt_core.state import Ranks, names_in, plan_load, torch_source
 
 
 class Optimizers:
@@ -86,7 +87,7 @@ def test_a_load_says_that_roles_were_read_otherwise(tmp_path, no_other_reader) -
 
 
 class WholeMatrices:
-    """`whole` steps whole tensors, as they are seen; `plain` elements."""
+    """`whole` steps whole tensors, as they are seen; `plain` elements, and `together` those of a group."""
 
     megaopt_api = "1"
 
@@ -95,6 +96,7 @@ class WholeMatrices:
         return {
             "plain": OptimizerEntry(torch.optim.SGD),
             "whole": OptimizerEntry(torch.optim.SGD, granularity="tensor"),
+            "together": OptimizerEntry(torch.optim.SGD, granularity="group"),
         }
 
 
@@ -112,7 +114,13 @@ class Sees:
 
 
 SPLIT = MatrixView(split_sizes=(2, 2))
-OTHERS = [MATRIX, MatrixView(transposed=True), MatrixView(split_sizes=(2, 2), split_dim=1)]
+OTHERS = [
+    MATRIX,
+    MatrixView(transposed=True),
+    MatrixView(split_sizes=(2, 2), split_dim=1),
+    MatrixView(split_sizes=(1, 1)),
+    MatrixView(split_sizes=(2, 2), head_sizes=(1, 1)),
+]
 
 
 def seen(view: MatrixView, name: str = "whole") -> tuple[nn.Sequential, MegatronOptimizer]:
@@ -148,14 +156,48 @@ def load_each_way(
 def test_a_load_says_that_matrices_are_seen_otherwise(tmp_path: Path, view: MatrixView) -> None:
     """Whichever way it is loaded; what is stepped element by element is not seen at all."""
     with temporary_plugin(WholeMatrices(), name="optimizers"):
-        for name, refused in (("plain", False), ("whole", True)):
+        for name, refused in (("plain", False), ("together", False), ("whole", True)):
             model, optimizer = seen(SPLIT, name)
             optimizer.step()
             save_checkpoint(tmp_path / name, model, optimizer)
             assert load_each_way(optimizer, *seen(SPLIT, name), tmp_path / name) == ""
-            assert ("0.weight" in load_each_way(optimizer, *seen(view, name), tmp_path / name)) is refused
+            said = load_each_way(optimizer, *seen(view, name), tmp_path / name)
+            assert ("0.weight" in said) is refused
+            assert "1.weight" not in said
         model, other = seen(view)
         report = load_checkpoint(tmp_path / "whole", model, other, strict=False)
-        assert report.reset["0.weight"].startswith(f"it was seen as {SPLIT}, is here as {view}")
+        assert report.reset["0.weight"].startswith("it was seen as ")
         followed = build_optimizer(model, "whole", lr=0.1, routing=tmp_path / "whole")
         assert load_each_way(optimizer, model, followed, tmp_path / "whole") == ""
+
+
+@pytest.mark.usefixtures("no_other_reader")
+def test_views_are_compared_where_other_parameters_are_gone() -> None:
+    """A state dict tells of each: what is seen otherwise starts anew, and the rest is loaded."""
+    with temporary_plugin(WholeMatrices(), name="optimizers"):
+        _, optimizer = seen(SPLIT)
+        optimizer.step()
+        saved = optimizer.state_dict()
+        for group in saved["param_groups"]:
+            group["param_names"] = [name.replace("1.bias", "gone") for name in group["param_names"]]
+        optimizer.load_state_dict(saved, strict=False)
+        _, other = seen(MATRIX)
+        source = torch_source(other, saved, names_in(saved) or [])
+        found = plan_load(source, other, strict=False, ranks=Ranks()).found
+        assert list(found.reset) == ["0.weight"]
+        assert sorted(found.same) == ["0.bias", "1.weight"]
+
+
+@pytest.mark.parametrize(
+    "views", [{"0.weight": 3}, {"0.weight": {"color": 1}}, {"0.weight": {"shape": "ab"}}]
+)
+@pytest.mark.usefixtures("no_other_reader")
+def test_views_of_strangers_are_checked(views: dict[str, Any]) -> None:
+    """A state dict may say anything."""
+    with temporary_plugin(WholeMatrices(), name="optimizers"):
+        _, optimizer = seen(SPLIT)
+        saved = optimizer.state_dict()
+        for group in saved["param_groups"]:
+            group["routed"] = {**group["routed"], "views": views}
+        with pytest.raises(StateDictError, match="is no view of a parameter as matrices"):
+            optimizer.load_state_dict(saved)

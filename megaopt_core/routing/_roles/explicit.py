@@ -11,7 +11,7 @@ from megaopt_core.errors import ViewError
 from megaopt_core.params._names import NamedParam
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
 from megaopt_core.params._views import MATRIX, Fused, MatrixView
-from megaopt_core.routing._roles.decisions import elementwise, embedding, matrix, output
+from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.registered_views import registered_view
 
 __all__ = ["apply_explicit", "cut_by_attributes"]
@@ -101,7 +101,7 @@ def _decided(entry: NamedParam, found: RoleDecision, said: Role | MatrixView, wh
     if isinstance(said, MatrixView):
         return _as_matrix(entry, said, who)
     if said is Role.MATRIX:
-        return _as_matrix(entry, found.view or MATRIX, who)
+        return _as_found(_as_matrix(entry, found.view or MATRIX, who), found)
     if said is Role.ELEMENTWISE:
         return elementwise(who)
     if who.startswith("attribute is_embedding") and found.role is Role.EMBEDDING:
@@ -134,7 +134,8 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
     if denied and decision.role.is_embedding_or_output:
         is_projected = any(not isinstance(module, nn.Embedding) for _, module, _ in entry.owners)
         if decision.role is Role.OUTPUT and param.dim() > 1 and is_projected:
-            decision = matrix("attribute is_embedding_or_output_parameter is False", decision.view or MATRIX)
+            said = matrix("attribute is_embedding_or_output_parameter is False", decision.view or MATRIX)
+            decision = _as_found(said, decision)
         else:
             decision = elementwise("attribute is_embedding_or_output_parameter is False")
     use_muon = getattr(param, "use_muon", None)
@@ -151,5 +152,13 @@ def _flags(entry: NamedParam, decision: RoleDecision) -> RoleDecision:
                 f"{entry.name}: two descriptions contradict each other: attribute use_muon says role 'matrix', "
                 "attribute is_embedding_or_output_parameter says an embedding or output"
             )
-        return matrix("attribute use_muon is True", decision.view or MATRIX)
+        return _as_found(matrix("attribute use_muon is True", decision.view or MATRIX), decision)
     return decision
+
+
+def _as_found(said: RoleDecision, found: RoleDecision) -> RoleDecision:
+    """Return a matrix of which only that was said: which matrices lie inside is as sure as whoever found it."""
+    said = evolve(said, reader=found.reader)
+    who_knows = found.reason.partition("; ")[2]
+    why = f"which matrices lie inside is not known; {who_knows}"
+    return doubted(said, why, Doubt.LAYOUT) if found.unread else said

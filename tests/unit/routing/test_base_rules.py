@@ -1,15 +1,17 @@
 """What the core knows about parameters without a reader: element-wise where there is doubt, and who would tell."""
 
+import re
 import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
+from megaopt_testing import temporary_plugin
 from torch import nn
 
-from megaopt_core import OptimizerConfig, build_optimizer, route
+from megaopt_core import MatrixView, OptimizerConfig, build_optimizer, hookimpl, route
 from megaopt_core.errors import BrokenPluginError, BrokenPluginWarning, PluginNotInstalledError, RoutingError
-from megaopt_core.params import Role
+from megaopt_core.params import Doubt, Role, RoleDecision
 from megaopt_core.registry import PluginRegistry, reset_registry
 from megaopt_core.routing import infer_roles
 
@@ -191,3 +193,40 @@ def test_an_optimizer_that_steps_nothing_for_want_of_a_reader_is_warned_of(plugi
     assert "pip install megaopt-roles" in str(caught[0].message)
     model[0].weight.matrix_view = "matrix"
     assert build_optimizer(model, "of_matrices", lr=0.1).report().params[0].optimizer == "of_matrices"
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("use_muon", True), ("matrix_view", Role.MATRIX)])
+def test_that_it_is_a_matrix_does_not_say_which_lie_inside(attribute: str, value: object) -> None:
+    """A reader would tell a fused weight from one matrix: without it that is doubtful, and the reason names it."""
+    layer = nn.Linear(4, 12)
+    setattr(layer.weight, attribute, value)
+    decision = infer_roles(layer)["weight"]
+    assert (decision.role, decision.view, decision.doubt) == (Role.MATRIX, MatrixView(), Doubt.LAYOUT)
+    assert not decision.unread  # its role is known
+    assert re.fullmatch(
+        f"attribute {attribute}.*; which matrices lie inside is not known; pip install megaopt-roles reads it from the "
+        "model; its attribute matrix_view settles this",
+        decision.reason,
+    )
+    layer.weight.matrix_view = MatrixView(split_sizes=(4, 4, 4))
+    assert not infer_roles(layer)["weight"].uncertain
+
+
+def test_who_read_the_matrices_of_what_is_said_to_be_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view is the reader's, and so a checkpoint names it."""
+    monkeypatch.setenv("MEGAOPT_DISABLE_PLUGINS", "roles")
+
+    class Reader:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_annotate_params(self, model_chunk: nn.Module) -> dict[str, RoleDecision]:
+            view = MatrixView(split_sizes=(4, 8))
+            return {"weight": RoleDecision(Role.MATRIX, "guessed", view, doubt=Doubt.ROLE)}
+
+    layer = nn.Linear(4, 12)
+    layer.weight.use_muon = True  # type: ignore[assignment]
+    with temporary_plugin(Reader(), name="reader"):
+        decision = infer_roles(layer)["weight"]
+    assert decision.view == MatrixView(split_sizes=(4, 8))
+    assert (decision.reader.split()[0], decision.uncertain) == ("reader", False)

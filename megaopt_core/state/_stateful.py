@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megaopt_core.errors import (
-    CheckpointCorruptError,
-    CheckpointMismatchError,
-    CheckpointVersionError,
-    MegaoptError,
-    StateDictError,
-)
+from megaopt_core.errors import CheckpointMismatchError, StateDictError
 from megaopt_core.state._collected import PREFIX, collect_state
+from megaopt_core.state._description import read_description
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import FORMAT_VERSION, Manifest, StoredTensor
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.plan import plan_load
 from megaopt_core.state._sources import MemorySource
-from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.sliced import SlicedTensor
 
 if TYPE_CHECKING:
@@ -86,39 +80,20 @@ class OptimizerCheckpointState:
             CheckpointCorruptError: its description is damaged.
         """
         if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", _DESCRIPTION}:
-            given = sorted(state_dict) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+            given = [*state_dict] if isinstance(state_dict, Mapping) else type(state_dict).__name__
             raise StateDictError(f"a checkpoint state has the keys 'state' and {_DESCRIPTION!r}, got {given}")
+        if not isinstance(state_dict["state"], Mapping):
+            kind = type(state_dict["state"]).__name__
+            raise StateDictError(f"'state' of a checkpoint state maps names to tensors, got {kind}")
+        described = read_description(_NAME, state_dict[_DESCRIPTION])
+        kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
+        tensors = {
+            key if key.startswith("optim.") else f"{PREFIX}.{key}": tensor
+            for key, tensor in state_dict["state"].items()
+        }
+        source = _PlacesSource(_NAME, Manifest(optimizer=described, **kept), tensors)
         ranks = Ranks()
-        try:
-            source = _source(state_dict["state"], json.loads(state_dict[_DESCRIPTION]))
-            plan = plan_load(source, self._optimizer, strict=True, ranks=ranks)
-        except MegaoptError:
-            raise
-        except (AttributeError, LookupError, TypeError, ValueError) as error:  # a document may say anything
-            raise CheckpointCorruptError(
-                f"{_NAME}: its description is damaged ({type(error).__name__}: {error}); nothing has been changed",
-                path=_NAME,
-            ) from error
-        plan.apply(ranks)
-
-
-def _source(state: Mapping[str, torch.Tensor], described: dict[str, Any]) -> _PlacesSource:
-    """Return what torch has read as something to load from."""
-    version = described.pop("version", 1)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        by = described.get("written", {}).get("megaopt-core", "a newer version")
-        raise CheckpointVersionError(
-            f"{_NAME} has format version {version!r}, written by megaopt-core {by}; this one reads up to version "
-            f"{FORMAT_VERSION}: pip install --upgrade megaopt-core",
-            path=_NAME,
-        )
-    if version == 1:  # which did not say so
-        described["parameters"] = with_named_codes(described["parameters"])
-    tensors = {
-        key if key.startswith("optim.") else f"{PREFIX}.{key}": tensor for key, tensor in state.items()
-    }
-    kept = {key: described.pop(key) for key in ("plugins", "written") if key in described}
-    return _PlacesSource(_NAME, Manifest(optimizer=described, **kept), tensors)
+        plan_load(source, self._optimizer, strict=True, ranks=ranks).apply(ranks)
 
 
 class _PlacesSource(MemorySource):

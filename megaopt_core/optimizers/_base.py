@@ -256,12 +256,25 @@ class MegatronOptimizer(torch.optim.Optimizer):
             ConfigurationError: a group holds a value that no setting could have; nothing has changed.
         """
         self._check_settings()
-        for part in self.parts:
-            part.step()
+        for number, part in enumerate(self.parts):
+            try:
+                part.step()
+            except BaseException as error:
+                if number or not isinstance(error, MegaoptError):
+                    error.add_note(self._taken_by_some(number))
+                raise
             if part.overlapped is None:
                 self._start_sync(part)
         self._finish_sync()
         return True
+
+    def _taken_by_some(self, stopped: int) -> str:
+        *before, name = [type(part.inner).__name__ for part in self.parts[: stopped + 1]]
+        taken = f"{', '.join(before)} had taken it, and " if before else ""
+        return (
+            f"The step stopped in {name}: {taken}{name} may have taken it for some of its parameters. "
+            "The next step goes on from there; load a checkpoint to go on as if there had been none."
+        )
 
     def _start_sync(self, part: OptimizerPart) -> None:
         """Begin to bring parameters to the ranks that need them; those of one part travel while the next steps."""

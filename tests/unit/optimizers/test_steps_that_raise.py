@@ -1,5 +1,6 @@
 """A step that raises, as where memory is short, leaves an optimizer that goes on."""
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from megaopt_core import ParamKey
 from megaopt_core.optimizers import MegatronOptimizer
 
 pytestmark = pytest.mark.any_python
@@ -16,9 +18,9 @@ AWARE = {"bf16": True, "use_precision_aware_optimizer": True}
 BATCHES = "megaopt_core.precision._choice.BATCH_ELEMENTS"
 
 
-def _raise_once(optimizer: MegatronOptimizer, after: int = 0) -> None:
+def _raise_once(optimizer: MegatronOptimizer, after: int = 0, part: int = 0) -> None:
     """Have the inner step raise before it does anything: the first time, or after some more of its calls."""
-    inner = optimizer.parts[0].inner
+    inner = optimizer.parts[part].inner
     own, calls = inner.step, 0
 
     def step(closure: Any = None) -> Any:
@@ -128,3 +130,20 @@ def test_memory_that_a_piece_does_not_get_leaves_it_as_it_was(
     assert calls == 6
     monkeypatch.undo()
     assert snapshot(model, optimizer) == before
+
+
+def test_an_error_says_who_had_taken_the_step(
+    mlp: Callable[..., nn.Module],
+    build: Callable[..., MegatronOptimizer],
+    give: Callable[..., None],
+) -> None:
+    """What one optimizer of several has written stays; whoever goes on has been told."""
+    model = mlp()
+    optimizer = build(model, overrides={ParamKey(name="*.weight"): {"optimizer": "t_sgd"}})
+    for part, words in enumerate(("may have taken it for some", r"had taken it, and .* may have taken it")):
+        give(model)
+        _raise_once(optimizer, part=part)
+        with pytest.raises(MemoryError) as caught:
+            optimizer.step()
+        (note,) = caught.value.__notes__
+        assert re.search(f"^The step stopped in .*: .*{words}.* load a checkpoint", note)

@@ -165,7 +165,7 @@ def _require_installed(stored: StoredRouting, optimizer: str, name: str) -> None
 
 
 def _decision(stored: StoredRouting, item: InventoryItem) -> RoleDecision:
-    there, shape = stored_param(stored, item), tuple(item.param.shape)
+    there, shape = stored_param(stored, item), item.part.shape
     if there.role is None:
         return item.decision
     # A view of a part has sizes of that part: at another tensor-parallel size what is found here fits.

@@ -114,11 +114,10 @@ def views_of(optimizer: NamedState) -> dict[str, tuple[MatrixView, tuple[int, ..
         optimizer: a built optimizer.
     """
     routes = {} if optimizer.routing is None else optimizer.routing.params
-    shape_of = {name: tuple(param.shape) for param, name in optimizer.names.items()}
     return {
-        name: (entry.decision.view or MATRIX, shape_of[name])
+        name: (entry.decision.view or MATRIX, entry.spec.shape)
         for name, entry in routes.items()
-        if entry.spec.granularity is Granularity.TENSOR and name in shape_of
+        if entry.spec.granularity is Granularity.TENSOR
     }
 
 
@@ -218,7 +217,6 @@ def describe_optimizer(
         for param in group["params"]
     }
     routes = {} if optimizer.routing is None else optimizer.routing.params
-    shape_of = {name: tuple(param.shape) for param, name in optimizer.names.items()}
     mine = {
         name: {
             "optimizer": steps.get(name, ""),
@@ -226,7 +224,7 @@ def describe_optimizer(
             "group": group_of.get(name, 0),
             "shape": list(collected.shapes.get(name, ())),
             "state": collected.state.get(name, {}),
-            **(_described(routes[name].decision, shape_of[name]) if name in routes else {}),
+            **(_described(routes[name].decision, routes[name].spec.shape) if name in routes else {}),
             **({"fresh": True} if name in collected.fresh else {}),
         }
         for name in {**group_of, **collected.state}

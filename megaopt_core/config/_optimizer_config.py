@@ -140,7 +140,7 @@ class OptimizerConfig(CoreFields):
         Raises:
             ConfigurationError: as at construction.
         """
-        if not isinstance(settings, Mapping):
+        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise ConfigurationError(
                 f"from_dict: got {type(settings).__name__}; give a mapping of names to values, as to_dict() returns",
                 setting="settings",

@@ -99,7 +99,11 @@ def _by_attributes(
     shape, axis = tuple(param.shape), _tensor_axis(is_expert)
     group = pgs.of_axis(axis)
     is_cut = bool(getattr(param, "tensor_model_parallel", False))
-    dim = int(getattr(param, "partition_dim", -1)) if is_cut else -1
+    dim = getattr(param, "partition_dim", -1) if is_cut else -1
+    if type(dim) is not int or dim < -1:
+        raise RoutingError(
+            f"parameter {name!r} has partition_dim={dim!r}; it must be a dimension, or -1", names=[name]
+        )
     here = LogicalPart(shape, tensor_parallel=is_cut, partition_dim=dim, is_expert=is_expert)
     if dim < 0 or size_of(group) == 1:
         return here

@@ -199,6 +199,12 @@ def take_inventory(
         decisions = infer_roles(chunk, example=example, failed=inventory.failed)
         for named in named_params(chunk):
             name, *aliases = (fqn(index, local) if fqn else local for local in (named.name, *named.aliases))
+            if not isinstance(name, str) or seen.get(name) == index:
+                raise RoutingError(
+                    f"fqn({index}, {named.name!r}) returned {name!r}; it must return a name for every parameter of "
+                    "a chunk, and no other's",
+                    names=[named.name],
+                )
             if name in seen:
                 same = ": they are the same module" if chunks[seen[name]] is chunk else ""
                 raise RoutingError(
@@ -210,6 +216,15 @@ def take_inventory(
             seen[name] = index
             part = logical_part(named.param, name, pgs)
             _require_view_fits(named.param, name, decisions[named.name], part)
+            _require_group_name(named.param, name)
             item = InventoryItem(name, named, index, tuple(aliases), decisions[named.name], part)
             (inventory.trainable if named.param.requires_grad else inventory.frozen).append(item)
     return inventory
+
+
+def _require_group_name(param: torch.Tensor, name: str) -> None:
+    group = getattr(param, "grad_norm_group", None)
+    if group is not None and not isinstance(group, str):
+        raise RoutingError(
+            f"parameter {name!r} has grad_norm_group={group!r}; it must be a name, or None", names=[name]
+        )

@@ -43,7 +43,7 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
     found: list[Description] = []
     param = entry.param
     view = getattr(param, "matrix_view", None)
-    if isinstance(view, str):
+    if isinstance(view, str) and view in [*Role]:
         view = Role(view)
     if view is not None and not isinstance(view, Role | MatrixView):
         raise ViewError(f"{entry.name}: attribute matrix_view must be a MatrixView or a Role, got {view!r}")
@@ -51,14 +51,18 @@ def _from_attributes(entry: NamedParam) -> list[Description]:
         found.append((view, "attribute matrix_view"))
     sizes = getattr(param, "qkv_split_shapes", None)
     if getattr(param, "is_qkv", False) and sizes is not None:
-        found.append((_query_groups(sizes), "attributes is_qkv and qkv_split_shapes"))
+        found.append((_query_groups(entry.name, sizes), "attributes is_qkv and qkv_split_shapes"))
     if getattr(param, "is_embedding_or_output_parameter", False):
         found.append((Role.OUTPUT, "attribute is_embedding_or_output_parameter"))
     return found
 
 
-def _query_groups(sizes: Sequence[int]) -> MatrixView:
+def _query_groups(name: str, sizes: Sequence[int]) -> MatrixView:
     """Return the view of query, key and value group by group: each has one head of keys and one of values."""
+    if not isinstance(sizes, Sequence) or not all(type(size) is int for size in sizes):
+        raise ViewError(
+            f"{name}: attribute qkv_split_shapes must be whole numbers, got {sizes!r}", names=[name]
+        )
     head = sizes[-1] if sizes else 0
     known = head > 0 and all(size % head == 0 for size in sizes)
     heads = (head,) * len(sizes) if known else ()
@@ -115,7 +119,7 @@ def cut_by_attributes(param: nn.Parameter) -> bool:
     Args:
         param: the parameter.
     """
-    return bool(getattr(param, "tensor_model_parallel", False)) and getattr(param, "partition_dim", -1) >= 0
+    return bool(getattr(param, "tensor_model_parallel", False)) and getattr(param, "partition_dim", -1) != -1
 
 
 def _as_matrix(entry: NamedParam, view: MatrixView, who: str) -> RoleDecision:

@@ -1,16 +1,26 @@
 """The configuration of a run: the core's fields, plugins' settings, the run file, validators."""
 
 from megaopt_core.config._dtypes import STATE_DTYPES, dtype_name, parse_dtype
-from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
+from megaopt_core.config._fields import CORE_FIELD_NAMES, CoreFieldInfo, core_field_info
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import OverridesFromFile, RunFile
-from megaopt_core.config._validators import between, boolean, not_negative, one_of, positive, whole_number
+from megaopt_core.config._validators import (
+    Rule,
+    between,
+    boolean,
+    not_negative,
+    one_of,
+    positive,
+    whole_number,
+)
 
 __all__ = [
     "CORE_FIELD_NAMES",
     "STATE_DTYPES",
+    "CoreFieldInfo",
     "OptimizerConfig",
     "OverridesFromFile",
+    "Rule",
     "RunFile",
     "between",
     "boolean",

@@ -1,6 +1,6 @@
 """Process groups, and reductions over them."""
 
-from megaopt_core.parallel._agreement import Comparison, agree_over_ranks, fingerprint
+from megaopt_core.parallel._agreement import Comparison, Rows, agree_over_ranks, fingerprint
 from megaopt_core.parallel._groups import (
     ProcessGroupCollection,
     communicates,
@@ -16,6 +16,7 @@ __all__ = [
     "DATA_PARALLEL",
     "Comparison",
     "ProcessGroupCollection",
+    "Rows",
     "agree_over_ranks",
     "all_reduce",
     "communicates",

@@ -15,9 +15,11 @@ from megaopt_core.plugin_api._schedule_style import AfterDecay, ScheduleStyle
 if TYPE_CHECKING:
     from megaopt_core.plugin_api._entries import (
         ConfigToKwargs,
+        GranularityRule,
         InitState,
         MupRule,
         OptimizerEntry,
+        SplitRefusal,
         SplitStepFactory,
     )
     from megaopt_core.plugin_api._optimizer_checks import (
@@ -31,11 +33,13 @@ __all__ = [
     "AfterDecay",
     "Commands",
     "ConfigToKwargs",
+    "GranularityRule",
     "InitState",
     "LearningRatePoint",
     "MupRule",
     "OptimizerEntry",
     "ScheduleStyle",
+    "SplitRefusal",
     "SplitStepFactory",
     "StoredParam",
     "StoredRouting",
@@ -47,6 +51,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "SplitRefusal": "_entries",
+    "GranularityRule": "_entries",
     "ConfigToKwargs": "_entries",
     "InitState": "_entries",
     "MupRule": "_entries",

@@ -13,12 +13,14 @@ from megaopt_core.registry._registry import PluginRegistry, get_registry, reset_
 if TYPE_CHECKING:
     from megaopt_core.registry._constructor import constructor_kwargs
     from megaopt_core.registry._loading import LoadedPlugin
+    from megaopt_core.registry._missing import Kind
     from megaopt_core.registry._setting_owners import SettingInfo
 
 __all__ = [
     "ALLOW",
     "DISABLE",
     "GROUP",
+    "Kind",
     "LoadedPlugin",
     "PluginInfo",
     "PluginRegistry",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Kind": "_missing",
     "LoadedPlugin": "_loading",
     "SettingInfo": "_setting_owners",
     "constructor_kwargs": "_constructor",

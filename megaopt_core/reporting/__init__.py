@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 from megaopt_core import resolve_lazily
 
 if TYPE_CHECKING:
-    from megaopt_core.reporting._report import OptimizerReport
+    from megaopt_core.reporting._report import OptimizerReport, ParamRow, PartRow
     from megaopt_core.reporting._text_table import format_table
 
-__all__ = ["OptimizerReport", "format_table"]
+__all__ = ["OptimizerReport", "ParamRow", "PartRow", "format_table"]
 
-_HOME = {"OptimizerReport": "_report", "format_table": "_text_table"}
+_HOME = {
+    "PartRow": "_report",
+    "ParamRow": "_report",
+    "OptimizerReport": "_report",
+    "format_table": "_text_table",
+}
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = resolve_lazily(__name__, _HOME)

@@ -1,5 +1,6 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
+from megaopt_core.routing._groups import ChildSpec, GroupSpec
 from megaopt_core.routing._overrides.from_config import (
     get_mup_config_overrides,
     get_standard_config_overrides,
@@ -7,7 +8,7 @@ from megaopt_core.routing._overrides.from_config import (
     scaled_learning_rate,
     vector_like_overrides,
 )
-from megaopt_core.routing._roles.base_rules import target_of, tied_role
+from megaopt_core.routing._roles.base_rules import Target, target_of, tied_role
 from megaopt_core.routing._roles.decisions import doubted, elementwise, embedding, matrix, output
 from megaopt_core.routing._roles.infer import infer_roles
 from megaopt_core.routing._roles.module_types import (
@@ -18,17 +19,27 @@ from megaopt_core.routing._roles.module_types import (
     is_projection,
     stated,
 )
-from megaopt_core.routing._roles.registered_views import ViewHandle, register_matrix_view
+from megaopt_core.routing._roles.registered_views import (
+    ModuleMatch,
+    ViewHandle,
+    ViewSource,
+    register_matrix_view,
+)
 from megaopt_core.routing._route import route
 from megaopt_core.routing._routing import NameMap, ParamRoute, Routing
 from megaopt_core.routing._stored import GivenRouting
 
 __all__ = [
+    "ChildSpec",
     "GivenRouting",
+    "GroupSpec",
+    "ModuleMatch",
     "NameMap",
     "ParamRoute",
     "Routing",
+    "Target",
     "ViewHandle",
+    "ViewSource",
     "by_module_type",
     "by_shape",
     "doubted",

@@ -1,8 +1,9 @@
 """State by parameter name: enumerated, sliced, matched, restored, whoever stores the bytes."""
 
-from megaopt_core.state._collected import collect_state
+from megaopt_core.state._collected import Collected, collect_state
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
+from megaopt_core.state._protocol import NamedState
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,
@@ -10,11 +11,13 @@ from megaopt_core.state._restore.fitting import (
     require_same_shapes,
     require_tensors,
 )
-from megaopt_core.state._restore.matching import LoadedBeside
+from megaopt_core.state._restore.group_settings import GroupMerge
+from megaopt_core.state._restore.matching import LoadedBeside, Matching
 from megaopt_core.state._restore.plan import LoadPlan, Restore, plan_load
 from megaopt_core.state._sources import MemorySource, Request, Source, read_values
 from megaopt_core.state._stateful import OptimizerCheckpointState
 from megaopt_core.state._torch_schema.source import names_in, torch_source
+from megaopt_core.state._values.chunks import Chunk
 from megaopt_core.state._values.codes import with_named_codes
 from megaopt_core.state._values.encoding import decode, dtype_named, encode
 from megaopt_core.state._values.sliced import SlicedTensor, sliced
@@ -22,10 +25,15 @@ from megaopt_core.state._values.sliced import SlicedTensor, sliced
 __all__ = [
     "CHECKSUMS",
     "FORMAT_VERSION",
+    "Chunk",
+    "Collected",
+    "GroupMerge",
     "LoadPlan",
     "LoadedBeside",
     "Manifest",
+    "Matching",
     "MemorySource",
+    "NamedState",
     "OptimizerCheckpointState",
     "Ranks",
     "Request",

@@ -112,3 +112,49 @@ def test_the_root_holds_where_the_parts_meet_and_nothing_else() -> None:
     """A module that has no folder has no subject."""
     files = {path.name for path in Path(megaopt_core.__file__).parent.glob("*.py")}
     assert files == {"__init__.py", "build.py", "builtins.py", "errors.py"}
+
+
+# What a pipeline stage is made of inside, and the command line's own: nobody outside is handed one.
+INSIDE = {
+    ("Comparison", "_Key"), ("MegatronOptimizer", "GroupChecks"), ("OptimizerPart", "ChangeRecord"),
+    ("OptimizerPart", "Counting"), ("OptimizerPart", "ForeignWrites"), ("OptimizerPart", "GroupChecks"),
+    ("OptimizerPart", "GroupSettings"), ("buffers_alike", "_Buffers"), ("build_parser", "CommandParser"),
+    ("build_parser", "PluginCommands"),
+}  # fmt: skip
+
+
+def _annotations(node: ast.stmt) -> Iterator[ast.expr | None]:
+    """Yield what a public function, or the public parts of a class, are annotated with."""
+    if isinstance(node, ast.FunctionDef):
+        arguments = node.args
+        yield from (
+            each.annotation for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        )
+        yield node.returns
+    for part in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).startswith("_"):
+            yield part.annotation
+        elif isinstance(part, ast.FunctionDef) and (part.name == "__init__" or not part.name.startswith("_")):
+            yield from _annotations(part)
+
+
+def test_public_names_are_typed_with_public_ones() -> None:
+    """Who is handed something can name what it is."""
+    public = {name for module in PUBLIC for name in importlib.import_module(module).__all__}
+    trees = [ast.parse(file.read_text()) for file in sorted((ROOT / "megaopt_core").rglob("*.py"))]
+    defined = {
+        node.name.id if isinstance(node, ast.TypeAlias) else node.name
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, (ast.ClassDef, ast.TypeAlias))
+    }
+    private = {
+        (node.name, word)
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in public
+        for annotation in _annotations(node)
+        for word in re.findall(r"[A-Za-z_]\w*", "" if annotation is None else ast.unparse(annotation))
+        if word in defined - public
+    }
+    assert private <= INSIDE

@@ -212,3 +212,33 @@ def test_axes_of_an_einsum_are_followed() -> None:
 def test_tables_and_heads_in_disguise_are_no_matrices(model: type[nn.Module], name: str, role: Role) -> None:
     """A one-hot encoding looks rows up, and logits stay logits where the model reads them again."""
     assert infer_roles(model())[f"{name}.weight"].role is role
+
+
+class OfEitherKind(nn.Module):
+    """Attention to itself or to others: one layer makes three parts, or two, by what the module was built for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what was attended to, through the output projection."""
+        if others is not None:
+            q = x
+            k, v = self.project(others).split(16, dim=2)
+        else:
+            q, k, v = self.project(x).split(16, dim=2)
+        shape = (*k.shape[:-1], -1, 8)
+        q, k, v = (part.view(shape).transpose(1, 2) for part in (q, k, v))
+        made = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(made.transpose(1, 2).flatten(2))
+
+
+def test_a_branch_that_takes_fewer_parts_hides_no_split() -> None:
+    """Where each part gets a name in one branch, another one is of layers that were built otherwise."""
+    view = infer_roles(nn.Sequential(nn.Embedding(20, 16), OfEitherKind(), nn.Linear(16, 20)))[
+        "1.project.weight"
+    ].view
+    assert view is not None
+    assert view.split_sizes == (16, 16, 16)

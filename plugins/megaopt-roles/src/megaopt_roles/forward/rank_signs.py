@@ -22,6 +22,8 @@ class RankSigns:
         along: owners, by identity, of what was cut into positions that hold all features.
         looped: owners, by identity, of features through parts of which a loop goes.
         fits: owners, by identity, of features of which a layer takes a part.
+        counted: owners, by identity, of whose parts each got a name.
+        miscounted: owners of `misfits` that are among them for nothing but the number of names.
         given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
     """
 
@@ -30,6 +32,8 @@ class RankSigns:
     along: set[int] = field(factory=set)
     looped: set[int] = field(factory=set)
     fits: set[int] = field(factory=set)
+    counted: set[int] = field(factory=set)
+    miscounted: set[int] = field(factory=set)
     given: dict[tuple[int, int], Piece] = field(factory=dict)
 
     def expect(self, value: Any, width: int | None) -> None:
@@ -48,6 +52,8 @@ class RankSigns:
     def count(self, parts: list[Any], names: int, starred: int | None) -> None:
         """Note that parts of one thing are more or fewer than the names that they are assigned to: the rank is wrong.
 
+        Not where each gets a name elsewhere: of two branches, one is of layers that were built otherwise.
+
         Args:
             parts: what is assigned.
             names: how many there are.
@@ -56,7 +62,13 @@ class RankSigns:
         owners = {
             id(part.piece.source.owner) for part in parts if isinstance(part, Flow) and part.piece is not None
         }
-        if starred is None and len(parts) != names and len(owners) == 1:
+        if starred is not None or len(owners) != 1:
+            return
+        if len(parts) == names:
+            self.counted |= owners
+            self.misfits -= self.miscounted & owners
+        elif not owners & self.counted:
+            self.miscounted |= owners - self.misfits
             self.misfits |= owners
 
     def part(self, whole: Flow, parts: list[Flow]) -> None:

@@ -1,6 +1,6 @@
 """Which optimizer, group and strategy every parameter gets, and why."""
 
-from megaopt_core.routing._groups import ChildSpec, GroupSpec
+from megaopt_core.routing._groups import ChildSpec, GroupKey, GroupSpec
 from megaopt_core.routing._overrides.from_config import (
     get_mup_config_overrides,
     get_standard_config_overrides,
@@ -32,6 +32,7 @@ from megaopt_core.routing._stored import GivenRouting
 __all__ = [
     "ChildSpec",
     "GivenRouting",
+    "GroupKey",
     "GroupSpec",
     "ModuleMatch",
     "NameMap",

@@ -3,7 +3,8 @@
 from megaopt_core.state._collected import Collected, collect_state
 from megaopt_core.state._document import describe_optimizer, optimizer_names, plugins_of, versions
 from megaopt_core.state._manifest import CHECKSUMS, FORMAT_VERSION, Manifest, StoredChunk, StoredTensor
-from megaopt_core.state._protocol import NamedState
+from megaopt_core.state._pieces import PieceState
+from megaopt_core.state._protocol import NamedPieces, NamedState
 from megaopt_core.state._ranks import Ranks
 from megaopt_core.state._restore.fitting import (
     load_or_restore,
@@ -33,8 +34,10 @@ __all__ = [
     "Manifest",
     "Matching",
     "MemorySource",
+    "NamedPieces",
     "NamedState",
     "OptimizerCheckpointState",
+    "PieceState",
     "Ranks",
     "Request",
     "Restore",

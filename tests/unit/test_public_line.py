@@ -119,7 +119,7 @@ INSIDE = {
     ("Comparison", "_Key"), ("MegatronOptimizer", "GroupChecks"), ("OptimizerPart", "ChangeRecord"),
     ("OptimizerPart", "Counting"), ("OptimizerPart", "ForeignWrites"), ("OptimizerPart", "GroupChecks"),
     ("OptimizerPart", "GroupSettings"), ("buffers_alike", "_Buffers"), ("build_parser", "CommandParser"),
-    ("build_parser", "PluginCommands"),
+    ("build_parser", "PluginCommands"), ("NamedState", "GroupChecks"), ("NamedPieces", "Record"),
 }  # fmt: skip
 
 

@@ -96,6 +96,21 @@ def test_squares_of_norms_may_leave_the_range_of_float32(shape, size):
     assert torch.equal(first.state[params[0]]["moment2_buffer"], second.state[params[1]]["moment2_buffer"])
 
 
+@pytest.mark.parametrize("eps", [1e-8, 1e-20])
+@pytest.mark.parametrize("method", get_supported_moment2_methods())
+def test_what_eps_does_to_small_gradients(method, eps):
+    """Gradients that clipping has made small step as any others do, but for namo with an epsilon no smaller."""
+    params = [nn.Parameter(torch.zeros(16, 24)) for _ in range(2)]
+    for param, size in zip(params, (1.0, 1e-11), strict=True):
+        optimizer = TensorParallelAdaptiveMuon(
+            [param], lr=1.0, weight_decay=0.0, moment2_method=method, eps=eps
+        )
+        param.grad = size * torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+    ratio = (params[1].norm() / params[0].norm()).item()
+    assert ratio < 0.01 if (method, eps) == ("namo", 1e-8) else abs(ratio - 1.0) < 0.01
+
+
 @pytest.mark.parametrize("method", get_supported_moment2_methods())
 def test_experts_are_independent(method):
     """A batch of experts gives what each expert gives alone."""

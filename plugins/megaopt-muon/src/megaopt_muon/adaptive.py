@@ -58,7 +58,8 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         tp_mode: how matrices that are cut over ranks are orthogonalized.
         moment2_method: `"adamuon"`, `"normuon"` or `"namo"`.
         beta2: decay rate of the second moment, in [0, 1).
-        eps: keeps divisions finite.
+        eps: keeps divisions finite. `"namo"` adds it to a norm of gradients as they come: where clipping with an
+            exploding layer makes those small, 1e-8 is more than they are and stops them; 1e-20 does not.
         norm_eps: least norm that an update is divided by before the iteration.
         ns_method: how the iteration is computed.
         ns_plan: how each shape is iterated, as far as it is known.

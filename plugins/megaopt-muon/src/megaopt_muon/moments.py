@@ -173,7 +173,8 @@ class RowMoment(Moment):
 class MatrixMoment(Moment):
     r"""NAMO: one value a matrix, :math:`v \leftarrow \beta_2 v + (1-\beta_2) \lVert g \rVert_F^2`.
 
-    The update is :math:`o \, \lVert u \rVert_F / (\sqrt v + \epsilon)` for what was orthogonalized, `u`.
+    The update is :math:`o \, \lVert u \rVert_F / (\sqrt v + \epsilon)` for what was orthogonalized, `u`. Here
+    :math:`\epsilon` is compared with gradients, not with orthogonalized updates as in the other methods.
 
     Source:
         "NAMO" (arXiv:2602.17080).

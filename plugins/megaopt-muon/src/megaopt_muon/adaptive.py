@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.arguments import as_float, validate_numbers
-from megaopt_muon.moments import MOMENTS, validate_moment2_method
+from megaopt_muon.moments import MOMENTS, Moment, validate_moment2_method
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.pieces.execution import merged, scales_of
 from megaopt_muon.step.changes import Change
@@ -124,7 +124,6 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
                 value=moment2_method,
             )
         self.moment2_method: Any = moment2_method
-        self.moment = MOMENTS[moment2_method]
         self._second_moment = {"beta2": as_float(beta2), "eps": as_float(eps)}
         super().__init__(
             params,
@@ -164,18 +163,10 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         names = ("moment2_method", "_second_moment", "scale_mode", "extra_scale_factor")
         return {**super()._kept(), **{name: getattr(self, name) for name in names}}
 
-    @override
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled or loaded.
-
-        Args:
-            state: of an optimizer.
-
-        Raises:
-            ConfigurationError: a group's `ns_plan` cannot be read.
-        """
-        super().__setstate__(state)
-        self.moment = MOMENTS[self.moment2_method]
+    @property
+    def moment(self) -> Moment:
+        """The second moment of `moment2_method`."""
+        return MOMENTS[self.moment2_method]
 
     @torch.no_grad()
     @override

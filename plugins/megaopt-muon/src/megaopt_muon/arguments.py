@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from megaopt_core.config import between, not_negative, positive
+from megaopt_core.config import between, not_negative, positive, whole_number
 from megaopt_core.plugin_api import require_argument
 from megaopt_muon.choice.methods import parsed_plan
 from megaopt_muon.scale import validate_scale_mode
@@ -36,6 +36,7 @@ _CHOICES: Final = MappingProxyType(
         "ns_method": NS_METHODS,
     }
 )
+_ROWS: Final = whole_number(1)
 
 
 def validate_arguments(
@@ -125,8 +126,4 @@ def _plain(value: Any) -> Any:
 def _are_rows(shapes: Any) -> bool:
     """Return whether something is three whole numbers above 0."""
     is_triple = isinstance(shapes, Sequence) and len(shapes) == 3
-    return is_triple and all(map(_is_count, shapes))
-
-
-def _is_count(rows: Any) -> bool:
-    return isinstance(rows, int) and not isinstance(rows, bool) and 0 < rows < 1 << 63
+    return is_triple and all(_ROWS.refusal(rows) is None for rows in shapes)

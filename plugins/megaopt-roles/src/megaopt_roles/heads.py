@@ -56,11 +56,11 @@ def _returned(
         for param in part._parameters.values()
         if param is not None and param.dim() != 2
     }
-    candidates -= stacks | reading.passed
+    candidates -= stacks | reading.used_as("passed")
     kept = candidates - reading.consumed
     also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
     if kept:  # what multiplies itself, part by part, holds gates or queries and keys: it is a state that is returned
-        also_taken -= reading.paired | reading.gating
+        also_taken -= reading.used_as("paired") | reading.used_as("gating")
     if not kept and not also_taken:
         return found
     alone = stream.alone
@@ -99,7 +99,7 @@ def _last(projection: int, reading: ModelReading) -> RoleDecision:
     if projection in reading.guessed:
         return doubted(output("probably the last projection: no forward says so"))
     head = output("the last projection before the model's output")
-    if projection in reading.choosing:
+    if projection in reading.used_as("choosing"):
         return doubted(head, "a softmax chooses by it")
     if projection in reading.compared:
         return doubted(head, "the output of another layer is compared with it")
@@ -120,7 +120,7 @@ def _but_layers(projections: set[int], modules: dict[str, nn.Module], reading: M
         for child in module._modules.values()
     }
     shaped = {key for key, sizes in reading.heads.items() if sizes}
-    return projections - of_torch - shaped - reading.choosing
+    return projections - of_torch - shaped - reading.used_as("choosing")
 
 
 def _of_adaptive_softmax(modules: dict[str, nn.Module]) -> Iterator[int]:

@@ -154,7 +154,7 @@ class _Rules:
             return doubted(
                 embedding("what is given looks parts of its weight up, by an index or a one-hot encoding")
             )
-        if id(param) in self.reading.passed:
+        if id(param) in self.reading.used_as("passed"):
             return doubted(decision, "its weight goes to a function whose source cannot be read")
         if id(module) in self.ends & self.reading.scaled and (
             not self.stream.takes(id(module)) or self.stream.begins(id(module)) & self.heads.keys()

@@ -148,7 +148,7 @@ def _may_lie_beside(
 ) -> bool:
     """True for a projection that narrows, and may lie beside what its network took where a layer takes its output."""
     width = outputs_of(maker)
-    hidden = width in passed_on or id(maker) in reading.rectified
+    hidden = width in passed_on or id(maker) in reading.used_as("rectified")
     return part.given and part.joined and width < inputs_of(maker) and not hidden
 
 

@@ -49,6 +49,7 @@ class ModelReading:
         self._templates = Templates()
         self._scaling: dict[int, bool] = {}
         self._owners: dict[int, nn.Module] = {}
+        self._kinds: dict[str, frozenset[int]] = {}
         self.changes = changed_by(modules.values())
         seen: set[int] = set()
         for module in modules.values():
@@ -146,31 +147,6 @@ class ModelReading:
         return self._consumers[1] - self._consumers[0]
 
     @cached_property
-    def passed(self) -> frozenset[int]:
-        """The weights that go where no source can be read, and the projections that own them, by identity."""
-        return self._used_as("passed")
-
-    @cached_property
-    def choosing(self) -> frozenset[int]:
-        """The weights of queries and keys, and the projections that own them, by identity."""
-        return self._used_as("choosing")
-
-    @cached_property
-    def paired(self) -> frozenset[int]:
-        """Those of whose output one part is multiplied with another, by identity, and the projections that own them."""
-        return self._used_as("paired")
-
-    @cached_property
-    def gating(self) -> frozenset[int]:
-        """Those of whose output several bounded parts multiply others, and the projections that own them."""
-        return self._used_as("gating")
-
-    @cached_property
-    def rectified(self) -> frozenset[int]:
-        """Those of whose output an activation of hidden features is taken, and the projections that own them."""
-        return self._used_as("rectified")
-
-    @cached_property
     def compared(self) -> frozenset[int]:
         """The projections whose output is compared with that of another layer, by a product that sums, by identity."""
         found, done = frozenset[int](), set[Any]()
@@ -189,9 +165,18 @@ class ModelReading:
             if len(found) == 1
         )
 
-    def _used_as(self, kind: str) -> frozenset[int]:
-        found = {key for key, uses in self.uses.items() if any(use.kind == kind for use in uses)}
-        return frozenset(found | {id(self._owners[key]) for key in found & self._owners.keys()})
+    def used_as(self, kind: str) -> frozenset[int]:
+        """Return the weights that are used in one way, and the projections that own them, by identity.
+
+        Args:
+            kind: as :class:`Use` has it.
+        """
+        if kind not in self._kinds:
+            found = {key for key, uses in self.uses.items() if any(use.kind == kind for use in uses)}
+            self._kinds[kind] = frozenset(
+                found | {id(self._owners[key]) for key in found & self._owners.keys()}
+            )
+        return self._kinds[kind]
 
     @cached_property
     def _consumers(self) -> tuple[frozenset[int], frozenset[int]]:

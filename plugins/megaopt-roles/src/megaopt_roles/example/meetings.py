@@ -228,9 +228,8 @@ class Meetings(TorchDispatchMode):
             return _State(flow=flow, one_hot=True)
         if name == "add" and len(flows) == 2 and flows[0] != flows[1]:
             self.hidden.add(made[0].shape[-1])  # a stream, and what adds to it
-            self.hidden |= self._widths(flows[0]) & self._widths(
-                flows[1]
-            )  # whose features may lie in any axis
+            left, right = map(self._widths, flows)
+            self.hidden |= left & right  # their features may lie in any axis
         gains = [key for key in weights if self._shapes[key].numel() > 1]
         for key in gains:
             self.by_param[key].kinds.add("elementwise")

@@ -94,9 +94,8 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())
-        cutting = (
-            bool(trace.misfits) or trace.failed or may_split(module, forward)
-        )  # what is inlined may cut, too
+        # What is inlined may cut, too.
+        cutting = bool(trace.wrong) or trace.failed or may_split(module, forward)
         if not cutting or (result.splits and known):
             break
     result.splits = {**doubted, **result.splits, **dict.fromkeys(_unclear(traces))}
@@ -111,9 +110,9 @@ def _unclear(traces: Iterable[Trace]) -> set[int]:
     """
     looped, along, sure = set[int](), set[int](), set[int]()
     for trace in traces:
-        looped |= trace.looped - trace.misfits
-        along |= trace.along - trace.misfits
-        sure |= trace.fits - trace.misfits
+        looped |= trace.looped - trace.wrong
+        along |= trace.along - trace.wrong
+        sure |= trace.fits - trace.wrong
         sure |= {
             key
             for key, source in trace.sources.items()
@@ -251,8 +250,8 @@ def _collect(trace: Trace, result: Analysis, doubted: dict[int, tuple[int, ...] 
     for key, uses in trace.uses.items():
         result.uses.setdefault(key, set()).update(uses)
     found = {key: find_split(source) for key, source in trace.sources.items()}
-    _note_splits({key: split for key, split in found.items() if key not in trace.misfits}, result.splits)
-    _note_splits({key: split for key, split in found.items() if key in trace.misfits}, doubted)
+    _note_splits({key: split for key, split in found.items() if key not in trace.wrong}, result.splits)
+    _note_splits({key: split for key, split in found.items() if key in trace.wrong}, doubted)
     _note_splits({key: find_split(source) for key, source in trace.cuts.items()}, result.cuts)
     short: dict[int, list[int]] = {}
     for (key, axis), source in trace.cuts.items():
@@ -263,7 +262,7 @@ def _collect(trace: Trace, result: Analysis, doubted: dict[int, tuple[int, ...] 
         result.uses.setdefault(key, set()).add(use)
     for key, source in trace.sources.items():
         split = found[key]
-        heads = () if split is None or key in trace.misfits else find_heads(source, split)
+        heads = () if split is None or key in trace.wrong else find_heads(source, split)
         if heads and (key not in result.heads or len(heads) > len(result.heads[key])):
             result.heads[key] = heads
         if are_gates(source):

@@ -48,13 +48,9 @@ class ModuleCallEvaluator(BuiltinEvaluator):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
-        self.handed: set[Any] = (
-            set()
-        )  # what modules were read for that take it apart, by their class and its rows
+        self.handed: set[Any] = set()  # what modules were read for, by their class and its rows
         self.lent: list[Lent] = []  # weights that modules which are being read were lent, the outermost first
-        self.takers: Counter[Any] = (
-            Counter()
-        )  # read because they were handed weights, by their class and these
+        self.takers: Counter[Any] = Counter()  # read for weights that they were handed, by class and these
 
     @abstractmethod
     def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -143,24 +139,18 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         if alike <= self.handed:
             return
         self.handed |= alike
-        trace = Trace(
-            rank=self.trace.rank, budget=min(_WORTH_OF_HANDED, self.trace.budget), takers=self.trace.takers
-        )
+        budget = min(_WORTH_OF_HANDED, self.trace.budget)
+        trace = Trace(rank=self.trace.rank, budget=budget, takers=self.trace.takers)
         reader = type(self)(trace)
-        reader.assigned, reader.handed, reader.running = (
-            {**self.assigned},
-            self.handed,
-            [*self.running, module],
-        )
-        before, cuts = trace.budget, {name for name, _ in cut}
+        reader.assigned, reader.handed = {**self.assigned}, self.handed
+        reader.running = [*self.running, module]
+        cuts = {name for name, _ in cut}
+        given = {name: value if name in cuts else without_rows(value) for name, value in names.items()}
         with suppress(Exception):  # a source may do anything
-            reader.run(
-                forward,
-                {name: value if name in cuts else without_rows(value) for name, value in names.items()},
-            )
-        self.trace.budget -= before - max(trace.budget, 0)
+            reader.run(forward, given)
+        self.trace.budget -= budget - max(trace.budget, 0)
         self.trace.reads += trace.reads
-        self.trace.misfits |= trace.misfits
+        self.trace.misfits |= trace.wrong
 
     def _readable(self, module: nn.Module, forward: Callable[..., Any]) -> bool:
         """True for a module of somebody's own whose source is there, and which is not being read."""

@@ -17,13 +17,13 @@ class RankSigns:
     """What one evaluation has seen that tells features from positions.
 
     Args:
-        misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes: the rank is wrong.
+        misfits: owners, by identity, of whose rows a layer was given more or fewer than it takes.
         failed: features could not be given another shape: the rank may be wrong.
         along: owners, by identity, of what was cut into positions that hold all features.
         looped: owners, by identity, of features through parts of which a loop goes.
         fits: owners, by identity, of features of which a layer takes a part.
         counted: owners, by identity, of whose parts each got a name.
-        miscounted: owners of `misfits` that are among them for nothing but the number of names.
+        miscounted: owners, by identity, of whose parts there were more or fewer than names.
         given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
     """
 
@@ -35,6 +35,11 @@ class RankSigns:
     counted: set[int] = field(factory=set)
     miscounted: set[int] = field(factory=set)
     given: dict[tuple[int, int], Piece] = field(factory=dict)
+
+    @property
+    def wrong(self) -> set[int]:
+        """The owners, by identity, of what shows that the rank is wrong."""
+        return self.misfits | (self.miscounted - self.counted)
 
     def expect(self, value: Any, width: int | None) -> None:
         """Note that a layer takes an activation of so many features.
@@ -62,14 +67,9 @@ class RankSigns:
         owners = {
             id(part.piece.source.owner) for part in parts if isinstance(part, Flow) and part.piece is not None
         }
-        if starred is not None or len(owners) != 1:
-            return
-        if len(parts) == names:
-            self.counted |= owners
-            self.misfits -= self.miscounted & owners
-        elif not owners & self.counted:
-            self.miscounted |= owners - self.misfits
-            self.misfits |= owners
+        if starred is None and len(owners) == 1:
+            noted = self.counted if len(parts) == names else self.miscounted
+            noted |= owners
 
     def part(self, whole: Flow, parts: list[Flow]) -> None:
         """Note parts of an activation that hold all of its features: they are positions.

@@ -250,10 +250,8 @@ class Trace(RankSigns):
         deps = deps_of(values[:1])
         if classes and len(deps) == 1 and not any(map(is_mark, deps)):
             self.scored |= deps
-        elif not classes:
-            self.scored |= (
-                error_of(*(deps_of(value) for value in values[:2])) if len(values) > 1 else deps_of(())
-            )
+        elif not classes and len(values) > 1:
+            self.scored |= error_of(deps_of(values[0]), deps_of(values[1]))
         found = deps_of(values)
         return Flow(frozenset(dep for dep in found if not is_mark(dep)) or found)
 

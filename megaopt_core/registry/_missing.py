@@ -59,12 +59,9 @@ def missing(kind: Kind, name: str, known: Sequence[str], plugins: Sequence[Plugi
             return left_out
     names = [*known, *_CATALOGUES[kind]]
     torchs = _torch_guess(name, names) if kind == "optimizer" else ""
-    guess = torchs or did_you_mean(name, names)
-    near = {
-        brings for close, brings in _CATALOGUES[kind].items() if repr(close) in guess and close not in known
-    }
-    if near:
-        guess = f"{guess[:-1]} (pip install {' '.join(sorted(near))})?"
+    close = [] if torchs else _close(name, names)
+    brings = sorted({_CATALOGUES[kind][one] for one in close if one not in known})
+    guess = torchs or _guess(close, f" (pip install {' '.join(brings)})" if brings else "")
     listed = ", ".join(sorted(known)) or "none"
     text = f"unknown {what}{guess or '.'} Known are: {listed}{may_provide(plugins)}"
     broken = [info for info in plugins if info.status is PluginStatus.BROKEN]
@@ -150,6 +147,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("torch.optim.AdamW", ["adam", "adamw"])
         "; did you mean 'adamw'?"
     """
+    return _guess(_close(name, known))
+
+
+def _close(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that are near to one, the nearest first."""
     plain: dict[str, str] = {}
     for one in known:
         plain.setdefault(plain_name(one), one)
@@ -157,7 +159,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = [asked] if asked in plain else get_close_matches(asked, plain, n=3, cutoff=0.7)
     # `adamw_torch_fused` and the like: a name that is there, and more.
     close = close or [one for one in plain if len(one) > _SHORT and asked.startswith(one)][-1:]
-    return f"; did you mean {' or '.join(repr(plain[one]) for one in close)}?" if close else ""
+    return [plain[one] for one in close]
+
+
+def _guess(close: Sequence[str], advice: str = "") -> str:
+    return f"; did you mean {' or '.join(map(repr, close))}{advice}?" if close else ""
 
 
 def plain_name(name: str) -> str:

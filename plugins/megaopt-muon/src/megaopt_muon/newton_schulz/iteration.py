@@ -125,18 +125,14 @@ class NewtonSchulz:
                 return self._whole(
                     update, dtype, book or self.book, consume=consume, square=square, factor=factor
                 )
-            tall = update.shape[-2] > update.shape[-1]
-            x = torch.empty(update.mT.shape if tall else update.shape, dtype=dtype)
-            normalized(update.mT if tall else update, x, self.eps)
-            result = self.batch(x)
-            turned = Scaled(result.values.mT, result.scale) if tall else result
-            return self.finite(turned, update).times(factor)
+            x = normalized(update, torch.empty(update.shape, dtype=dtype), self.eps)
+            return self.finite(self.batch(x), update).times(factor)
         x = torch.empty(update.shape, dtype=dtype, device=update.device)
         normalized(update, x, self.eps)
         return self.finite(Scaled(self.iterate(x, tall=is_tall(x), book=book)), update).times(factor)
 
     def batch(self, x: torch.Tensor) -> Scaled:
-        """Run all steps on normalized matrices of 16 bits on a processor, of which none is tall.
+        """Run all steps on normalized matrices of 16 bits on a processor.
 
         Args:
             x: `[matrices, rows, columns]`, of norm at most 1; used up.

@@ -11,7 +11,7 @@ import torch
 from megaopt_muon.choice.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, are_worth_it_alone, normalized
-from megaopt_muon.newton_schulz.scaled import Scaled, has_more_rows
+from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import compute_dtype
 from megaopt_muon.products.symmetric import is_tall
@@ -109,8 +109,8 @@ def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) ->
 
 
 def _padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    small, large = (-(-length // _GRANULE) * _GRANULE for length in sorted(shape[-2:]))
-    return small, large
+    rows, columns = (-(-length // _GRANULE) * _GRANULE for length in shape[-2:])
+    return rows, columns
 
 
 def padded(
@@ -141,28 +141,27 @@ def padded(
         sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
         if len(shape) > 3:
             sources = [source.flatten(0, -3) for source in sources]
-        if any(tuple(sorted(source.shape[-2:])) != filled for source in sources):
+        if any(source.shape[-2:] != filled for source in sources):
             batch.zero_()
-        for slot, source in zip(batch, sources, strict=True):
-            wide = source.mT if has_more_rows(source) else source
-            normalized(wide, _inside(slot, source), ns.eps)
+        for place, source in zip(_places(batch, sources), sources, strict=True):
+            normalized(source, place, ns.eps)
         result = ns.batch(batch.view(-1, *filled))
-        values = result.values.view(batch.shape)
-        for (index, number), value, source in zip(chunk, values, sources, strict=True):
-            inside = _inside(value, source)
-            o = inside.mT if has_more_rows(source) else inside
-            finite = ns.finite(Scaled(o, result.scale), source)
-            piece = plans[index].pieces[number]
-            yield index, number, Scaled(finite.values.reshape(piece.shape), finite.scale)
+        places = _places(result.values.view(batch.shape), sources)
+        for (index, number), place, source in zip(chunk, places, sources, strict=True):
+            o = ns.finite(Scaled(place, result.scale), source)
+            if len(shape) > 3:
+                o = Scaled(o.values.unflatten(0, shape[:-2]), o.scale)
+            yield index, number, o
 
 
-def _inside(slot: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return where a source, turned if it is tall, lies in a slot `[matrices, rows, columns]` that may be larger."""
-    matrices = slot if source.dim() > 2 else slot[0]
-    rows, columns = sorted(source.shape[-2:])
-    if matrices.shape[-2:] == (rows, columns):
-        return matrices
-    return matrices[..., :rows, :columns]
+def _places(batch: torch.Tensor, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return where sources lie in a batch `[sources, matrices, rows, columns]`, whose matrices may be larger."""
+    slots = (batch.squeeze(1) if sources[0].dim() == 2 else batch).unbind()
+    filled = batch.shape[-2:]
+    return [
+        slot if source.shape[-2:] == filled else slot[..., : source.shape[-2], : source.shape[-1]]
+        for slot, source in zip(slots, sources, strict=True)
+    ]
 
 
 def batched(

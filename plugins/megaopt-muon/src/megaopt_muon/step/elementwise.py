@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -140,11 +140,9 @@ def subtract(
             part.add_(wide, alpha=-lr)
 
 
-def _rows(target: torch.Tensor, update: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _rows(target: torch.Tensor, update: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
     """Cut both along their first dimension into pieces; an accelerator takes all at once."""
-    length = max(1, target.numel() // max(1, target.shape[0]))
-    height = target.shape[0] if target.device.type != "cpu" else max(1, _IN_CACHE // max(1, length))
-    if height >= target.shape[0]:
-        yield target, update
-        return
-    yield from zip(target.split(max(1, height)), update.split(max(1, height)), strict=True)
+    if target.numel() <= _IN_CACHE or target.device.type != "cpu":
+        return ((target, update),)
+    height = max(1, _IN_CACHE // (target.numel() // target.shape[0]))
+    return zip(target.split(height), update.split(height), strict=True)

@@ -11,7 +11,12 @@ from attrs import frozen
 
 from megaopt_core.optimizers._between_steps.writes import ForeignWrites
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
-from megaopt_core.optimizers._gradients.statistics import count_zeros, sum_of_squares, wide_dtype
+from megaopt_core.optimizers._gradients.statistics import (
+    count_zeros,
+    is_read_freely,
+    sum_of_squares,
+    wide_dtype,
+)
 from megaopt_core.optimizers._gradients.unread import UnreadStats
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
@@ -157,7 +162,9 @@ def measure(parts: Sequence[OptimizerPart], pgs: ProcessGroupCollection, asked: 
     """
     if not (asked.meets or asked.everyone_meets):
         return GradStats(found_inf=False, norms={}, zeros=None, refused=asked.refused)
-    stats, overflown = _measure(parts, pgs, asked, exact_range=False)
+    # Where a sum is not read before ranks add it up, they hear of one that overflows together, or it must not.
+    exact = not asked.everyone_meets and not is_read_freely(stats_device(parts))
+    stats, overflown = _measure(parts, pgs, asked, exact_range=exact)
     if overflown and (asked.found_inf is None or not stats.found_inf):
         # Squares may overflow where gradients do not; in steps that would be skipped, and in rare others.
         stats, _ = _measure(parts, pgs, asked, exact_range=True)

@@ -23,7 +23,8 @@ from megaopt_core.optimizers._grad_norm import (
     zeros_of,
 )
 from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWatch
-from megaopt_core.optimizers._gradients.unread import READS_ARE_FREE, UnreadStats
+from megaopt_core.optimizers._gradients.statistics import is_read_freely
+from megaopt_core.optimizers._gradients.unread import UnreadStats
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 
@@ -146,7 +147,7 @@ class StepGradients:
             or self.skips_what_is_not_finite
             or math.isfinite(self.config.grad_norm_skip_threshold)
             or any(size_of(part.sharded.stats_group) > 1 for part in self.parts)
-            or stats_device(self.parts).type in READS_ARE_FREE
+            or is_read_freely(stats_device(self.parts))
         )
 
     def _measure(self, asked: Asked) -> GradStats:

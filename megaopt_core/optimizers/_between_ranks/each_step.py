@@ -13,7 +13,8 @@ from torch.distributed import ProcessGroup
 from megaopt_core.errors import MegaoptError, OwnershipError
 from megaopt_core.optimizers._between_ranks.alike import WRITTEN, is_of_experts
 from megaopt_core.optimizers._grad_norm import stats_device
-from megaopt_core.optimizers._gradients.unread import READS_ARE_FREE, ToHost
+from megaopt_core.optimizers._gradients.statistics import is_read_freely
+from megaopt_core.optimizers._gradients.unread import ToHost
 from megaopt_core.parallel._agreement import fingerprint
 from megaopt_core.parallel._groups import ProcessGroupCollection
 from megaopt_core.parallel._meeting import gather_over_ranks
@@ -62,7 +63,7 @@ class StepAgreement:
         device = stats_device(optimizer.parts)
         mine = torch.tensor([number, -number], dtype=torch.int64, device=device)
         all_reduce(mine, self.group, _WHAT, dist.ReduceOp.MAX)
-        if device.type in READS_ARE_FREE:
+        if is_read_freely(device):
             return _differ(mine.tolist())
         before, self._on_the_way = self._on_the_way, ToHost(mine)
         return before is not None and _differ(before.numbers)
@@ -121,7 +122,7 @@ def _differ(largest_and_negated_smallest: Sequence[int]) -> bool:
 def _comparable(value: Any) -> Any:
     """Return a setting as plain data; what lies on a device is not read."""
     if isinstance(value, torch.Tensor):
-        return value.tolist() if value.device.type in READS_ARE_FREE else None
+        return value.tolist() if is_read_freely(value.device) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, (tuple, list)):

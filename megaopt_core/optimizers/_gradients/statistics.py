@@ -8,9 +8,19 @@ import torch
 
 from megaopt_core.errors import GradientError
 
-__all__ = ["count_zeros", "scale_gradients", "sum_of_squares", "wide_dtype"]
+__all__ = ["count_zeros", "is_read_freely", "scale_gradients", "sum_of_squares", "wide_dtype"]
 
+_READ_FREELY = frozenset({"cpu"})
 _ROW = 1024
+
+
+def is_read_freely(device: torch.device) -> bool:
+    """Return whether the host reads a device's results without waiting: nothing is gained by not reading them.
+
+    Args:
+        device: where results are.
+    """
+    return device.type in _READ_FREELY
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -62,11 +72,13 @@ def sum_of_squares(
     Args:
         grads: any number of tensors, of any shapes, strides and floating or complex dtypes.
         device: where the result lives.
-        exact_range: square in float64, so that finite gradients above 1.8e19 do not overflow.
+        exact_range: square in float64, so that finite gradients above 1.8e19 do not overflow. Where reading the result
+            is free, this is done whenever they do.
 
     Raises:
         GradientError: a gradient is sparse.
     """
+    grads = list(grads)
     together: dict[torch.device, list[torch.Tensor]] = {}
     norms: dict[torch.device, list[torch.Tensor]] = {}
     for grad in grads:
@@ -85,6 +97,8 @@ def sum_of_squares(
     for where, some in norms.items():
         wide = torch.cat([norm.view(-1) for norm in some]).to(wide_dtype(where))
         total += wide.square().sum().to(total)
+    if is_read_freely(device) and not exact_range and not bool(total.isfinite()):
+        return sum_of_squares(grads, device, exact_range=True)
     return total
 
 

@@ -16,10 +16,7 @@ from megaopt_core.optimizers._gradients.double_clipping import DoubleClippingWat
 if TYPE_CHECKING:
     from megaopt_core.optimizers._between_steps.writes import ForeignWrites
 
-__all__ = ["READS_ARE_FREE", "ToHost", "UnreadStats"]
-
-READS_ARE_FREE = frozenset({"cpu"})
-"""Kinds of devices whose results the host reads without waiting: there is nothing to gain by not reading them."""
+__all__ = ["ToHost", "UnreadStats"]
 
 
 class ToHost:

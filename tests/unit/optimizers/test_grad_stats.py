@@ -50,11 +50,13 @@ def test_sums_agree_with_float64_for_every_kind_of_tensor() -> None:
     assert sum_of_squares(_awkward(), CPU).item() == pytest.approx(_exact(_awkward()), rel=1e-6)
 
 
-def test_exact_range_squares_what_overflows_in_fp32() -> None:
-    """Gradients above 1.8e19 have a finite norm."""
+@pytest.mark.parametrize("exact_range", [False, True])
+def test_what_overflows_in_fp32_is_squared_in_float64(exact_range: bool) -> None:
+    """Gradients above 1.8e19 have a finite norm; those that are not finite have none."""
     grads = [torch.full((5,), 1e25), torch.full((9000,), 1e30)]
-    assert math.isinf(sum_of_squares(grads, CPU).item())
-    assert sum_of_squares(grads, CPU, exact_range=True).item() == pytest.approx(_exact(grads), rel=1e-6)
+    squares = sum_of_squares(iter(grads), CPU, exact_range=exact_range)
+    assert squares.item() == pytest.approx(_exact(grads), rel=1e-6)
+    assert math.isinf(sum_of_squares([*grads, torch.tensor([math.inf])], CPU, exact_range=exact_range).item())
 
 
 def test_a_long_tensor_keeps_its_digits() -> None:

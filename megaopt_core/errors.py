@@ -8,7 +8,7 @@ exception inherit from it too (`ValueError`, `LookupError`...): code that catche
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "BrokenPluginError",
@@ -74,6 +74,24 @@ class ConfigurationError(MegaoptError, ValueError):
         super().__init__(message)
         self.setting = setting
         self.value = value
+
+    @classmethod
+    def of(cls, setting: str, value: Any, why: str, *, where: str = "", shown: str | None = None) -> Self:
+        """Return the error that says of a setting's value why it cannot be.
+
+        Args:
+            setting: the full name of the setting.
+            value: what was given.
+            why: what is allowed, or what speaks against the value.
+            where: what precedes the message, such as `"param group 3: "`.
+            shown: the value as the message writes it; None: as `repr` does.
+
+        Example:
+            >>> ConfigurationError.of("lr", -1.0, "must be a number of at least 0")
+            ConfigurationError('lr=-1.0: must be a number of at least 0')
+        """
+        written = repr(value) if shown is None else shown
+        return cls(f"{where}{setting}={written}: {why}", setting=setting, value=value)
 
 
 class UnsupportedSettingError(ConfigurationError):

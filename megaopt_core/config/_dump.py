@@ -42,8 +42,4 @@ def dump_config(config: OptimizerConfig, folder: str) -> None:
         partial.write_text(text + "\n")
         partial.replace(target)
     except OSError as error:
-        raise ConfigurationError(
-            f"config_logger_dir={folder!r}: cannot be written to ({error})",
-            setting="config_logger_dir",
-            value=folder,
-        ) from error
+        raise ConfigurationError.of("config_logger_dir", folder, f"cannot be written to ({error})") from error

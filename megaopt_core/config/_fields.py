@@ -241,7 +241,7 @@ def _check_together(config: CoreFields) -> None:
 
 def _refused(config: CoreFields, name: str, why: str) -> ConfigurationError:
     value = getattr(config, name)
-    return ConfigurationError(f"{name}={shown(value)}: {why}", setting=name, value=value)
+    return ConfigurationError.of(name, value, why, shown=shown(value))
 
 
 @frozen

@@ -170,9 +170,9 @@ def _instance(info: SettingInfo, owners: Mapping[str, SettingInfo], given: Mappi
         raise _with_full_name(error, info) from error
     except (TypeError, ValueError) as error:
         guilty = next((name for name, value in mine.items() if _refuses(owners[name], value)), None)
-        where = f"settings of {info.plugin}" if guilty is None else f"{guilty}={mine[guilty]!r}"
-        value = None if guilty is None else mine[guilty]
-        raise ConfigurationError(f"{where}: {_reason(error)}", setting=guilty, value=value) from error
+        if guilty is None:
+            raise ConfigurationError(f"settings of {info.plugin}: {_reason(error)}") from error
+        raise ConfigurationError.of(guilty, mine[guilty], _reason(error)) from error
 
 
 def _refuses(info: SettingInfo, value: Any) -> bool:

@@ -84,9 +84,7 @@ class Rule:
         """
         allowed = self.refusal(value)
         if allowed is not None:
-            raise ConfigurationError(
-                f"{attribute.name}={shown(value)}: must be {allowed}", setting=attribute.name, value=value
-            )
+            raise ConfigurationError.of(attribute.name, value, f"must be {allowed}", shown=shown(value))
 
 
 def _is_number(value: Any) -> bool:
@@ -266,10 +264,8 @@ def default_only(*, default: Any, why: str, help: str) -> Any:  # noqa: A002 - a
 
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) is not isinstance(default, bool) or value != default:
-            raise UnsupportedSettingError(
-                f"{attribute.name}={value!r}: {why}; only the default {default!r} is accepted",
-                setting=attribute.name,
-                value=value,
+            raise UnsupportedSettingError.of(
+                attribute.name, value, f"{why}; only the default {default!r} is accepted"
             )
 
     return setting(default, check, f"{help} Only the default is accepted: {why}.")

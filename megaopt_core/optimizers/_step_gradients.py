@@ -215,11 +215,7 @@ class StepGradients:
             ConfigurationError: `clip_grad` is no number of at least 0.
         """
         if not (isinstance(clip_grad, (int, float)) and not isinstance(clip_grad, bool) and clip_grad >= 0):
-            raise ConfigurationError(
-                f"clip_grad={clip_grad!r}: must be a number of at least 0",
-                setting="clip_grad",
-                value=clip_grad,
-            )
+            raise ConfigurationError.of("clip_grad", clip_grad, "must be a number of at least 0")
         norm = self.norm()
         self._clip(self.norms, clip_grad)
         return norm

@@ -138,9 +138,7 @@ def _require_whole(config: OptimizerConfig, wrapper: str) -> None:
     for setting, instead in _ONLY_BUILT.items():
         value = getattr(config, setting)
         if value not in (None, False, "replicated"):
-            raise UnsupportedSettingError(
-                f"{setting}={value!r}: {wrapper} {instead}", setting=setting, value=value
-            )
+            raise UnsupportedSettingError.of(setting, value, f"{wrapper} {instead}")
 
 
 def _require_no_dtensor(optimizer: torch.optim.Optimizer, wrapper: str) -> None:
@@ -268,10 +266,10 @@ class FP32Optimizer(_WrappedOptimizer):
         _require_both(optimizer, config, type(self).__name__)
         for setting in ("fp16", "bf16"):
             if getattr(config, setting):
-                raise ConfigurationError(
-                    f"{setting}=True: FP32Optimizer keeps no main parameters; use MixedPrecisionOptimizer",
-                    setting=setting,
+                raise ConfigurationError.of(
+                    setting,
                     value=True,
+                    why="FP32Optimizer keeps no main parameters; use MixedPrecisionOptimizer",
                 )
         super().__init__(optimizer, config, None, init_state_fn, process_groups)
 

@@ -30,7 +30,7 @@ def require_argument(holds: bool, name: str, value: Any, allowed: str) -> None:
         megaopt_core.errors.ConfigurationError: lr=-1.0: must be at least 0
     """
     if not holds:
-        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
+        raise ConfigurationError.of(name, value, f"must be {allowed}")
 
 
 def dense_gradient(optimizer: str, param: torch.Tensor) -> torch.Tensor:
@@ -74,9 +74,9 @@ def require_decoupled_if_cautious(
 weight_decay_method='l2' decay is added to the gradient; use another method
     """
     if group["cautious_weight_decay"] and not is_decoupled:
-        raise ConfigurationError(
-            f"cautious_weight_decay=True: chooses the weights that shrink, but with {otherwise} decay is added to the "
-            f"gradient; use {advice}",
-            setting="cautious_weight_decay",
+        raise ConfigurationError.of(
+            "cautious_weight_decay",
             value=True,
+            why=f"chooses the weights that shrink, but with {otherwise} decay is added to the "
+            f"gradient; use {advice}",
         )

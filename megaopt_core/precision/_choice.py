@@ -152,4 +152,4 @@ def _names(dtypes: tuple[torch.dtype, ...] | list[torch.dtype]) -> str:
 
 def _unsupported(config: OptimizerConfig, setting: str, why: str) -> UnsupportedSettingError:
     value = getattr(config, setting)
-    return UnsupportedSettingError(f"{setting}={shown(value)}: {why}", setting=setting, value=value)
+    return UnsupportedSettingError.of(setting, value, why, shown=shown(value))

@@ -41,7 +41,7 @@ def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleSt
         'half a cosine wave: slow, fast, slow'
     """
     if not isinstance(name, str):
-        raise ScheduleError(f"{setting}={name!r}: must be the name of a style", setting=setting, value=name)
+        raise ScheduleError.of(setting, name, "must be the name of a style")
     kind, near = _KINDS[setting], {**BUILTIN_STYLES, **styles}
     other = "wd_incr_style" if kind == "lr" else "lr_decay_style"
     cause, wrong = None, f"this style serves {other} only"
@@ -56,9 +56,7 @@ def find_style(setting: StyleSetting, name: str, styles: Mapping[str, ScheduleSt
     if cause is not None:
         close = get_close_matches(name, known, n=1)
         wrong = "nobody offers this style" + (f" (did you mean {close[0]!r}?)" if close else "")
-    raise ScheduleError(
-        f"{setting}={name!r}: {wrong}; known are {', '.join(known)}", setting=setting, value=name
-    ) from cause
+    raise ScheduleError.of(setting, name, f"{wrong}; known are {', '.join(known)}") from cause
 
 
 def settings_of_style(
@@ -79,9 +77,7 @@ def settings_of_style(
         >>> settings_of_style("lr_style_settings", "cosine", ScheduleStyle(learning_rate=lambda point: 0.0), None)
     """
     if given is not None and not isinstance(given, Mapping):
-        raise ScheduleError(
-            f"{setting}={given!r}: must map names of settings to values", setting=setting, value=given
-        )
+        raise ScheduleError.of(setting, given, "must map names of settings to values")
     given = dict(given or {})
     known = [] if style.settings is None else [field.name for field in attrs.fields(style.settings)]
     for name in given:

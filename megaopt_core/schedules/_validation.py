@@ -26,14 +26,10 @@ def check_number(name: str, value: Any, where: str = "") -> None:
         ScheduleError: the value is no such number.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _refused(where, name, value, "must be a number")
+        raise ScheduleError.of(name, value, "must be a number", where=where)
     number: Any = value
     if not 0 <= number <= sys.float_info.max:
-        raise _refused(where, name, value, "must be finite and not negative")
-
-
-def _refused(where: str, name: str, value: Any, why: str) -> ScheduleError:
-    return ScheduleError(f"{where}{name}={value!r}: {why}", setting=name, value=value)
+        raise ScheduleError.of(name, value, "must be finite and not negative", where=where)
 
 
 def check_learning_rates(point: LearningRatePoint, where: str = "") -> None:
@@ -56,11 +52,11 @@ def check_learning_rates(point: LearningRatePoint, where: str = "") -> None:
     for name in ["min_lr"] if where else ["init_lr", "min_lr"]:
         value = getattr(point, name)
         if value > point.max_lr:
-            raise _refused(where, name, value, f"must not be above max_lr={point.max_lr!r}")
+            raise ScheduleError.of(name, value, f"must not be above max_lr={point.max_lr!r}", where=where)
     warmup, decay = point.lr_warmup_steps, point.lr_decay_steps
     if warmup >= decay:
         why = f"must be below lr_decay_steps={decay!r}, which counts from step 0"
-        raise _refused(where, "lr_warmup_steps", warmup, why)
+        raise ScheduleError.of("lr_warmup_steps", warmup, why, where=where)
 
 
 def check_weight_decays(point: WeightDecayPoint, where: str = "") -> None:

@@ -98,11 +98,10 @@ def _require_min_lr(rows: Sequence[Mapping[str, Any]], config: OptimizerConfig) 
     """Raise if the learning rate would end above where it begins: at the optimizer's own, where none is given."""
     for row in rows:
         if config.min_lr is not None and row["lr_is_default"] and config.min_lr > (row["lr"] or math.inf):
-            raise ConfigurationError(
-                f"min_lr={config.min_lr!r}: must not be above lr={row['lr']!r}, which {row['optimizer']} takes where "
-                "none is given",
-                setting="min_lr",
-                value=config.min_lr,
+            raise ConfigurationError.of(
+                "min_lr",
+                config.min_lr,
+                f"must not be above lr={row['lr']!r}, which {row['optimizer']} takes where none is given",
             )
 
 

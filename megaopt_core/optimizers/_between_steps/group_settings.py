@@ -71,11 +71,8 @@ class GroupSettings:
                 if value is not seen.get(key, _ABSENT):
                     wrong = None if value is _ABSENT else check(value)
                     if wrong is not None:
-                        raise ConfigurationError(
-                            f"param group {index} of {name}: {key}={value!r}: {wrong}",
-                            setting=key,
-                            value=value,
-                        )
+                        where = f"param group {index} of {name}: "
+                        raise ConfigurationError.of(key, value, wrong, where=where)
                     seen[key] = value
 
     def _require_unwritten(self, name: str) -> None:

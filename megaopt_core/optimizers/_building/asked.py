@@ -116,11 +116,11 @@ def require_supported(config: OptimizerConfig, routing: Routing) -> None:
     for setting in _STRATEGY_SETTINGS:
         supported = any(setting in registry.strategy(name).supported_settings for name in used)
         if getattr(config, setting) and not supported:
-            raise UnsupportedSettingError(
-                f"{setting}=True: has no effect with the sharding strategy {', '.join(map(repr, used))}, which gathers "
-                "no parameters; leave it out, or choose a strategy that overlaps",
-                setting=setting,
+            raise UnsupportedSettingError.of(
+                setting,
                 value=True,
+                why=f"has no effect with the sharding strategy {', '.join(map(repr, used))}, which gathers "
+                "no parameters; leave it out, or choose a strategy that overlaps",
             )
     _require_peers_possible(config, routing)
 
@@ -144,9 +144,7 @@ def _require_peers_possible(config: OptimizerConfig, routing: Routing) -> None:
         reason = f"{', '.join(map(repr, used))}, as configured, must have whole matrices"
     else:
         return
-    raise UnsupportedSettingError(
-        f"{setting}={asked}: has no effect: {reason}; leave it out", setting=setting, value=asked
-    )
+    raise UnsupportedSettingError.of(setting, asked, f"has no effect: {reason}; leave it out")
 
 
 def unused(

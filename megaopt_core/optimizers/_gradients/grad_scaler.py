@@ -21,7 +21,7 @@ def _scale(name: str, value: float) -> torch.Tensor:
 
 def _require(name: str, value: Any, holds: Callable[[Any], bool], allowed: str) -> None:
     if not (FINITE.allows(value) and holds(value)):
-        raise ConfigurationError(f"{name}={value!r}: must be {allowed}", setting=name, value=value)
+        raise ConfigurationError.of(name, value, f"must be {allowed}")
 
 
 def _is_count(value: float) -> bool:
@@ -137,10 +137,8 @@ class DynamicGradScaler(MegatronGradScaler):
         super().__init__(initial_scale)
         self.min_scale = float(_scale("min_scale", min_scale))
         if self.min_scale > float(self._scale):
-            raise ConfigurationError(
-                f"min_scale={min_scale!r}: must not be above initial_scale={initial_scale!r}",
-                setting="min_scale",
-                value=min_scale,
+            raise ConfigurationError.of(
+                "min_scale", min_scale, f"must not be above initial_scale={initial_scale!r}"
             )
         _require("growth_factor", growth_factor, lambda value: value > 1.0, "a number above 1")
         _require(

@@ -194,11 +194,7 @@ def get_mup_config_overrides(
     require_config(config)
     number = isinstance(mup_width_mult, (int, float)) and not isinstance(mup_width_mult, bool)
     if not (number and 0 < mup_width_mult < float("inf")):
-        raise ConfigurationError(
-            f"mup_width_mult={mup_width_mult!r}: must be positive",
-            setting="mup_width_mult",
-            value=mup_width_mult,
-        )
+        raise ConfigurationError.of("mup_width_mult", mup_width_mult, "must be positive")
     rule = get_registry().optimizer(config.optimizer if optimizer_type is None else optimizer_type).mup
     if mup_width_mult == 1:
         return {}

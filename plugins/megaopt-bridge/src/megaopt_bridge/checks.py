@@ -91,9 +91,7 @@ def check_of(name: str, default: Any, annotation: Any) -> Check:
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
         if value is default or (value is None and accepts_none) or test(value):
             return
-        raise ConfigurationError(
-            f"{attribute.name}={value!r}: must be {allowed}", setting=attribute.name, value=value
-        )
+        raise ConfigurationError.of(attribute.name, value, f"must be {allowed}")
 
     return check
 

@@ -31,10 +31,8 @@ def require_numbered(path: Path, keep_last: int | None) -> None:
     if keep_last is None:
         return
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
-        raise ConfigurationError(
-            f"keep_last={keep_last!r}: give a whole number of at least 1, or None to keep all",
-            setting="keep_last",
-            value=keep_last,
+        raise ConfigurationError.of(
+            "keep_last", keep_last, "give a whole number of at least 1, or None to keep all"
         )
     if not _NUMBERED.fullmatch(path.name):
         raise ConfigurationError(

@@ -58,10 +58,8 @@ def validate_coefficient_type(coefficient_type: str) -> None:
     """
     supported = get_supported_coefficient_types()
     if coefficient_type not in supported:
-        raise ConfigurationError(
-            f"coefficient_type={coefficient_type!r}: the installed emerging-optimizers knows {list(supported)}",
-            setting="coefficient_type",
-            value=coefficient_type,
+        raise ConfigurationError.of(
+            "coefficient_type", coefficient_type, f"the installed emerging-optimizers knows {list(supported)}"
         )
 
 

@@ -42,10 +42,10 @@ def validate_moment2_method(method: str) -> None:
         ConfigurationError: there is none (a `ValueError`).
     """
     if method not in get_supported_moment2_methods():
-        raise ConfigurationError(
-            f"moment2_method={method!r}: must be one of {', '.join(map(repr, get_supported_moment2_methods()))}",
-            setting="moment2_method",
-            value=method,
+        raise ConfigurationError.of(
+            "moment2_method",
+            method,
+            f"must be one of {', '.join(map(repr, get_supported_moment2_methods()))}",
         )
 
 

@@ -31,9 +31,7 @@ TP_MODES = ("blockwise", "duplicated", "distributed", "auto")
 
 
 def _refuse(attribute: Attribute[Any], value: Any, allowed: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{attribute.name}={value!r}: must be {allowed}", setting=attribute.name, value=value
-    )
+    return ConfigurationError.of(attribute.name, value, f"must be {allowed}")
 
 
 def _coefficient_types() -> tuple[str, ...]:

@@ -55,11 +55,11 @@ class Offload(StepRunner):
             str(param.device): param.device for piece in sharded.pieces for param in piece.model_params
         }
         if len(devices) > 1:
-            raise UnsupportedSettingError(
-                f"optimizer_cpu_offload=True: the parameters of {self.name!r} are on {' and '.join(sorted(devices))}, "
-                "and copies to the CPU are ordered for one device; have one process for each",
-                setting="optimizer_cpu_offload",
+            raise UnsupportedSettingError.of(
+                "optimizer_cpu_offload",
                 value=True,
+                why=f"the parameters of {self.name!r} are on {' and '.join(sorted(devices))}, "
+                "and copies to the CPU are ordered for one device; have one process for each",
             )
         device = next(iter(devices.values()), torch.device("cpu"))
         self.copies = Copies(device, self.config.overlap_cpu_optimizer_d2h_h2d)

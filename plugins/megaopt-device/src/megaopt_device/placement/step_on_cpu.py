@@ -40,11 +40,11 @@ class StepOnCpu(Offload):
         """
         share = self.config.optimizer_offload_fraction
         if self._steps_groups and share < 1.0:
-            raise UnsupportedSettingError(
-                f"optimizer_offload_fraction={share!r}: {self.name!r} steps a group of parameters as one, all of it on "
+            raise UnsupportedSettingError.of(
+                "optimizer_offload_fraction",
+                share,
+                f"{self.name!r} steps a group of parameters as one, all of it on "
                 "one device; offload all of it (1.0), or nothing",
-                setting="optimizer_offload_fraction",
-                value=share,
             )
         return super().place(sharded)
 

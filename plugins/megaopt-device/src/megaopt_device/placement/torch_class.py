@@ -59,11 +59,10 @@ class TorchStep:
                 continue
             for group in inner.param_groups:
                 if group.get(key, default):
-                    raise UnsupportedSettingError(
-                        f"use_torch_optimizer_for_cpu_offload=True: {self.title} knows no {key}, which is "
-                        f"{group[key]!r} for {name!r}",
-                        setting="use_torch_optimizer_for_cpu_offload",
+                    raise UnsupportedSettingError.of(
+                        "use_torch_optimizer_for_cpu_offload",
                         value=True,
+                        why=f"{self.title} knows no {key}, which is {group[key]!r} for {name!r}",
                     )
 
     def __call__(self) -> None:

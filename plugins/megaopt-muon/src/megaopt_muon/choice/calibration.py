@@ -107,10 +107,8 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
     """
     if not _may_be_there(path):
         if named:
-            raise ConfigurationError(
-                f"{VARIABLE}={str(path)!r}: there is no such file; `megaopt calibrate --output {path}` writes it",
-                setting=VARIABLE,
-                value=str(path),
+            raise ConfigurationError.of(
+                VARIABLE, str(path), f"there is no such file; `megaopt calibrate --output {path}` writes it"
             )
         return ()
     try:
@@ -120,10 +118,8 @@ def stored_rates_of(path: Path, key: str, named: bool) -> tuple[Rates, ...]:
         return tuple(Rates(**rates) for rates in known.get(key, ()))
     except (ConfigurationError, TypeError) as error:
         if named:
-            raise ConfigurationError(
-                f"{VARIABLE}={str(path)!r}: not a calibration that `megaopt calibrate` wrote ({error})",
-                setting=VARIABLE,
-                value=str(path),
+            raise ConfigurationError.of(
+                VARIABLE, str(path), f"not a calibration that `megaopt calibrate` wrote ({error})"
             ) from error
         warnings.warn(f"Muon does not use the calibration {path}: {error}", stacklevel=2)
         return ()

@@ -213,10 +213,8 @@ def parsed_plan(text: str) -> dict[tuple[int, int], str]:
 
 
 def _refused(text: object, item: object, why: str = "") -> ConfigurationError:
-    return ConfigurationError(
-        f"ns_plan={text!r}: {item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}{why}",
-        setting="ns_plan",
-        value=text,
+    return ConfigurationError.of(
+        "ns_plan", text, f"{item!r} must read ROWSxCOLUMNS:METHOD with a method of {METHODS}{why}"
     )
 
 

@@ -45,9 +45,7 @@ of which one says as much as many."""
 
 def _positive(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value <= sys.float_info.max:
-        raise ConfigurationError(
-            f"{attribute.name}={value!r}: must be a number above 0", setting=attribute.name, value=value
-        )
+        raise ConfigurationError.of(attribute.name, value, "must be a number above 0")
 
 
 @frozen

@@ -21,7 +21,7 @@ from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._agreement import agree_over_ranks
 from megaopt_core.parallel._groups import ProcessGroupCollection, size_of
 from megaopt_core.parallel._meeting import takes_part
-from megaopt_core.params._parts import is_dtensor
+from megaopt_core.params._parts import is_dtensor, is_marked_expert
 from megaopt_core.params._shards import Shard, whole
 from megaopt_core.params._specs import Granularity
 from megaopt_core.plugin_api._entries import OptimizerEntry
@@ -166,7 +166,7 @@ def _entry_of(optimizer: torch.optim.Optimizer) -> OptimizerEntry:
 
 
 def _holds_experts(params: Iterable[torch.nn.Parameter]) -> bool:
-    kinds = {not getattr(param, "allreduce", True) for param in params}
+    kinds = set(map(is_marked_expert, params))
     if len(kinds) > 1:
         raise ConfigurationError(
             "one optimizer holds expert parameters (allreduce=False) and dense ones, whose norms are added up over "

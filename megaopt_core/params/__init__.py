@@ -8,7 +8,7 @@ from megaopt_core.params._overrides import (
     combine_param_group_overrides,
     param_group_override_to_tuple,
 )
-from megaopt_core.params._parts import is_dtensor, local_tensor
+from megaopt_core.params._parts import is_dtensor, is_marked_expert, local_tensor
 from megaopt_core.params._roles import Doubt, Role, RoleDecision
 from megaopt_core.params._shards import AxisPlacement, Box, RankCoordinates, Shard, intersect, numel_of, whole
 from megaopt_core.params._specs import DEFAULT_ALIGNMENT, Granularity, ParamInfo, ParamSpec, PeerGroup
@@ -42,6 +42,7 @@ __all__ = [
     "combine_param_group_overrides",
     "intersect",
     "is_dtensor",
+    "is_marked_expert",
     "local_tensor",
     "named_modules",
     "named_params",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["LogicalPart", "groups_of_model", "is_dtensor", "local_tensor", "logical_part"]
+__all__ = ["LogicalPart", "groups_of_model", "is_dtensor", "is_marked_expert", "local_tensor", "logical_part"]
 
 
 @frozen
@@ -57,6 +57,19 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
+def is_marked_expert(param: torch.Tensor) -> bool:
+    """Return whether a parameter's attribute `allreduce` is False: it is an expert's, whose replicas are others.
+
+    Args:
+        param: the parameter; one without the attribute is dense.
+
+    Example:
+        >>> is_marked_expert(torch.nn.Parameter(torch.zeros(2)))
+        False
+    """
+    return not getattr(param, "allreduce", True)
+
+
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor, sharing its memory: the tensor itself unless it is a DTensor.
 
@@ -80,7 +93,7 @@ def logical_part(param: torch.nn.Parameter, name: str, pgs: ProcessGroupCollecti
     Raises:
         RoutingError: the attributes do not fit the shape, or a DTensor has a placement that cannot be stepped.
     """
-    is_expert = not getattr(param, "allreduce", True)
+    is_expert = is_marked_expert(param)
     if is_dtensor(param):
         # Attributes vanish when parameters become DTensors; where these lie stays.
         if not is_expert and size_of(pgs.ep) > 1:

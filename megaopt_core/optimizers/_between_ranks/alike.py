@@ -13,6 +13,7 @@ from megaopt_core.optimizers._between_ranks.held import is_shared_out, modules_o
 from megaopt_core.parallel._agreement import Comparison, Rows
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates
 from megaopt_core.params._names import join, named_modules, named_params
+from megaopt_core.params._parts import is_marked_expert
 from megaopt_core.reporting._watched_model import NamedChunk
 from megaopt_core.routing._agreement import plain_words, settings_alike
 from megaopt_core.state._notes import joins_of
@@ -55,7 +56,7 @@ def is_of_experts(optimizer: MegatronOptimizer, param: torch.Tensor, name: str) 
         name: its name.
     """
     entry = None if optimizer.routing is None else optimizer.routing.params.get(name)
-    return not getattr(param, "allreduce", True) if entry is None else entry.spec.is_expert
+    return is_marked_expert(param) if entry is None else entry.spec.is_expert
 
 
 def held_alike(
@@ -103,8 +104,7 @@ def _left_rows(
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
     for name_of, chunk in chunks:
         for entry in named_params(chunk):
-            of_experts = not getattr(entry.param, "allreduce", True)
-            if entry.param not in stepped and of_experts is is_expert:
+            if entry.param not in stepped and is_marked_expert(entry.param) is is_expert:
                 trains = "trains" if entry.param.requires_grad else "is frozen"
                 yield f"parameter {name_of(entry.name)!r}", {"": trains, **_kind(entry.param)}
 

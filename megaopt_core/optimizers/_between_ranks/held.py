@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 from megaopt_core.optimizers._part import OptimizerPart
 from megaopt_core.parallel._groups import ProcessGroupCollection, communicates, size_of
 from megaopt_core.params._names import join, named_modules, named_params
-from megaopt_core.params._parts import LogicalPart, local_tensor, logical_part
+from megaopt_core.params._parts import LogicalPart, is_marked_expert, local_tensor, logical_part
 from megaopt_core.params._specs import Granularity, ParamSpec
 from megaopt_core.reporting._changes import spread
 from megaopt_core.reporting._watched_model import NamedChunk
@@ -175,12 +175,12 @@ def _spec(name: str, part: LogicalPart, dtype: torch.dtype) -> ParamSpec:
 
 def modules_of_experts(chunk: torch.nn.Module) -> set[int]:
     """Return the modules that hold parameters of experts, and those below that hold none of their own."""
-    if all(getattr(param, "allreduce", True) for param in chunk.parameters()):
+    if not any(map(is_marked_expert, chunk.parameters())):
         return set()
     found: set[int] = set()
     for module in chunk.modules():
         params = list(module.parameters())
-        if params and all(not getattr(param, "allreduce", True) for param in params):
+        if params and all(map(is_marked_expert, params)):
             found.update(map(id, module.modules()))
     return found
 

@@ -6,6 +6,7 @@ import torch
 from attrs import frozen
 
 from megaopt_core.parallel._groups import ProcessGroupCollection, rank_in
+from megaopt_core.params._parts import is_marked_expert
 
 __all__ = ["COUNTED", "Counting", "counting_of", "counting_rule"]
 
@@ -67,6 +68,6 @@ def counting_of(param: torch.Tensor, pgs: ProcessGroupCollection) -> Counting:
         pgs,
         shared=bool(getattr(param, "shared", False)),
         tensor_parallel=bool(getattr(param, "tensor_model_parallel", False)),
-        is_expert=not getattr(param, "allreduce", True),
+        is_expert=is_marked_expert(param),
         norm_group=getattr(param, "grad_norm_group", None),
     )

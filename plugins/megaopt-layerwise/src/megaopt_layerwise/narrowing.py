@@ -16,7 +16,7 @@ from megaopt_core import (
 from megaopt_core.errors import ShardingError
 from megaopt_core.optimizers import OptimizerPart
 from megaopt_core.parallel import rank_in, size_of
-from megaopt_core.params import named_params
+from megaopt_core.params import is_marked_expert, named_params
 from megaopt_core.sharding import FullParamLayout, ReplicatedParams
 from megaopt_layerwise.owned_params import OwnedParams
 from megaopt_layerwise.planner import ping_pong
@@ -187,7 +187,7 @@ def holds_experts(optimizer: MegatronOptimizer) -> bool:
     Args:
         optimizer: a single optimizer.
     """
-    return any(not getattr(param, "allreduce", True) for param in optimizer.names)
+    return any(map(is_marked_expert, optimizer.names))
 
 
 def layouts_of(chunks: Sequence[torch.nn.Module]) -> list[FullParamLayout] | None:

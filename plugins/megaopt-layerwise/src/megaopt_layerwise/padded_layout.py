@@ -10,6 +10,7 @@ from attrs import frozen
 from megaopt_distributed import DistributedDataParallelConfig
 
 from megaopt_core.errors import ShardingError
+from megaopt_core.params import is_marked_expert
 from megaopt_core.sharding import BufferKey, FullParamLayout, PerBufferParamLayout
 from megaopt_layerwise.buffer_routing import is_managed_by_layer_wise_optimizer
 from megaopt_layerwise.buffers import in_buckets
@@ -158,7 +159,7 @@ def _key_of(param: torch.nn.Parameter, ddp_config: DistributedDataParallelConfig
     return BufferKey(
         param.dtype,
         torch.float32 if ddp_config.grad_reduce_in_fp32 else param.dtype,
-        is_expert=not getattr(param, "allreduce", True),
+        is_expert=is_marked_expert(param),
         is_managed_by_layer_wise=is_managed_by_layer_wise_optimizer(param),
     )
 

@@ -14,7 +14,7 @@ from megaopt_core.parallel import (
     communicates,
     fingerprint,
 )
-from megaopt_core.params import NamedParam
+from megaopt_core.params import NamedParam, is_marked_expert
 from megaopt_core.sharding import FullParamLayout, buffers_alike
 from megaopt_distributed import DistributedDataParallelConfig
 
@@ -55,13 +55,13 @@ def require_alike(
         lambda: [(name, {"": value}) for name, value in settings.items()],
     )
     kinds = (
-        ("the trainable parameters", pgs.dense_dp, True),
-        ("the trainable parameters of experts", pgs.expt_dp, False),
+        ("the trainable parameters", pgs.dense_dp, False),
+        ("the trainable parameters of experts", pgs.expt_dp, True),
     )
     alike = [config, *buffers_alike(None if layout is None else layout.buffers, pgs)]
-    for what, group, dense in kinds:
+    for what, group, is_expert in kinds:
         if communicates(group):
-            some = [entry for entry in params if bool(getattr(entry.param, "allreduce", True)) is dense]
+            some = [entry for entry in params if is_marked_expert(entry.param) is is_expert]
             alike.append(_params_alike(what, some, group))
     agree_over_ranks(None, pgs, _WHAT, alike=alike, names=DATA_PARALLEL, advice=_ADVICE)
 

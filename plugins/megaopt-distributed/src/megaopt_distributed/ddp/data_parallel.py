@@ -12,7 +12,7 @@ from torch import nn
 
 from megaopt_core.errors import UnsupportedOperationError
 from megaopt_core.parallel import ProcessGroupCollection, size_of
-from megaopt_core.params import named_params
+from megaopt_core.params import is_marked_expert, named_params
 from megaopt_core.sharding import BufferKey, FullParamLayout, PerBufferParamLayout, ReducedBy
 from megaopt_distributed import DistributedDataParallelConfig, plan_full_param_layout
 from megaopt_distributed.buffers.bucket import Bucket
@@ -224,8 +224,8 @@ class DistributedDataParallel(nn.Module):
         """Give all data-parallel ranks the parameters of the first."""
         self.finish_param_sync()
         for param in self.module.parameters():
-            is_expert = not getattr(param, "allreduce", True)
-            group = self.process_groups.expt_dp if is_expert else self.process_groups.dense_dp
+            pgs = self.process_groups
+            group = pgs.expt_dp if is_marked_expert(param) else pgs.dense_dp
             if size_of(group) > 1:
                 dist.broadcast(param.data, group=group, group_src=0)
 

@@ -8,7 +8,7 @@ import torch
 
 from megaopt_core.errors import ShardingError
 from megaopt_core.parallel import ProcessGroupCollection, size_of
-from megaopt_core.params import is_dtensor
+from megaopt_core.params import is_dtensor, is_marked_expert
 from megaopt_core.sharding import BufferKey, FullParamLayout, PerBufferParamLayout
 from megaopt_distributed import DistributedDataParallelConfig
 from megaopt_distributed.buffers.buffer_layout import SHARD_ALIGNMENT
@@ -132,5 +132,5 @@ def _kinds(
 ) -> Iterator[tuple[str, object, object]]:
     yield "param_dtype", key.param_dtype, param.dtype
     yield "grad_dtype", key.grad_dtype, torch.float32 if ddp_config.grad_reduce_in_fp32 else param.dtype
-    yield "is_expert", key.is_expert, not getattr(param, "allreduce", True)
+    yield "is_expert", key.is_expert, is_marked_expert(param)
     yield "chunk", key.chunk, 0

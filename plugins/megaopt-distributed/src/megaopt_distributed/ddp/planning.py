@@ -10,7 +10,7 @@ from attrs import evolve
 
 from megaopt_core.errors import RoutingChangedError, ShardingError
 from megaopt_core.parallel import ProcessGroupCollection
-from megaopt_core.params import Granularity, NamedParam, ParamSpec, named_params
+from megaopt_core.params import Granularity, NamedParam, ParamSpec, is_marked_expert, named_params
 from megaopt_core.registry import get_registry
 from megaopt_core.sharding import BufferKey, FullParamLayout, LayoutOptions, PerBufferParamLayout, World
 from megaopt_distributed import DistributedDataParallelConfig
@@ -132,6 +132,6 @@ def _spec(named: NamedParam, ddp_config: DistributedDataParallelConfig) -> Param
         group=0,
         granularity=Granularity.TENSOR,
         cost=0.0,
-        is_expert=not getattr(param, "allreduce", True),
+        is_expert=is_marked_expert(param),
         shared_embedding=bool(getattr(param, "shared_embedding", False)),
     )

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, frozen
 
 from megaopt_core.errors import ViewError
-from megaopt_core.params import MATRIX, Fused, MatrixView, MatrixWindow
+from megaopt_core.params import MATRIX, Fused, MatrixView, MatrixWindow, is_marked_expert
 from megaopt_muon.tensor_parallel.tp_choice import choose_tp_mode
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def is_expert(param: torch.Tensor) -> bool:
     info: ParamInfo | None = getattr(param, "param_info", None)
     if info is not None:
         return info.is_expert
-    return bool(getattr(param, "expert_tp", False)) or not getattr(param, "allreduce", True)
+    return bool(getattr(param, "expert_tp", False)) or is_marked_expert(param)
 
 
 def partition_dim_of(param: torch.Tensor) -> int:

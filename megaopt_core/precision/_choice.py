@@ -10,10 +10,10 @@ import torch
 from megaopt_core.config._dtypes import STATE_DTYPES, parse_dtype, shown
 from megaopt_core.errors import UnsupportedSettingError
 from megaopt_core.params._specs import Granularity
-from megaopt_core.precision._base_policy import Fp32
 from megaopt_core.precision._main_params import MainParams
 from megaopt_core.precision._param_remainders import BATCH_ELEMENTS, ParamRemainders
-from megaopt_core.precision._policy import LOW_PRECISION, PrecisionPolicy
+from megaopt_core.precision._policy import Fp32, PrecisionPolicy
+from megaopt_core.precision._storage import LOW_PRECISION
 
 if TYPE_CHECKING:
     from megaopt_core.config._optimizer_config import OptimizerConfig

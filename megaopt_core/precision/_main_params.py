@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from megaopt_core.precision._base_policy import BasePrecisionPolicy
-from megaopt_core.precision._policy import LOW_PRECISION
-from megaopt_core.precision._storage import ParamStorage, SeparateMain
+from megaopt_core.precision._policy import PrecisionPolicy
+from megaopt_core.precision._storage import LOW_PRECISION, ParamStorage, SeparateMain
 
 __all__ = ["MainParams"]
 
 
-class MainParams(BasePrecisionPolicy):
+class MainParams(PrecisionPolicy):
     """An fp32 main copy of every fp16 or bf16 piece is stepped; fp32 pieces are stepped in place."""
 
     is_mixed = True

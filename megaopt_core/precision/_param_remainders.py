@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from megaopt_core.precision._base_policy import BasePrecisionPolicy
 from megaopt_core.precision._batches import in_turns
 from megaopt_core.precision._block_codes import BlockCode
-from megaopt_core.precision._policy import LOW_PRECISION
+from megaopt_core.precision._policy import PrecisionPolicy
 from megaopt_core.precision._state_codes import (
     CodedState,
     ScaledCode,
@@ -21,7 +20,7 @@ from megaopt_core.precision._state_codes import (
     needs_scale,
     scale_key,
 )
-from megaopt_core.precision._storage import ParamStorage, Remainder, SeparateMain
+from megaopt_core.precision._storage import LOW_PRECISION, ParamStorage, Remainder, SeparateMain
 from megaopt_core.sharding._live_model import Piece
 
 __all__ = ["BATCH_ELEMENTS", "ParamRemainders"]
@@ -34,7 +33,7 @@ BATCH_ELEMENTS = 2**24
 
 
 @define(slots=False)
-class ParamRemainders(BasePrecisionPolicy):
+class ParamRemainders(PrecisionPolicy):
     """fp32 arithmetic on parameters, gradients and states that are stored in fewer bits.
 
     Complex and float64 parameters are stepped and kept, with their states, in the dtype that they have.

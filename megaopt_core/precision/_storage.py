@@ -7,9 +7,18 @@ from typing import ClassVar
 import torch
 from attrs import define, field
 
-from megaopt_core.precision._policy import LOW_PRECISION
+__all__ = [
+    "LOW_PRECISION",
+    "ParamStorage",
+    "Remainder",
+    "SeparateMain",
+    "join_remainder",
+    "split_remainder",
+    "take_changed",
+]
 
-__all__ = ["ParamStorage", "Remainder", "SeparateMain", "join_remainder", "split_remainder", "take_changed"]
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+"""Dtypes of model parameters that are too coarse to be stepped themselves."""
 
 
 @torch.no_grad()

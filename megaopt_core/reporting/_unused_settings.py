@@ -10,7 +10,7 @@ import torch
 from megaopt_core.config._dtypes import dtype_name, parse_dtype
 from megaopt_core.config._fields import AWARE_DTYPES
 from megaopt_core.errors import UnusedSettingWarning
-from megaopt_core.precision._policy import LOW_PRECISION
+from megaopt_core.precision._storage import LOW_PRECISION
 from megaopt_core.reporting._use import Use, unread_by_optimizers
 
 __all__ = ["unused_settings", "warn_of_unused"]

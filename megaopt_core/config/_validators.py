@@ -87,6 +87,10 @@ class Rule:
             raise ConfigurationError.of(attribute.name, value, f"must be {allowed}", shown=shown(value))
 
 
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -165,17 +169,20 @@ def not_negative() -> Rule:
     return _FACTOR
 
 
-def whole_number(low: int = 0) -> Rule:
+def whole_number(low: int = 0, high: int | None = None) -> Rule:
     """Return a validator for integers of at least `low`.
 
     Args:
         low: the smallest allowed value.
+        high: the largest allowed value; None: the largest of 64 bits.
+
+    Example:
+        >>> whole_number(1, 100).words
+        'an integer from 1 to 100'
     """
-    return Rule(
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low,
-        f"an integer of at least {low}",
-        _INT64,
-    )
+    if high is not None:
+        return Rule(lambda value: _is_int(value) and low <= value <= high, f"an integer from {low} to {high}")
+    return Rule(lambda value: _is_int(value) and value >= low, f"an integer of at least {low}", _INT64)
 
 
 def boolean() -> Rule:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final, get_args
 
+from megaopt_core.config import whole_number
 from megaopt_core.errors import ConfigurationError, PluginError
 
 __all__ = [
     "MOST_STEPS",
+    "STEPS",
     "get_supported_coefficient_types",
     "resolve_coefficients",
     "validate_coefficient_type",
@@ -20,6 +22,9 @@ type Coefficients = tuple[tuple[float, float, float], ...]
 
 MOST_STEPS = 100
 """Steps that are allowed; five to ten orthogonalize, and more than some dozens change nothing."""
+
+STEPS: Final = whole_number(1, MOST_STEPS)
+"""Which numbers of steps are allowed."""
 
 _MOST: Final = 3.4028234663852886e38
 """The largest number of float32."""
@@ -85,11 +90,10 @@ def resolve_coefficients(
         ((2.0, -1.5, 0.5), (1.5, -0.5, 0.0), (2.0, -1.5, 0.5))
     """
     validate_coefficient_type(coefficient_type)
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+    allowed = STEPS.refusal(steps)
+    if allowed is not None:
         raise ConfigurationError(
-            f"num_ns_steps={steps!r}: must be an integer from 1 to {MOST_STEPS}",
-            setting="muon_num_ns_steps",
-            value=steps,
+            f"num_ns_steps={steps!r}: must be {allowed}", setting="muon_num_ns_steps", value=steps
         )
     sets = _checked(custom) if coefficient_type == "custom" else _installed(coefficient_type, custom)
     if coefficient_type in _REPEAT_LAST:

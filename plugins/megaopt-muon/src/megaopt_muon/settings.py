@@ -10,7 +10,7 @@ from attrs.validators import optional
 
 from megaopt_core.config import STATE_DTYPES, between, not_negative, one_of, parse_dtype, positive
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.coefficients import MOST_STEPS
+from megaopt_muon.coefficients import MOST_STEPS, STEPS
 from megaopt_muon.scale import SCALE_MODES
 
 __all__ = [
@@ -48,11 +48,6 @@ def _coefficient_type(_instance: Any, attribute: Attribute[Any], value: Any) -> 
     from megaopt_muon.coefficients import validate_coefficient_type
 
     validate_coefficient_type(value)
-
-
-def _steps(_instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_STEPS:
-        raise _refuse(attribute, value, f"an integer from 1 to {MOST_STEPS}")
 
 
 def _coefficients(instance: MuonSettings, attribute: Attribute[Any], value: Any) -> None:
@@ -145,7 +140,7 @@ class MuonSettings:
     )
     num_ns_steps: int = field(
         default=5,
-        validator=_steps,
+        validator=STEPS,
         metadata={"help": f"number of Newton-Schulz iterations, 1 to {MOST_STEPS}"},
     )
     scale_mode: str = field(

@@ -93,6 +93,23 @@ class ConfigurationError(MegaoptError, ValueError):
         written = repr(value) if shown is None else shown
         return cls(f"{where}{setting}={written}: {why}", setting=setting, value=value)
 
+    @classmethod
+    def got(cls, setting: str, value: Any, advice: str, *, shown: str | None = None) -> Self:
+        """Return the error that says that something of another kind was given than is needed.
+
+        Args:
+            setting: the full name of the setting or argument.
+            value: what was given.
+            advice: what to give.
+            shown: what was given, in words; None: its type.
+
+        Example:
+            >>> ConfigurationError.got("model", 3, "give a torch.nn.Module")
+            ConfigurationError('model: got int; give a torch.nn.Module')
+        """
+        kind = type(value).__name__ if shown is None else shown
+        return cls(f"{setting}: got {kind}; {advice}", setting=setting, value=value)
+
 
 class UnsupportedSettingError(ConfigurationError):
     """A setting is known, but the value that was given asks for something that megaopt does not do."""

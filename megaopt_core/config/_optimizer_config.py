@@ -243,6 +243,4 @@ def require_config(config: object) -> None:
     else:
         advice = "the configuration comes first, then the model: get_megatron_optimizer(config, model)"
     shown = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
-    raise ConfigurationError(
-        f"config: got {shown}, not an OptimizerConfig; {advice}", setting="config", value=config
-    )
+    raise ConfigurationError.got("config", config, advice, shown=f"{shown}, not an OptimizerConfig")

@@ -43,9 +43,7 @@ def chunks_of(model: Any) -> list[torch.nn.Module]:
             "give the model itself: which optimizer and group each parameter gets depends on the modules that own "
             'them, and overrides={ParamKey(name="..."): {...}} changes it'
         )
-    raise ConfigurationError(
-        f"model: got {what or type(model).__name__}; {advice}", setting="model", value=model
-    )
+    raise ConfigurationError.got("model", model, advice, shown=what)
 
 
 _PARAMETERS = ("parameters", "parameter groups", "named parameters", "a tensor")

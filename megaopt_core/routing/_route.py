@@ -112,11 +112,8 @@ def route(
 
 def _require_function(fqn: object) -> None:
     if fqn is not None and not callable(fqn):
-        raise ConfigurationError(
-            f"fqn: got {type(fqn).__name__}; give a function of chunk index and local name that returns a name",
-            setting="fqn",
-            value=fqn,
-        )
+        advice = "give a function of chunk index and local name that returns a name"
+        raise ConfigurationError.got("fqn", fqn, advice)
 
 
 def _assemble(

@@ -45,11 +45,7 @@ def read_stored_routing(given: GivenRouting | None) -> StoredRouting | None:
     if given is None or isinstance(given, StoredRouting):
         return given
     if not isinstance(given, (str, os.PathLike)):
-        raise ConfigurationError(
-            f"routing: got {type(given).__name__}; give the folder of a checkpoint",
-            setting="routing",
-            value=given,
-        )
+        raise ConfigurationError.got("routing", given, "give the folder of a checkpoint")
     path, registry = os.fspath(given), get_registry()
     # A reader that does not know what lies there may say so with an error: it is no obstacle to one that does.
     failed: list[PluginHookError] = []

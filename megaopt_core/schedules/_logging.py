@@ -31,10 +31,8 @@ def get_canonical_lr_for_logging(param_groups: Sequence[Mapping[str, Any]]) -> f
     if not isinstance(param_groups, Sequence) or not all(
         isinstance(group, Mapping) for group in param_groups
     ):
-        raise ConfigurationError(
-            f"param_groups: got {type(param_groups).__name__}; give optimizer.param_groups, a list of groups",
-            setting="param_groups",
-            value=param_groups,
+        raise ConfigurationError.got(
+            "param_groups", param_groups, "give optimizer.param_groups, a list of groups"
         )
     for group in param_groups:
         if group.get("default_config", True):

@@ -115,10 +115,8 @@ class OptimizerParamScheduler:
         styles: Mapping[str, ScheduleStyle] | None = None,
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
-            raise ScheduleError(
-                f"optimizer: got {type(optimizer).__name__}; the built optimizer comes first, then init_lr, max_lr ...",
-                setting="optimizer",
-                value=optimizer,
+            raise ScheduleError.got(
+                "optimizer", optimizer, "the built optimizer comes first, then init_lr, max_lr ..."
             )
         self.optimizer = optimizer
         self.init_lr = init_lr

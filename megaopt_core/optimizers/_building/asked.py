@@ -57,11 +57,7 @@ def require_name(optimizer: object) -> None:
     else:
         advice = "`megaopt optimizers` lists the names; a class of another package gets one from a plugin"
     shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
-    raise ConfigurationError(
-        f"optimizer: got {shown}; give a registered name: {advice}",
-        setting="optimizer",
-        value=optimizer,
-    )
+    raise ConfigurationError.got("optimizer", optimizer, f"give a registered name: {advice}", shown=shown)
 
 
 def require_trainable(routing: Routing) -> None:

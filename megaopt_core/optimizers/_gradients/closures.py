@@ -25,8 +25,6 @@ def require_closure(closure: object) -> None:
         if isinstance(closure, torch.Tensor)
         else "no function"
     )
-    raise ConfigurationError(
-        f"closure: got {type(closure).__name__}, which is {what}; a closure takes no arguments and returns the loss",
-        setting="closure",
-        value=closure,
-    )
+    shown = f"{type(closure).__name__}, which is {what}"
+    advice = "a closure takes no arguments and returns the loss"
+    raise ConfigurationError.got("closure", closure, advice, shown=shown)

@@ -92,4 +92,4 @@ def name_of_chunk(fqn: NameMap | None, index: int, local: str) -> str:
 
 def _wrong(what: str, given: Any, advice: str) -> ConfigurationError:
     shown = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-    return ConfigurationError(f"{what}: got {shown}; {advice}", setting=what, value=given)
+    return ConfigurationError.got(what, given, advice, shown=shown)

@@ -199,4 +199,4 @@ def require_megaopt(optimizer: object) -> None:
         if is_torchs
         else "give what build_optimizer returned, or None"
     )
-    raise ConfigurationError(f"optimizer: got {shown}; {advice}", setting="optimizer", value=optimizer)
+    raise ConfigurationError.got("optimizer", optimizer, advice, shown=shown)

@@ -113,8 +113,7 @@ class _WrappedOptimizer(MegatronOptimizer):
             grad_scaler=grad_scaler,
             norm_groups=norm_groups,
         )
-        dtypes = frozenset(param.dtype for param in names if param.is_floating_point())
-        self.unused_settings = unused_settings(Use(config, dtypes))
+        self.unused_settings = unused_settings(Use(config, names))
         warn_of_unused(self.unused_settings, stacklevel=3)
         if takes_part(pgs):
             self.replicas = Replicas(pgs, wrapped_alike(optimizer, self, pgs))

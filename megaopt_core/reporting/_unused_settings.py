@@ -78,16 +78,14 @@ def _dtypes(use: Use) -> Iterator[str]:
                 "store_param_remainders", "only bf16 parameters with fp32 main values have remainders"
             )
     mixed = config.bf16 or config.fp16 or dtypes & set(LOW_PRECISION)
-    if config.use_precision_aware_optimizer and not mixed and not any(map(use.is_set, AWARE_DTYPES)):
-        governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
-        if not governed & set(config.plugin_settings):
-            yield use.says("use_precision_aware_optimizer", "every dtype is float32 and so is the step")
+    names_dtype = any(map(use.is_set, AWARE_DTYPES)) or use.governing & set(config.plugin_settings)
+    if config.use_precision_aware_optimizer and not mixed and not names_dtype:
+        yield use.says("use_precision_aware_optimizer", "every dtype is float32 and so is the step")
 
 
 def _keeps_bytes(use: Use) -> bool:
-    governed = {key for entry in use.entries.values() for key in entry.state_dtype_settings.values()}
     return use.config.use_precision_aware_optimizer and any(
-        parse_dtype(getattr(use.config, key)) == torch.uint8 for key in governed
+        parse_dtype(getattr(use.config, key)) == torch.uint8 for key in use.governing
     )
 
 

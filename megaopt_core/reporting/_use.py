@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from megaopt_core.config._dtypes import shown
 from megaopt_core.config._fields import CORE_FIELD_NAMES, core_field_info
@@ -27,29 +27,44 @@ _DECAY = ("decoupled_weight_decay", "cautious_weight_decay")
 _DEFAULTS = {info.name: info.default for info in core_field_info()}
 
 
+def _float_dtypes(params: Iterable[torch.Tensor]) -> frozenset[torch.dtype]:
+    return frozenset(param.dtype for param in params if param.is_floating_point())
+
+
 @frozen
 class Use:
     """What a configuration is used for.
 
     Args:
         config: the configuration.
-        dtypes: of the trainable floating-point parameters of this rank; empty: nobody can say.
-        entries: registered name to entry, of every optimizer in use; empty: one that was built by hand is wrapped.
+        dtypes: given as the trainable parameters of this rank, the dtypes of the floating-point ones; empty: nobody
+            can say.
         routing: where every parameter goes; None for an optimizer that was wrapped.
         chunks: the model chunks, which some entries look at.
         pgs: the process groups, which some entries look at.
         scales_dynamically: the loss scale follows the configuration.
         by_runners: setting to why what runs the inner steps does not act on it.
+        entries: registered name to entry, of every optimizer in use; empty: one that was built by hand is wrapped.
     """
 
     config: OptimizerConfig
-    dtypes: frozenset[torch.dtype]
-    entries: Mapping[str, OptimizerEntry] = Factory(dict)
+    dtypes: frozenset[torch.dtype] = field(converter=_float_dtypes)
     routing: Routing | None = None
     chunks: Sequence[torch.nn.Module] = ()
     pgs: ProcessGroupCollection | None = None
     scales_dynamically: bool = False
     by_runners: Mapping[str, str] = Factory(dict)
+    entries: Mapping[str, OptimizerEntry] = field(init=False)
+
+    @entries.default
+    def _entries_in_use(self) -> Mapping[str, OptimizerEntry]:
+        used = () if self.routing is None else self.routing.children
+        return {child.optimizer: get_registry().optimizer(child.optimizer) for child in used}
+
+    @property
+    def governing(self) -> set[str]:
+        """The settings that govern in which dtypes optimizers in use keep their states."""
+        return {key for entry in self.entries.values() for key in entry.state_dtype_settings.values()}
 
     def is_set(self, name: str) -> bool:
         """Return whether a core field differs from its default.

@@ -107,13 +107,10 @@ def _require_min_lr(rows: Sequence[Mapping[str, Any]], config: OptimizerConfig) 
 
 def _warn_of_unused(config: OptimizerConfig, routing: Routing, chunks: Sequence[torch.nn.Module]) -> None:
     """Print the settings that would change nothing, as a build warns of them."""
-    registry = get_registry()
-    dtypes = {param.dtype for chunk in chunks for param in chunk.parameters() if param.requires_grad}
     unused = unused_settings(
         Use(
             config,
-            frozenset(dtype for dtype in dtypes if dtype.is_floating_point),
-            {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children},
+            [param for chunk in chunks for param in chunk.parameters() if param.requires_grad],
             routing,
             chunks,
             ProcessGroupCollection(),

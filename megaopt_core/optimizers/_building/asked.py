@@ -161,12 +161,10 @@ def unused(
         scaler: the loss scaler.
         by_runners: setting to why what runs the inner steps does not act on it.
     """
-    registry = get_registry()
     unused = unused_settings(
         Use(
             config,
-            frozenset(param.dtype for param in model.params.values() if param.is_floating_point()),
-            {child.optimizer: registry.optimizer(child.optimizer) for child in routing.children},
+            model.params.values(),
             routing,
             model.chunks,
             pgs,

@@ -157,8 +157,7 @@ def get_megatron_optimizer(
     optimizer = optimizer_from_routing(
         routed, config, chunks, pgs, fqn=fqn, config_overrides=config_overrides
     )
-    if config.config_logger_dir:
-        dump_config(config, config.config_logger_dir)
+    dump_config(config)
     if dump_param_to_param_group_map is not None:
         from megaopt_core.state._group_map import dump_group_map
 

@@ -20,19 +20,20 @@ __all__ = ["CONFIG_FILE", "dump_config"]
 CONFIG_FILE = "optimizer_config.json"
 
 
-def dump_config(config: OptimizerConfig, folder: str) -> None:
+def dump_config(config: OptimizerConfig) -> None:
     """Write a configuration to `optimizer_config.json`, which `OptimizerConfig.from_dict` reads; rank 0 writes.
 
-    The file is replaced as a whole: a reader never sees half of one.
+    Nothing is written where its `config_logger_dir` is empty. The file is replaced as a whole: a reader never sees half
+    of one.
 
     Args:
         config: the run's configuration.
-        folder: where to; it is made if it does not exist.
 
     Raises:
         ConfigurationError: the folder cannot be written to.
     """
-    if this_rank() != 0:
+    folder = config.config_logger_dir
+    if not folder or this_rank() != 0:
         return
     target = Path(folder) / CONFIG_FILE
     text = json.dumps({"torch": torch.__version__, "config": config.to_dict()}, indent=2, default=repr)

@@ -117,8 +117,7 @@ class _WrappedOptimizer(MegatronOptimizer):
         warn_of_unused(self.unused_settings, stacklevel=3)
         if takes_part(pgs):
             self.replicas = Replicas(pgs, wrapped_alike(optimizer, self, pgs))
-        if config.config_logger_dir:
-            dump_config(config, config.config_logger_dir)
+        dump_config(config)
 
 
 def _require_both(optimizer: object, config: object, wrapper: str) -> None:

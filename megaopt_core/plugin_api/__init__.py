@@ -48,6 +48,7 @@ __all__ = [
     "hookimpl",
     "require_argument",
     "require_decoupled_if_cautious",
+    "resolve_lazily",
 ]
 
 _HOME = {

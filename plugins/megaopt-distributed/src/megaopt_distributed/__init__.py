@@ -1,7 +1,8 @@
 """Data parallelism and the distributed optimizer (ZeRO-1) as a megaopt plugin."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from megaopt_core.plugin_api import resolve_lazily
 
 if TYPE_CHECKING:
     from megaopt_distributed.ddp.config import DistributedDataParallelConfig
@@ -31,13 +32,5 @@ _HOME = {
     "plan_full_param_layout": "ddp.planning",
 }
 
-
 if not TYPE_CHECKING:  # listing plugins imports this package, and needs none of what it holds
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = resolve_lazily(__name__, _HOME)

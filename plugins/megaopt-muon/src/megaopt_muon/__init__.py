@@ -5,8 +5,9 @@ Public names are imported when they are first used: emerging-optimizers takes se
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from megaopt_core.plugin_api import resolve_lazily
 
 if TYPE_CHECKING:
     from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
@@ -41,14 +42,5 @@ _HOME = {
     "validate_coefficient_type": "coefficients",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = resolve_lazily(__name__, _HOME)

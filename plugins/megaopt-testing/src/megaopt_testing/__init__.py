@@ -13,8 +13,9 @@ On the command line: `megaopt check-plugin mine`.
 Public names are imported when they are first used: adding a command needs no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from megaopt_core.plugin_api import resolve_lazily
 
 if TYPE_CHECKING:
     from megaopt_testing.check import BoundCheck, Check, CheckResult, CheckStatus, Kind
@@ -161,13 +162,4 @@ _HOME = {
 }
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOME})
+    __getattr__, __dir__ = resolve_lazily(__name__, _HOME)

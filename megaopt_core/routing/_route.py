@@ -98,8 +98,7 @@ def route(
         alike=alike,
         advice=ADVICE,
     )
-    if mine is None:  # unreachable: agree_over_ranks raises this rank's error
-        raise RoutingError("this rank could not route its parameters")
+    assert mine is not None  # noqa: S101 - else agree_over_ranks has raised this rank's error
     if len({told.followed for told in gathered}) > 1:
         raise RoutingError(
             f"the ranks follow different routings: routing={routing!r} must be one checkpoint, which all of them see, "

@@ -268,14 +268,8 @@ class PrecisionPolicy:
         failed: list[PluginHookError] = []
         for info, offered in get_registry().call_each("megaopt_state_codes", failed=failed):
             if not isinstance(offered, Mapping):
-                returned = type(offered).__name__
-                failed.append(
-                    PluginHookError(
-                        f"{info}: megaopt_state_codes returned {returned}; it must return {{name: decoder}}",
-                        plugin=info.name,
-                        hook="megaopt_state_codes",
-                    )
-                )
+                words = f"returned {type(offered).__name__}; it must return {{name: decoder}}"
+                failed.append(info.wrong_answer("megaopt_state_codes", words))
             elif code in offered:
                 decode = offered[code]
                 if not callable(decode):

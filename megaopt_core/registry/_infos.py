@@ -78,6 +78,15 @@ class PluginInfo:
         """
         return PluginHookError(f"{self} failed in hook {hook}: {words}", plugin=self.name, hook=hook)
 
+    def wrong_answer(self, hook: str, words: str) -> PluginHookError:
+        """Return the error for what the plugin has answered a hook and must not.
+
+        Args:
+            hook: the hook's name.
+            words: what it did, behind the hook's name, and what it must do.
+        """
+        return PluginHookError(f"{self}: {hook} {words}", plugin=self.name, hook=hook)
+
     def goes_by(self, name: str) -> bool:
         """Return whether a name means this plugin: its own or its distribution's, which may be spelt with `_` for `-`.
 

@@ -117,11 +117,7 @@ def _ask_plugins(
             for name, what in result.items():
                 _add(answers, plugin, name, what)
             continue
-        error = PluginHookError(
-            f"{plugin}: megaopt_annotate_params {nonsense}",
-            plugin=plugin.name,
-            hook="megaopt_annotate_params",
-        )
+        error = plugin.wrong_answer("megaopt_annotate_params", nonsense)
         if failed is None:
             raise error
         failed.append(error)

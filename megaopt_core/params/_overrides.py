@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, TypedDict, cast
 
 from megaopt_core.errors import OverrideConflictError, OverrideError
@@ -15,6 +16,7 @@ __all__ = [
     "combine_param_group_overrides",
     "param_group_override_to_tuple",
     "validate_override",
+    "wrong_number",
 ]
 
 
@@ -67,9 +69,23 @@ def _wrong_value(key: str, value: Any) -> str | None:
         return None if isinstance(value, bool) else "must be True or False"
     if key == "optimizer":
         return None if isinstance(value, str) and value else "must be the name of an optimizer"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    return wrong_number(value)
+
+
+def wrong_number(value: Any) -> str | None:
+    """Return what is wrong with a learning rate, weight decay or factor; None for one that can be.
+
+    Args:
+        value: what was given.
+
+    Example:
+        >>> wrong_number(0.1), wrong_number(-1), wrong_number("much")
+        (None, 'must be finite and not negative', 'must be a number')
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
         return "must be a number"
-    return None if 0 <= value <= sys.float_info.max else "must be finite and not negative"
+    number: Any = value
+    return None if 0 <= number <= sys.float_info.max else "must be finite and not negative"
 
 
 def validate_override(override: Mapping[str, Any]) -> ParamGroupOverride:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 from megaopt_core.errors import ScheduleError, UnusedSettingWarning
+from megaopt_core.params._overrides import wrong_number
 from megaopt_core.plugin_api._schedule_points import LearningRatePoint, WeightDecayPoint
 
 __all__ = ["check_learning_rates", "check_number", "check_weight_decays", "warn_of_unused"]
@@ -25,11 +24,9 @@ def check_number(name: str, value: Any, where: str = "") -> None:
     Raises:
         ScheduleError: the value is no such number.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ScheduleError.of(name, value, "must be a number", where=where)
-    number: Any = value
-    if not 0 <= number <= sys.float_info.max:
-        raise ScheduleError.of(name, value, "must be finite and not negative", where=where)
+    wrong = wrong_number(value)
+    if wrong is not None:
+        raise ScheduleError.of(name, value, wrong, where=where)
 
 
 def check_learning_rates(point: LearningRatePoint, where: str = "") -> None:

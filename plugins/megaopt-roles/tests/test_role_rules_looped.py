@@ -117,3 +117,38 @@ def test_features_that_are_told_split_a_projection(model: Cut) -> None:
     assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE)
     assert decision.view is not None
     assert decision.view.split_sizes == (WIDTH,) * model.parts
+
+
+class Scanned(Cut):
+    """Positions decay a state one after the other, as in a state space that is written out."""
+
+    start = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = nn.Parameter(torch.zeros(WIDTH, 3))
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return what the states sum to."""
+        decay = torch.exp(y.unsqueeze(-1) * self.rates)
+        state, states = torch.ones_like(decay[:, 0]), []
+        for position in range(self.start, y.size(1)):
+            state = decay[:, position] * state + given
+            states.append(state.sum(-1))
+        return torch.stack(states, 1)
+
+
+class ScannedFromTheSecond(Scanned):
+    """The first position is where the state begins."""
+
+    start = 1
+
+
+@pytest.mark.parametrize("model", [Scanned(), ScannedFromTheSecond()], ids=["all", "from the second"])
+def test_single_rows_are_no_parts(model: Scanned) -> None:
+    """A scan over positions would cut the features of a batch without positions into single rows."""
+    assert model(torch.randn(2, 8, 4), torch.randn(WIDTH, 3)).shape == (2, 8 - model.start, 7)
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.uncertain) == (Role.MATRIX, False)
+    assert decision.view is not None
+    assert not decision.view.split_sizes

@@ -192,10 +192,11 @@ def find_split(source: Source) -> tuple[int, ...] | None:
         source: the rows of a projection, after an evaluation.
 
     Returns:
-        The sizes; an empty tuple when it is not split; None when it is, in a way that a view cannot describe.
+        The sizes; an empty tuple when it is not split, or only into single rows, which are no matrices (steps of a
+        loop over positions, at a wrong rank); None when it is split in a way that a view cannot describe.
     """
     leaves = list(_leaves(source.root))
-    if len(leaves) < 2:
+    if len(leaves) < 2 or all(len(leaf.rows) == 1 for leaf in leaves):
         return ()
     parts = [torch.tensor(leaf.rows, dtype=torch.long, device="cpu") for leaf in leaves]
     if bool((torch.bincount(torch.cat(parts), minlength=source.size) != 1).any()):

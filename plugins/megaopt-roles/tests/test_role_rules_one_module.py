@@ -81,6 +81,16 @@ class RowByRow(Model):
         return q, k, v
 
 
+class IndexedByHand(SplitByWidth):
+    def embed(self, words: torch.Tensor) -> torch.Tensor:
+        return self.words.weight[words] + self.places.weight[: words.shape[1]]
+
+
+class LookedUpByFunction(SplitByWidth):
+    def embed(self, words: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(words, self.words.weight)
+
+
 class FromElsewhere(Unbound):
     """Nothing tells the shape of what a module returns that cannot be read."""
 
@@ -101,6 +111,8 @@ class FromElsewhere(Unbound):
         (Sliced, (WIDTH,) * 3, (HEAD,) * 3),
         (HeadByHead, (HEAD,) * 3, (HEAD,) * 3),
         (RowByRow, (1,) * 3, ()),
+        (IndexedByHand, (WIDTH,) * 3, (HEAD,) * 3),
+        (LookedUpByFunction, (WIDTH,) * 3, (HEAD,) * 3),
         (FromElsewhere, (WIDTH,) * 3, (HEAD,) * 3),
     ],
 )

@@ -40,7 +40,7 @@ def embedding(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     ids, table = argument(0, "input", args, kwargs), argument(1, "weight", args, kwargs)
     if isinstance(table, Weight):
         trace.use(table, Use("indexed" if deps_of(ids) else "looked_up"))
-        return trace.picked(table, deps_of(ids))
+        return trace.picked(table, deps_of(ids), None if table.shape is None else table.shape[-1])
     return evolve(trace.unknown(ids, table), picked=bool(deps_of(ids)))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from megaopt_roles.forward.rank_signs import RankSigns
 from megaopt_roles.forward.rows import is_bounded, numbered
 from megaopt_roles.forward.values import (
+    ARGUMENT,
     JOINED,
     Call,
     Flow,
@@ -124,15 +125,19 @@ class Trace(RankSigns):
             call.by_row = by_row
         return frozenset(calls)
 
-    def picked(self, weight: Weight, deps: frozenset[Any]) -> Flow:
+    def picked(self, weight: Weight, deps: frozenset[Any], width: int | None = None) -> Flow:
         """Return rows of a weight, which are activations: a right-hand factor of a product made them.
 
         Args:
             weight: the weight.
             deps: what they were picked by.
+            width: elements of a row; None where that is not known.
         """
         self.calls += [call for call in weight.right if call not in self.calls]
-        return Flow(deps | weight.deps | frozenset(weight.right), picked=True)
+        tensor = None
+        if width is not None and ARGUMENT in deps:
+            tensor = torch.empty((*self.leading(None), width), device="meta")
+        return Flow(deps | weight.deps | frozenset(weight.right), tensor, picked=True)
 
     def is_contracted(self, param: nn.Parameter) -> bool:
         """True for a parameter that a product has contracted already."""

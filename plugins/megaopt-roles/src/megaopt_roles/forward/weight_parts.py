@@ -90,7 +90,8 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
     if any(isinstance(key, Flow | Weight) for key in keys):
         left = {axis.index for axis in result.axes or ()} - {-1}
         if len(left) < 2 and deps_of(keys):
-            return trace.picked(result, deps_of(keys))  # rows of a table: an activation from here on
+            width = result.shape[0] if len(result.shape or ()) == 1 else None  # type: ignore[index]
+            return trace.picked(result, deps_of(keys), width)  # rows of a table: an activation from here on
         result = evolve(result, deps=result.deps | deps_of(keys))
     return result
 

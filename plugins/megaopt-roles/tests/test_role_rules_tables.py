@@ -17,6 +17,7 @@ LOOKED_UP = {  # how rows of a product of two parameters are taken
     "a one-hot code": "h = F.one_hot(ids, 9).float() @ (self.t @ self.w)",
     "a selection": "h = torch.mm(self.t, self.w).index_select(0, ids)",
     "a contraction": "h = torch.tensordot(self.t, self.w, 1)[ids]",
+    "an einsum": "h = torch.einsum('wo,tw->to', self.w, self.t)[ids]",
     "a neighbourhood": "h = (torch.eye(9) @ (self.t @ self.w))[ids]",
 }
 
@@ -123,3 +124,38 @@ def test_a_batch_of_matrices_of_low_rank(generated_models):
     found = roles_of(generated_models, made, "return self.h(F.relu(ids @ (self.a @ self.b)).sum(0))")
     for name in ("a", "b"):
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        "self.w + torch.einsum('or,ri->oi', self.b, self.a)",
+        "torch.einsum('ri,or->oi', self.a, self.b) + self.w",
+        "self.w + torch.einsum('or,ri->io', self.b, self.a).T",
+        "torch.einsum('pr,op,ri->oi', self.c, self.b, self.a) + self.w",
+    ],
+    ids=["added", "added to", "turned", "of three"],
+)
+def test_a_low_rank_update_by_einsum(generated_models, weight):
+    """An einsum of parameters is a weight as `@` makes one: what it is added to stays a matrix."""
+    made = (
+        "self.a, self.b = nn.Parameter(torch.zeros(2, 8)), nn.Parameter(torch.zeros(6, 2))\n"
+        "self.c, self.w = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(6, 8))\nself.h = nn.Linear(6, 3)"
+    )
+    found = roles_of(generated_models, made, f"return self.h(F.relu(F.linear(ids, {weight})))")
+    for name in ("a", "b", "w"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
+
+
+def test_coefficients_that_choose_a_mix_of_matrices(generated_models):
+    """Rows of what an einsum makes of parameters are looked up as rows of a product are: they are no hidden matrix."""
+    made = (
+        "self.c, self.m = nn.Parameter(torch.zeros(5, 3)), nn.Parameter(torch.zeros(3, 8, 8))\n"
+        "self.h = nn.Linear(8, 4)"
+    )
+    forward = (
+        "w = torch.einsum('rb,bio->rio', self.c, self.m)[more]\n"
+        "return self.h(F.relu(torch.bmm(ids[:, None], w)[:, 0]))"
+    )
+    found = roles_of(generated_models, made, forward)
+    assert found["c"].role is Role.EMBEDDING, found["c"].reason

@@ -13,7 +13,8 @@ from attrs import evolve
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
-from megaopt_roles.forward.weights import choose, contract, factors, lookup
+from megaopt_roles.forward.weight_forms import reorder, together
+from megaopt_roles.forward.weights import choose, contract, factors, lookup, product
 
 __all__ = ["einsum", "lettered", "with_letters"]
 
@@ -50,16 +51,46 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     return rows if rows is not None and rows.piece is not None else Flow(deps)
 
 
-def _of_parameters(trace: Trace, equation: Any, operands: Sequence[Weight]) -> Flow:
+def _of_parameters(trace: Trace, equation: Any, operands: Sequence[Weight]) -> Weight:
     """Return an einsum of parameters alone."""
     terms, result = _subscripts(equation, len(operands))
+    as_matrices = _as_matrices(operands, terms or [], result)
+    if as_matrices is not None:
+        made: Weight = product(trace, *as_matrices)
+        return made
     counting = set(result).intersection(*terms or ())
     if terms and counting:
         apart = [[i for i, letter in enumerate(term) if letter not in counting] for term in terms]
         factors(trace, tuple(zip(operands, apart, strict=True)))
     else:
         trace.use_all(operands, "factor")
-    return Flow(trace.weigh(operands[0], *operands[1:]))
+    known = {
+        letter: size
+        for term, operand in zip(terms or [], operands, strict=False)
+        for letter, size in zip(term, operand.shape or (), strict=False)
+    }
+    shape = tuple(known[letter] for letter in result) if terms and known.keys() >= set(result) else None
+    deps = frozenset[Any]().union(*(operand.deps for operand in operands))
+    return evolve(together(operands), shape=shape, axes=None, deps=deps)
+
+
+def _as_matrices(operands: Sequence[Weight], terms: Sequence[str], result: str) -> list[Weight] | None:
+    """Return the factors of `left @ right`, in order and each turned as it has to be; None for any other einsum."""
+    shared = set(terms[0]).intersection(terms[1]) - set(result) if len(terms) == 2 else set[str]()
+    if len(shared) != 1 or len(set(result)) != 2 or any(len({*term}) != 2 != len(term) for term in terms):
+        return None
+    if any(len(operand.shape or ()) != 2 for operand in operands):
+        return None
+    summed, rows, columns = shared.pop(), result[0], result[1]
+    found = dict(zip(terms, operands, strict=True))
+    wanted = [(rows + summed, summed + rows), (summed + columns, columns + summed)]
+    parts = [
+        found[term] if term == straight else reorder(found[term], (1, 0))
+        for straight, turned in wanted
+        for term in (straight, turned)
+        if term in found
+    ]
+    return parts if len(parts) == 2 else None
 
 
 def lettered(args: Sequence[Any]) -> tuple[str | None, list[Any]]:

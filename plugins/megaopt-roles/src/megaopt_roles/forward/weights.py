@@ -27,8 +27,14 @@ __all__ = [
 
 
 def combine(first: Weight, second: Weight) -> Weight:
-    """Return what an element-wise operation makes of two weights: the axes are those of the larger one."""
-    sizes = [0 if weight.shape is None else math.prod(weight.shape) for weight in (first, second)]
+    """Return what an element-wise operation makes of two weights.
+
+    The axes are those of the larger one; of two alike, of one whose axes are known.
+    """
+    sizes = [
+        (0 if weight.shape is None else math.prod(weight.shape), weight.axes is not None)
+        for weight in (first, second)
+    ]
     large = first if sizes[0] >= sizes[1] else second
     both = together((large, second if large is first else first))
     return evolve(both, deps=first.deps | second.deps)

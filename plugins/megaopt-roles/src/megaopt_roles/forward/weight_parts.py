@@ -46,11 +46,26 @@ def taken(weight: Weight, dim: int, rows: tuple[int, ...] | None, trace: Trace |
     else:
         stored = axes[dim]
         shape[dim] = len(rows)
-        whole = stored.index >= 0 and stored.rows is None and stored.block is None
-        if whole and trace is not None and weight.base.shape[stored.index] == (weight.shape or ())[dim]:
-            trace.cut(weight.base, stored.index, rows)
+        if trace is not None and stored.index >= 0 and stored.rows is None:
+            cut = _stored_rows(weight, dim, rows)
+            if cut:
+                trace.cut(weight.base, stored.index, cut)
         axes[dim] = Axis(stored.index, rows, stored.block)
     return evolve(weight, shape=tuple(shape), axes=tuple(axes))
+
+
+def _stored_rows(weight: Weight, dim: int, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rows of the stored axis that are left where one axis keeps some; nothing where it is not whole.
+
+    Of an axis that was reshaped to `[blocks, block]` these are the same rows of every block.
+    """
+    shape, axes = weight.shape or (), weight.axes or ()
+    size, block = weight.base.shape[axes[dim].index], axes[dim].block
+    if block is None:
+        return rows if size == shape[dim] else ()
+    outer = axes[dim - 1] if dim else None
+    whole = outer == Axis(axes[dim].index) and shape[dim - 1] * block == size and shape[dim] == block
+    return tuple(start + row for start in range(0, size, block) for row in rows) if whole else ()
 
 
 def _index_lost(trace: Trace, weight: Weight, keys: list[Any]) -> Any:

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from megaopt_core.params import Role, RoleDecision
+from megaopt_core.params import MatrixView, Role, RoleDecision
 from megaopt_core.params._roles import Doubt
 from megaopt_core.routing import infer_roles
 
@@ -38,6 +38,21 @@ def test_the_right_hand_factor_of_a_table_is_a_layer(generated_models, case, exa
     found = roles_of(generated_models, made, f"{LOOKED_UP[case]}\nreturn self.h(h.relu())", *example)
     assert found["t"].role is Role.EMBEDDING, found["t"].reason
     assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["x + self.t @ self.w", "x * (self.t @ self.w)", "x + torch.sigmoid(F.linear(self.t, self.w.mT))"],
+    ids=["a sum", "a gain", "a function"],
+)
+def test_what_is_done_with_rows_says_nothing_of_the_right_hand_factor(generated_models, rows):
+    """Nodes that a layer looks at beside their neighbours: the layer's weight is `[in, out]`, and no gain."""
+    made = TABLE + "self.h = nn.Linear(6, 4)"
+    forward = f"x = torch.zeros(9, 6).index_add(0, ids, more)\nreturn self.h(F.relu({rows}))"
+    found = roles_of(generated_models, made, forward)
+    assert found["t"].role is not Role.MATRIX, found["t"].reason
+    assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
+    assert found["w"].view == MatrixView(transposed=True)
 
 
 @pytest.mark.parametrize("example", [(), (IDS,)], ids=["source", "example"])

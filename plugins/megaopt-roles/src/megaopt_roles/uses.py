@@ -100,7 +100,9 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
                 return doubted(
                     elementwise("a softmax is taken of its product with a parameter: codes of nodes, say")
                 )
-            return matrix("a factor of a matrix product", view)
+            made = {use.inputs for use in uses if use.kind == "factor" and use.inputs}
+            turned = made == {(0,)}  # it makes features of the rows of a left-hand factor
+            return matrix("a factor of a matrix product", MatrixView(transposed=True) if turned else view)
         return doubted(matrix("a matrix product contracts it, over axes that were not found", view))
     view, sure = oriented(shape, exact[0])
     if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other

@@ -152,7 +152,7 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     trace.use(weight, Use("modulated" if modulated else "elementwise"))
     if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
-    return evolve(other, deps=deps_of((weight, other)), fresh=False, call=None)
+    return evolve(other, deps=other.deps | trace.made(weight), fresh=False, call=None)
 
 
 def _of_two(left: Flow, right: Flow) -> Flow:

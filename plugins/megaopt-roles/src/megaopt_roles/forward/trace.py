@@ -30,7 +30,7 @@ __all__ = ["BATCH", "BudgetExceededError", "Trace", "error_of"]
 BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
 _MOST_ROWS = 100_000
-_OF_ROWS = ("indexed", "looked_up", "sliced", "fixed")
+_OF_ROWS = ("indexed", "looked_up", "sliced", "fixed", "elementwise")
 
 
 class BudgetExceededError(Exception):
@@ -133,11 +133,19 @@ class Trace(RankSigns):
             deps: what they were picked by.
             width: elements of a row; None where that is not known.
         """
-        self.calls += [call for call in weight.right if call not in self.calls]
         tensor = None
         if width is not None and ARGUMENT in deps:
             tensor = torch.empty((*self.leading(None), width), device="meta")
-        return Flow(deps | weight.deps | frozenset(weight.right), tensor, picked=True)
+        return Flow(deps | self.made(weight), tensor, picked=True)
+
+    def made(self, weight: Weight) -> frozenset[Any]:
+        """Return what the rows of a weight depend on as activations, the products that made them among it.
+
+        Args:
+            weight: the weight.
+        """
+        self.calls += [call for call in weight.right if call not in self.calls]
+        return weight.deps | frozenset(weight.right)
 
     def is_contracted(self, param: nn.Parameter) -> bool:
         """True for a parameter that a product has contracted already."""

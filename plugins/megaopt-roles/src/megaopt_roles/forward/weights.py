@@ -192,7 +192,10 @@ def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
         matrices = [tuple(range(rank))[-2:] for rank in ranks]
         factors(trace, ((left, matrices[0]), (right, matrices[1])))
     else:
-        trace.use_all((left, right), "factor")
+        trace.use(left, Use("factor"))
+        sides = [tuple(sorted(axis.indices)) for axis in right.axes or ()]
+        into, out = sides if len(sides) == 2 else ((), ())
+        trace.use(right, Use("factor", into, out))
     if ranks[1] != 2 or ranks[0] not in (0, 2):
         return combine(left, right)
     return _table(trace, left, right)

@@ -174,3 +174,24 @@ def test_norms_of_ones_own_tell_hidden_widths() -> None:
     assert {name for name, decision in found.items() if decision.uncertain} == set()
     assert found["widen.weight"].role is Role.MATRIX
     assert found["head.weight"].role is Role.OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("shape", "result", "role"),
+    [
+        ((1, 8), "F.linear(h, self.w).squeeze(-1)", Role.OUTPUT),
+        ((1, 8), "h @ self.w.T", Role.OUTPUT),
+        ((8, 1), "(h @ self.w)[:, 0].sigmoid()", Role.OUTPUT),
+        ((1, 8), "self.out(h * F.linear(h, self.w).sigmoid())", Role.ELEMENTWISE),
+        ((1, 8), "self.out(h) + (h * self.w).sum(-1, keepdim=True)", Role.ELEMENTWISE),
+    ],
+    ids=["linear", "turned", "stored [in, out]", "a gate", "a gain"],
+)
+def test_a_score_that_is_made_by_hand(
+    generated_models: ModuleType, shape: tuple[int, int], result: str, role: Role
+) -> None:
+    """One row of a parameter is a head where its product is what the model returns, as it is in a linear layer."""
+    made = f"self.a, self.out, self.w = nn.Linear(6, 8), nn.Linear(8, 3), nn.Parameter(torch.zeros({shape}))"
+    model = generated_models.model_with_forward(made, "ids", f"h = F.relu(self.a(ids))\nreturn {result}")
+    decision = infer_roles(model())["w"]
+    assert (decision.role, decision.uncertain) == (role, False), decision.reason

@@ -124,10 +124,10 @@ class _Rules:
         found = by_uses(shape, uses.get(id(param), ()), readable=readable)
         if is_stack_bias(module, shape, uses) and found.role is not Role.MATRIX:
             return elementwise("bias of a stack of matrices: one row each")
-        if found.role is Role.EMBEDDING:
-            return found
         if found.role is not Role.MATRIX:
-            return found
+            vector = found.role is Role.ELEMENTWISE and not found.uncertain
+            contracted = vector and any(use.kind == "contracted" for use in uses.get(id(param), ()))
+            return self.heads.get(id(param), found) if contracted else found  # a head of one score
         if id(param) in self.heads:
             head = self.heads[id(param)]
             return doubted(head, found.reason) if found.uncertain else head

@@ -152,3 +152,60 @@ def test_single_rows_are_no_parts(model: Scanned) -> None:
     assert (decision.role, decision.uncertain) == (Role.MATRIX, False)
     assert decision.view is not None
     assert not decision.view.split_sizes
+
+
+class Windows(Cut):
+    """Attends within windows of positions, of which each multiplies itself."""
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return all windows again."""
+        found, state = [], torch.zeros(1)
+        for start in range(0, y.size(1), 4):
+            part = y[:, start : start + 4]
+            found.append((part @ part.mT).tril() @ part + given)
+            state = state + part.mT @ part
+        return torch.cat(found, 1) + state.sum()
+
+
+class WindowsOfTwo(Cut):
+    """The same with windows of what two layers make, side by side."""
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return all windows again."""
+        found, state = [], torch.zeros(1)
+        for query, key in zip(self.out(y).split(4, 1), y.split(4, dim=1), strict=True):
+            found.append((query @ key.mT).tril() @ key + given)
+            state = state + key.mT @ query
+        return torch.cat(found, 1) + state.sum()
+
+
+class Groups(Cut):
+    """Features in groups, by an index of the last axis."""
+
+    parts = 2
+
+    def taken(self, y: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """Return the sum of what the groups make."""
+        found = given.new_zeros(WIDTH)
+        for start in range(0, 2 * WIDTH, WIDTH):
+            part = y[..., start : start + WIDTH]
+            found = found + (part @ part.mT).softmax(-1) @ part
+        return found
+
+
+@pytest.mark.parametrize(
+    ("model", "doubt", "sizes"),
+    [
+        (Windows(), Doubt.LAYOUT, ()),
+        (WindowsOfTwo(), Doubt.LAYOUT, ()),
+        (Groups(), Doubt.NONE, (WIDTH, WIDTH)),
+    ],
+    ids=["windows", "windows of two", "groups"],
+)
+def test_an_index_in_a_loop_may_take_positions(model: Cut, doubt: Doubt, sizes: tuple[int, ...]) -> None:
+    """Windows of the second axis hold positions or features; those of the last one are parts."""
+    assert model(torch.randn(2, 8, 4), torch.randn(WIDTH)).shape == (2, 8, 7)
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, doubt), decision.reason
+    assert decision.view is not None
+    assert decision.view.split_sizes == sizes

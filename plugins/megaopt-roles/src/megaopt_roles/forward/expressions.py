@@ -187,7 +187,10 @@ class ExpressionEvaluator(OperatorEvaluator):
         return result
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Any:
-        return self.item(self.evaluate(node.value, frame), self._key(node.slice, frame))
+        value, key = self.evaluate(node.value, frame), self._key(node.slice, frame)
+        found = self.item(value, key)
+        self.trace.take(id(node), value, key, found)
+        return found
 
     def _key(self, node: ast.expr, frame: Frame) -> Any:
         value = self.evaluate(node, frame)

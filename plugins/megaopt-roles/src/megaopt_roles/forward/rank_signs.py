@@ -7,6 +7,7 @@ from typing import Any
 from attrs import define, field
 from torch import nn
 
+from megaopt_roles.forward.rows import lies_along
 from megaopt_roles.forward.values import Flow, Piece, flows_of
 
 __all__ = ["RankSigns"]
@@ -25,6 +26,7 @@ class RankSigns:
         counted: owners, by identity, of whose parts each got a name.
         miscounted: owners, by identity, of whose parts there were more or fewer than names.
         given: the first part of a piece that a layer of unknown width was given, by identity of layer and piece.
+        taken: the first part of a piece that an index took, by identity of the index and the piece.
     """
 
     misfits: set[int] = field(factory=set)
@@ -35,6 +37,7 @@ class RankSigns:
     counted: set[int] = field(factory=set)
     miscounted: set[int] = field(factory=set)
     given: dict[tuple[int, int], Piece] = field(factory=dict)
+    taken: dict[tuple[int, int], Piece] = field(factory=dict)
 
     @property
     def wrong(self) -> set[int]:
@@ -71,14 +74,16 @@ class RankSigns:
             noted = self.counted if len(parts) == names else self.miscounted
             noted |= owners
 
-    def part(self, whole: Flow, parts: list[Flow]) -> None:
+    def part(self, whole: Flow, parts: list[Flow], dim: Any) -> None:
         """Note parts of an activation that hold all of its features: they are positions.
 
         Args:
             whole: the activation.
             parts: what it was cut into.
+            dim: along which.
         """
-        if whole.piece is not None and len(parts) > 1 and all(part.piece is whole.piece for part in parts):
+        several = len(parts) > 1 or not lies_along(whole, dim)
+        if whole.piece is not None and several and all(part.piece is whole.piece for part in parts):
             self.along.add(id(whole.piece.source.owner))
 
     def go_through(self, items: list[Any]) -> None:
@@ -87,10 +92,40 @@ class RankSigns:
         Args:
             items: what the loop sees.
         """
-        pieces = [flow.piece for item in items for flow in flows_of(item) if flow.piece is not None]
-        parents = {id(piece.parent) for piece in pieces if piece.parent is not None}
-        if len(pieces) > 1 and len(parents) == 1:
-            self.looped.add(id(pieces[0].source.owner))
+        found: dict[int, set[tuple[int, ...]]] = {}
+        for piece in (flow.piece for item in items for flow in flows_of(item)):
+            if piece is not None and piece.parent is not None:
+                rows = found.setdefault(id(piece.parent), set())
+                rows.add(piece.rows)
+                if len(rows) > 1:
+                    self.looped.add(id(piece.source.owner))
+
+    def take(self, site: int, whole: Any, key: Any, part: Any) -> None:
+        """Note a part that an index takes, of positions or, time and again at one place of a source, of features.
+
+        Args:
+            site: identity of the place.
+            whole: what is indexed.
+            key: the index.
+            part: what it takes.
+        """
+        if (
+            not (isinstance(whole, Flow) and isinstance(part, Flow))
+            or whole.piece is None
+            or part.piece is None
+        ):
+            return
+        owner, keys = id(whole.piece.source.owner), key if isinstance(key, tuple) else (key,)
+        plain = all(isinstance(item, int | slice) for item in keys)
+        if part.piece is whole.piece:
+            cut = [dim for dim, item in enumerate(keys) if plain and item != slice(None)]
+            if cut and not any(lies_along(whole, dim) for dim in cut):
+                self.along.add(owner)
+        elif (
+            len(part.piece.rows) > 1
+            and self.taken.setdefault((site, id(whole.piece)), part.piece) is not part.piece
+        ):
+            self.looped.add(owner)
 
     def share(self, layer: nn.Module, value: Any) -> None:
         """Note that a layer of which it is not known how many features it takes is given an activation.

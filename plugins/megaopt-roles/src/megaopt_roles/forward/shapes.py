@@ -94,7 +94,8 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         return _many(name, trace.unknown(value), args, kwargs)
     parts = [relabel(part, value) for part in result]
     _note_repeated(trace, parts)
-    trace.part(value, parts)
+    at = 0 if name == "unbind" else 1  # the others say first into how many, or how large
+    trace.part(value, parts, kwargs.get("dim", args[at + 1] if len(args) > at + 1 else 0))
     return parts
 
 

@@ -1,5 +1,7 @@
 """Parts of a fused projection that are gates, and parts that are query, key and value: as many, and as large."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -108,3 +110,34 @@ def test_twins_are_read_alike() -> None:
     found = infer_roles(nn.Sequential(LongShortTerm(), LongShortTerm()))
     kinds = {name: decision.view.fused for name, decision in found.items() if decision.view is not None}
     assert {kinds[f"{cell}.{name}.weight"] for cell in "01" for name in ("ih", "hh")} == {Fused.NOTHING}
+
+
+@pytest.mark.parametrize(
+    "joined", ["torch.stack(found, 1)", "torch.stack(found, dim=0)", "torch.stack(found)"]
+)
+def test_steps_of_a_scan_do_not_put_gates_together_again(generated_models: ModuleType, joined: str) -> None:
+    """What is made of all gates at every step holds none of them, and lies beside the other steps."""
+    made = "self.i, self.gates, self.o = nn.Linear(5, 8), nn.Linear(8, 24), nn.Linear(8, 3)"
+    forward = (
+        "z, f, o = self.gates(self.i(x)).chunk(3, -1)\nc, found = 0, []\n"
+        "for t in range(x.size(1)):\n    g = f[:, t].sigmoid()\n    c = g * c + (1 - g) * z[:, t].tanh()\n"
+        f"    found.append(o[:, t].sigmoid() * c)\nreturn self.o({joined})"
+    )
+    model = generated_models.model_with_forward(made, "x", forward)()
+    assert model(torch.zeros(2, 4, 5)).shape[-1] == 3
+    decision = infer_roles(model)["gates.weight"]
+    assert (decision.role, decision.uncertain) == (Role.MATRIX, False), decision.reason
+    assert decision.view is not None
+    assert decision.view.split_sizes == (8, 8, 8)
+
+
+def test_a_rotation_puts_halves_together_again(generated_models: ModuleType) -> None:
+    """Halves that are turned lie beside each other in features: they are no parts."""
+    made = "self.i, self.turned, self.o = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)"
+    forward = (
+        "a, b = self.turned(self.i(x)).chunk(2, -1)\n"
+        "y = torch.stack((a * 0.6 - b * 0.8, b * 0.6 + a * 0.8), -1).flatten(-2)\nreturn self.o(y.relu())"
+    )
+    decision = infer_roles(generated_models.model_with_forward(made, "x", forward)())["turned.weight"]
+    assert decision.view is not None
+    assert (decision.uncertain, decision.view.split_sizes) == (False, ()), decision.reason

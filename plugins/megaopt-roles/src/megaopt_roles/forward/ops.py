@@ -232,9 +232,15 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, None, one_hot=name == "one_hot")
 
 
+def _adds_positions(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """True where values are stacked along an axis before their features: what is made of parts are steps of a scan."""
+    dim = argument(1, "dim", args, kwargs)
+    return name == "stack" and (dim is None or (isinstance(dim, int) and dim in (0, 1)))
+
+
 def _join(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     flows, found = flows_of((args, kwargs)), weights_of((args, kwargs))
-    merge(flows)
+    merge(flow for flow in flows if flow.piece is not None or not _adds_positions(name, args, kwargs))
     if found and not any(flow.deps for flow in flows):
         if all(weight.base is found[0].base and weight.axes == found[0].axes for weight in found):
             return found[0]

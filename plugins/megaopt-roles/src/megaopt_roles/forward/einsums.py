@@ -128,10 +128,12 @@ def _choose(trace: Trace, operands: Sequence[Any], terms: list[str] | None, resu
     for position, operand in enumerate(operands):
         if not isinstance(operand, Flow) or not operand.soft:
             continue
-        for weight in operands:
-            if isinstance(weight, Weight):
-                choose(trace, weight, operand)
         term = terms[position] if terms else ""
+        for weight, own in zip(operands, terms or [""] * len(operands), strict=True):
+            if isinstance(weight, Weight):
+                whole = len(own) == len(weight.shape or ())
+                summed = [i for i, letter in enumerate(own) if whole and letter in set(term) - set(result)]
+                choose(trace, weight, operand, summed)
         if term[-1:] in set(result) and set(term) - set(result):
             trace.choose(operand)
 

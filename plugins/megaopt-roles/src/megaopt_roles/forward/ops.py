@@ -132,6 +132,8 @@ def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
         return evolve(result, factors=factors, picked=apart)
     if symbol == "-":
         result = evolve(result, error=error_of(left.deps, right.deps))
+    if symbol in ("+", "-") and all(flow.soft or flow.one_hot for flow in (left, right)):
+        result = evolve(result, soft=left.soft or right.soft)  # a choice, with the gradient of a softmax
     return _added(result, left, right) if symbol in ("+", "-") else result
 
 
@@ -229,7 +231,8 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         else None
     )
     tensor = None if tensor is None else tensor.to("meta")
-    return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, None, one_hot=name == "one_hot")
+    soft = name == "detach" and any(flow.soft for flow in flows_of(args[:1]))
+    return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, one_hot=name == "one_hot", soft=soft)
 
 
 def _adds_positions(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -244,7 +244,15 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
     if not isinstance(value, Flow):
         return trace.unknown(value, key)
     found = _index_flow(trace, value, key)
-    return evolve(found, picked=True) if isinstance(found, Flow) and deps_of(key) else found
+    if not isinstance(found, Flow):
+        return found
+    soft = value.soft and _last_size(value) is not None and _last_size(value) == _last_size(found)
+    return evolve(found, picked=found.picked or bool(deps_of(key)), soft=found.soft or soft)
+
+
+def _last_size(flow: Flow) -> int | None:
+    """Return the size of the last axis of an activation; None where it is not known, or there is none."""
+    return flow.tensor.shape[-1] if flow.tensor is not None and flow.tensor.dim() else None
 
 
 def _index_flow(trace: Trace, value: Flow, key: Any) -> Any:

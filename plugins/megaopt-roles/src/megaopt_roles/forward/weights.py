@@ -118,11 +118,20 @@ def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: 
     return Flow(trace.weigh(weight, other))
 
 
-def choose(trace: Trace, weight: Weight, other: Any) -> None:
-    """Note that a softmax chooses among the rows of a weight, and that what it was made with chose."""
+def choose(trace: Trace, weight: Weight, other: Any, summed: Sequence[int] = ()) -> None:
+    """Note that a softmax chooses among the rows of a weight, and that what it was made with chose.
+
+    Args:
+        trace: where it is noted.
+        weight: the weight.
+        other: what it is multiplied with.
+        summed: positions of the axes that the product sums over. Along the first axis of a stack it mixes matrices;
+            along another one it chooses among the rows of each.
+    """
     if not (isinstance(other, Flow) and other.soft):
         return
-    if weight.base.dim() == 2:
+    stored = set[int]().union(*(weight.axes[i].indices for i in summed)) if weight.axes else set[int]()
+    if weight.base.dim() == 2 or (stored and 0 not in stored):
         trace.use(weight, Use("attending"))
     trace.choose(other)
 
@@ -146,7 +155,8 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     if not isinstance(weight, Weight):
         trace.multiply(left, right)
         return trace.unknown(left, right)
-    choose(trace, weight, other)
+    rank = len(weight.shape or ())
+    choose(trace, weight, other, [rank - 2 if weight is right else rank - 1] if rank > 1 else ())
     if isinstance(other, Flow) and other.one_hot:
         trace.use(weight, Use("indexed" if other.deps else "looked_up"))
         return trace.picked(weight, other.deps)

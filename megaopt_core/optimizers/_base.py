@@ -330,16 +330,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """
         return grad_norm_group in self.norm_groups
 
-    def get_grads_for_grad_norm(self) -> list[torch.Tensor]:
-        """Return the collected gradients that enter the main norm on this rank."""
-        return [grad for part in self.parts for group, grad in part.counted_grads() if group is None]
-
     # Precision and the loss scale.
-
-    @property
-    def is_mixed_precision(self) -> bool:
-        """True when non-finite gradients skip the step."""
-        return self.gradients.skips_what_is_not_finite
 
     @property
     def grad_scaler(self) -> MegatronGradScaler | None:

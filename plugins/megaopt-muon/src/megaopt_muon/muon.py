@@ -273,15 +273,17 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
 
         Raises:
             GradientError: a gradient is sparse or complex.
+            ViewError: a parameter is no matrix, or tensor-parallel ranks hold unequal parts of one.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            given = [param for param in group["params"] if param.grad is not None]
+            self.planner.require_equal_parts(given)
             self._init_group(group)
-            stepped = [param for param in group["params"] if param.grad is not None and param.numel()]
-            for params in runs_of(stepped):
+            for params in runs_of([param for param in given if param.numel()]):
                 self._step_params(group, params)
         return loss
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from attrs import define, evolve, field
 
 from megaopt_muon.pieces.groups import group_of
-from megaopt_muon.pieces.plans import MatrixPlan, plan_parameter, view_of
+from megaopt_muon.pieces.plans import MatrixPlan, cut_of, partition_dim_of, plan_parameter, view_of
 from megaopt_muon.scale import get_muon_scale_factor
+from megaopt_muon.tensor_parallel.equal_parts import require_equal_parts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -47,6 +48,7 @@ class Planner:
     expert_group: ProcessGroup | None
     _plans: dict[torch.Tensor, tuple[object, MatrixPlan]] = field(factory=dict, init=False)
     _whole: dict[str, tuple[ParamInfo, MatrixPlan]] = field(factory=dict, init=False)
+    _equal: dict[torch.Tensor, object] = field(factory=dict, init=False)
 
     def plan(self, param: torch.Tensor) -> MatrixPlan:
         """Return what is to be done with a tensor that is stepped here.
@@ -61,6 +63,35 @@ class Planner:
         plan = self._planned(param, self.group_of(param))
         self._plans[param] = (info, plan)
         return plan
+
+    def require_equal_parts(self, params: Iterable[torch.Tensor]) -> None:
+        """Raise on all ranks where some hold more of a matrix than others; each parameter is asked about once.
+
+        Args:
+            params: what is about to be stepped, also parts without elements, in an order that all ranks share.
+
+        Raises:
+            ViewError: ranks hold unequal parts, which only `"blockwise"` takes.
+        """
+        if self.tp_mode == "blockwise" or (self.dense_group is None and self.expert_group is None):
+            return
+        asked: dict[torch.Tensor, object] = {}
+        cut: dict[ProcessGroup, tuple[list[torch.Tensor], list[int]]] = {}
+        for param in params:
+            info = getattr(param, "param_info", None)
+            if param in self._equal and self._equal[param] is info:
+                continue
+            asked[param] = info
+            if partition_dim_of(param) < 0 or getattr(info, "peers", None) is not None:
+                continue  # not cut, or the whole extent is known
+            found = cut_of(param, self.view(param), self.group_of(param))
+            if found is not None:
+                members, dims = cut.setdefault(found.group, ([], []))
+                members.append(param)
+                dims.append(found.stored_dim)
+        for group, (members, dims) in cut.items():
+            require_equal_parts(members, dims, group, self.tp_mode)
+        self._equal |= asked
 
     def plan_whole(self, info: ParamInfo) -> MatrixPlan:
         """Return what is to be done with a whole parameter, which no other rank holds a part of here.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from megaopt_core.params import ParamInfo
 
-__all__ = ["Cut", "MatrixPlan", "is_expert", "partition_dim_of", "plan_parameter", "view_of"]
+__all__ = ["Cut", "MatrixPlan", "cut_of", "is_expert", "partition_dim_of", "plan_parameter", "view_of"]
 
 
 @frozen
@@ -178,7 +178,7 @@ def plan_parameter(
     if shared is not None:
         complete = _local_plan(shared.whole(shape), view, scale)
         return evolve(_local_plan(shape, view, scale), scales=complete.scales, cut=shared)
-    cut = _cut_of(param, view, group)
+    cut = cut_of(param, view, group)
     if cut is None:
         return _local_plan(shape, view, scale)
     ranks, whole = cut.group.size(), cut.whole(shape)
@@ -231,7 +231,14 @@ def _cut_of_peers(param: torch.Tensor, view: MatrixView) -> Cut | None:
     return Cut(info.peers.group, stored, dim, "distributed", info.shape[stored])
 
 
-def _cut_of(param: torch.Tensor, view: MatrixView, group: ProcessGroup | None) -> Cut | None:
+def cut_of(param: torch.Tensor, view: MatrixView, group: ProcessGroup | None) -> Cut | None:
+    """Return how tensor parallelism cuts a parameter's matrices; None where each is whole on one rank.
+
+    Args:
+        param: the tensor that is stepped.
+        view: how it is seen.
+        group: the tensor-parallel ranks, None for none.
+    """
     if group is None or group.size() == 1:
         return None
     dim = partition_dim_of(param)

@@ -1,0 +1,60 @@
+"""Tensor-parallel ranks that hold unequal parts of a matrix are refused on all of them, before anything waits."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
+from megaopt_muon.muon import TensorParallelMuon
+from megaopt_testing.processes import run_ranks
+from torch import nn
+
+from megaopt_core.errors import ViewError
+
+pytestmark = [pytest.mark.any_python, pytest.mark.distributed]
+
+PARTS = {"uneven": (5, 3), "empty": (8, 0), "equal": (4, 4)}
+
+
+def stepped(rank: int, world: int) -> dict[str, str]:
+    """Step parts of a matrix twice, in every mode; return what became of each."""
+    assert world == len(PARTS["equal"])
+    group = SimpleNamespace(tp=dist.group.WORLD)
+    results = {}
+    for cls in (TensorParallelMuon, TensorParallelAdaptiveMuon):
+        for mode in ("blockwise", "duplicated", "distributed", "auto"):
+            for name, parts in PARTS.items():
+                for dim in (0, 1):
+                    shape = [6, 6]
+                    shape[dim] = parts[rank]
+                    param = nn.Parameter(torch.zeros(shape))
+                    param.partition_dim = dim
+                    optimizer = cls([param], lr=0.1, tp_mode=mode, pg_collection=group)
+                    param.grad = torch.ones(shape)
+                    case = f"{cls.__name__} {mode} {name} {dim}"
+                    results[case] = [outcome(optimizer), outcome(optimizer)]
+    return results
+
+
+def outcome(optimizer: torch.optim.Optimizer) -> str:
+    """Step, and return the error, if there is one."""
+    try:
+        optimizer.step()
+    except ViewError as error:
+        return str(error)
+    return "stepped"
+
+
+def test_unequal_parts_are_refused_on_all_ranks() -> None:
+    """Blockwise takes them; else each step says on every rank, also one without elements, what ranks hold."""
+    for rank, cases in enumerate(run_ranks(stepped, 2)):
+        for case, outcomes in cases.items():
+            _, mode, name, dim = case.split()
+            if mode == "blockwise" or name == "equal":
+                assert outcomes == ["stepped", "stepped"], (case, rank)
+                continue
+            most, least = PARTS[name]
+            for text in outcomes:
+                assert f"hold from {least} to {most} of dimension {dim}" in text, (case, rank)
+                assert f"tp_mode={mode!r}" in text

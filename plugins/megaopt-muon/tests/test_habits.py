@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
+from megaopt_muon.muon import TensorParallelMuon
 from torch import nn
 
 from megaopt_core import StepResult, build_optimizer
@@ -43,6 +45,21 @@ def test_a_compiled_step_is_the_step(optimizer) -> None:
     expected = train(plain, first, first.step)
     actual = train(compiled, second, torch.compile(second.step))
     assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
+
+
+@pytest.mark.parametrize("cls", [TensorParallelMuon, TensorParallelAdaptiveMuon])
+def test_a_compiled_step_of_a_class_by_itself_is_the_step(cls) -> None:
+    """As that of what is built, though nothing of the core is around it."""
+    plain, compiled = (nn.Linear(8, 8, bias=False) for _ in range(2))
+    compiled.load_state_dict(plain.state_dict())
+    first, second = (cls(model.parameters(), lr=0.01) for model in (plain, compiled))
+    step = torch.compile(second.step)
+    for _ in range(2):
+        for model in (plain, compiled):
+            model.weight.grad = model.weight.detach().sin()
+        first.step()
+        step()
+    assert torch.equal(plain.weight, compiled.weight)
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)

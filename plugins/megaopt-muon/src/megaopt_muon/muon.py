@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, override
 
 import torch
 from emerging_optimizers.orthogonalized_optimizers import OrthogonalizedOptimizer
+from torch._compile import _disable_dynamo
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.plugin_api import require_decoupled_if_cautious
@@ -260,6 +261,7 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
             for key, value in fewest.items():
                 group.setdefault(key, value)
 
+    @_disable_dynamo  # compiled, a step falls back to what it is
     @torch.no_grad()
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

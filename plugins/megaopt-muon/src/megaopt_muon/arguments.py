@@ -10,12 +10,14 @@ from typing import Any, Final
 import torch
 
 from megaopt_core.config import between, not_negative, positive, whole_number
+from megaopt_core.errors import ViewError
+from megaopt_core.params import is_dtensor
 from megaopt_core.plugin_api import require_argument
 from megaopt_muon.choice.methods import parsed_plan
 from megaopt_muon.scale import validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
 
-__all__ = ["as_float", "validate_arguments", "validate_group", "validate_numbers"]
+__all__ = ["as_float", "require_plain", "validate_arguments", "validate_group", "validate_numbers"]
 
 _NUMBERS: Final = MappingProxyType(
     {
@@ -90,6 +92,22 @@ def validate_group(group: Mapping[str, Any]) -> None:
     cautious = group.get("cautious_weight_decay", False)
     require_argument(isinstance(cautious, bool), "cautious_weight_decay", cautious, "True or False")
     parsed_plan(group.get("ns_plan", ""))
+
+
+def require_plain(param: torch.Tensor) -> None:
+    """Raise for a DTensor, whose part on this rank is no matrix.
+
+    Args:
+        param: a parameter that the class is given, without the rest of megaopt.
+
+    Raises:
+        ViewError: it is one.
+    """
+    if is_dtensor(param):
+        raise ViewError(
+            f"parameter of shape {tuple(param.shape)} is a DTensor ({param.placements}), which this class does not "  # type: ignore[attr-defined] # of DTensors
+            "step by itself; build_optimizer(model, ...) does, with sharding='fsdp' where fully_shard cut it"
+        )
 
 
 def validate_numbers(numbers: Mapping[str, Any]) -> None:

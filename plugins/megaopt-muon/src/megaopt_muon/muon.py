@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.plugin_api import require_decoupled_if_cautious
-from megaopt_muon.arguments import as_float, validate_arguments, validate_group
+from megaopt_muon.arguments import as_float, require_plain, validate_arguments, validate_group
 from megaopt_muon.choice.books import GroupBooks
 from megaopt_muon.choice.methods import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
@@ -94,6 +94,7 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
     Raises:
         ConfigurationError: an argument is out of range (a `ValueError`).
         ParallelGroupError: a dense parameter is cut, but `pg_collection` holds only the experts' group.
+        ViewError: a parameter is a DTensor.
 
     Source:
         K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); Liu et al., "Muon is
@@ -213,12 +214,14 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         Raises:
             ConfigurationError: a setting is out of range, or its decay is cautious and not decoupled.
             ParallelGroupError: a dense parameter is cut, but the process groups hold only the experts'.
+            ViewError: a parameter is a DTensor.
         """
         validate_group(param_group)
         self._require_decoupled({"cautious_weight_decay": False, **self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             for param in self.param_groups[-1]["params"]:
+                require_plain(param)
                 self.planner.group_of(param)
         except MegaoptError:
             del self.param_groups[-1]

@@ -1,6 +1,7 @@
 """What the constructors of Muon and adaptive Muon refuse, and groups that are added."""
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -88,6 +89,9 @@ def test_numbers_of_other_types_are_taken(kind: Callable[..., torch.optim.Optimi
         ({"lr": "0.5"}, "lr='0.5': must be a number of at least 0"),
         ({"momentum": 1.0}, "momentum=1.0: must be a number in"),
         ({"ns_plan": "x"}, "ns_plan='x'"),
+        ({"nesterov": False}, "nesterov=False in a parameter group: .*constructor"),
+        ({"scale_mode": "unit_rms_norm"}, "scale_mode='unit_rms_norm' in a parameter group"),
+        ({"norm_eps": 1e-7}, "norm_eps=1e-07 in a parameter group"),
     ],
 )
 def test_a_group_that_is_added_is_checked(
@@ -107,3 +111,55 @@ def test_a_group_of_the_first_ones_is_checked() -> None:
     group = {"params": [weight()], "cautious_weight_decay": True}
     with pytest.raises(ConfigurationError, match="cautious_weight_decay=True"):
         TensorParallelMuon([group], use_decoupled_weight_decay=False)
+
+
+TYPES = [
+    lambda number: torch.tensor(number, dtype=torch.float64),
+    lambda number: torch.tensor([number], dtype=torch.float64),
+    lambda number: torch.nn.Parameter(torch.tensor(number)),
+    Fraction,
+]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("number", TYPES, ids=["tensor", "dimension", "parameter", "fraction"])
+@pytest.mark.parametrize("where", ["constructor", "group", "added group"])
+@pytest.mark.parametrize("is_decoupled", [True, False])
+def test_numbers_of_other_types_are_the_same_numbers(
+    kind: Callable[..., torch.optim.Optimizer],
+    number: Callable[[float], Any],
+    where: str,
+    is_decoupled: bool,
+) -> None:
+    """Wherever they are given; only rates stay tensors."""
+
+    def stepped(make: Callable[[float], Any]) -> torch.Tensor:
+        param = torch.nn.Parameter(torch.ones(12, 8, dtype=torch.bfloat16))
+        settings = {
+            "lr": make(0.5),
+            "weight_decay": make(0.25),
+            "momentum": make(0.75),
+            **({"beta2": make(0.5), "eps": make(0.125)} if kind is TensorParallelAdaptiveMuon else {}),
+        }
+        decay = {"use_decoupled_weight_decay": is_decoupled}
+        if where == "constructor":
+            optimizer = kind([param], **settings, **decay)
+        elif where == "group":
+            optimizer = kind([{"params": [param], **settings}], **decay)
+        else:
+            optimizer = kind([weight()], **decay)
+            optimizer.add_param_group({"params": [param], **settings})
+        for _ in range(2):
+            param.grad = param.detach().cumsum(0).sin()
+            optimizer.step()
+        assert isinstance(optimizer.param_groups[-1]["momentum"], float)
+        return param.detach()
+
+    assert torch.equal(stepped(number), stepped(float))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_number_without_a_value_is_refused(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    """A tensor on the meta device has none."""
+    with pytest.raises(ConfigurationError, match=r"^lr="):
+        kind([weight()], lr=torch.tensor(0.5, device="meta"))

@@ -10,7 +10,7 @@ from emerging_optimizers.orthogonalized_optimizers import AdaptiveMuon
 from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.arguments import as_float, validate_numbers
+from megaopt_muon.arguments import held_number, validate_numbers
 from megaopt_muon.moments import MOMENTS, Moment, validate_moment2_method
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.pieces.execution import merged, scales_of
@@ -124,7 +124,7 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
                 value=moment2_method,
             )
         self.moment2_method: Any = moment2_method
-        self._second_moment = {"beta2": as_float(beta2), "eps": as_float(eps)}
+        self._second_moment = {"beta2": held_number("beta2", beta2), "eps": held_number("eps", eps)}
         super().__init__(
             params,
             lr,
@@ -233,8 +233,8 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
                 plan,
                 grad=gradient_of(param),
                 update=update,
-                beta2=group["beta2"],
-                eps=group["eps"],
+                beta2=float(group["beta2"]),
+                eps=float(group["eps"]),
             )
             yield Change(index, None, change.mul_(scales_of(plan, param.device)))
         group["ns_plan"] = book.text

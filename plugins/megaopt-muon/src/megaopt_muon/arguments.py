@@ -10,14 +10,21 @@ from typing import Any, Final
 import torch
 
 from megaopt_core.config import between, not_negative, positive, whole_number
-from megaopt_core.errors import ViewError
+from megaopt_core.errors import ConfigurationError, ViewError
 from megaopt_core.params import is_dtensor
 from megaopt_core.plugin_api import require_argument
 from megaopt_muon.choice.methods import parsed_plan
 from megaopt_muon.scale import validate_scale_mode
 from megaopt_muon.settings import MATMUL_PRECISIONS, NS_METHODS, SPLITS, TP_MODES
 
-__all__ = ["as_float", "require_plain", "validate_arguments", "validate_group", "validate_numbers"]
+__all__ = [
+    "held_number",
+    "hold_group",
+    "require_plain",
+    "validate_arguments",
+    "validate_group",
+    "validate_numbers",
+]
 
 _NUMBERS: Final = MappingProxyType(
     {
@@ -36,6 +43,25 @@ _CHOICES: Final = MappingProxyType(
         "split": SPLITS,
         "tp_mode": TP_MODES,
         "ns_method": NS_METHODS,
+    }
+)
+_MAY_BE_TENSORS: Final = ("lr", "weight_decay")
+_OF_ALL_GROUPS: Final = frozenset(
+    {
+        *_CHOICES,
+        "coefficient_type",
+        "coefficients",
+        "extra_scale_factor",
+        "is_qkv_fn",
+        "moment2_method",
+        "nesterov",
+        "norm_eps",
+        "num_ns_steps",
+        "pg_collection",
+        "qkv_split_shapes",
+        "scale_mode",
+        "split_qkv",
+        "use_decoupled_weight_decay",
     }
 )
 _ROWS: Final = whole_number(1)
@@ -77,6 +103,28 @@ def validate_arguments(
         "the rows of query, key and value, each a whole number above 0, or None",
     )
     validate_scale_mode(scale_mode)
+
+
+def hold_group(group: dict[str, Any]) -> None:
+    """Check what a group says for itself, and hold its numbers as those of constructors are held.
+
+    Args:
+        group: a parameter group; what it does not say is the optimizer's default.
+
+    Raises:
+        ConfigurationError: a value is out of its range, or a setting is not of a group (a `ValueError`).
+    """
+    misplaced = [name for name in group if name in _OF_ALL_GROUPS]
+    if misplaced:
+        name = misplaced[0]
+        raise ConfigurationError(
+            f"{name}={group[name]!r} in a parameter group: one optimizer has one {name} for all its groups; give it "
+            "to the constructor, and parameters of another one to another optimizer",
+            setting=name,
+            value=group[name],
+        )
+    validate_group(group)
+    group.update({name: held_number(name, group[name]) for name in _NUMBERS if name in group})
 
 
 def validate_group(group: Mapping[str, Any]) -> None:
@@ -124,19 +172,24 @@ def validate_numbers(numbers: Mapping[str, Any]) -> None:
         require_argument(allowed is None, name, value, str(allowed))
 
 
-def as_float(value: Any) -> Any:
-    """Return a number as a float, whose size torch takes; a tensor as it is.
+def held_number(name: str, value: Any) -> Any:
+    """Return a number as a group holds it: a float, whose size torch takes.
+
+    A learning rate or a weight decay that is a tensor stays one, which schedulers and graphs write into.
 
     Args:
+        name: of the setting.
         value: a number that has been validated.
     """
-    return value if isinstance(value, torch.Tensor) else float(value)
+    if isinstance(value, torch.Tensor) and name in _MAY_BE_TENSORS:
+        return value
+    return float(_plain(value))
 
 
 def _plain(value: Any) -> Any:
     """Return a tensor of one element, or a number of another package, as a number of Python."""
     if isinstance(value, torch.Tensor):
-        return value.item() if value.numel() == 1 else value
+        return value.item() if value.numel() == 1 and not value.is_meta else value
     is_foreign = isinstance(value, Real) and not isinstance(value, int | float)
     return float(value) if is_foreign else value
 

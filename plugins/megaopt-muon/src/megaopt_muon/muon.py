@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 
 from megaopt_core.errors import MegaoptError
 from megaopt_core.plugin_api import require_decoupled_if_cautious
-from megaopt_muon.arguments import as_float, require_plain, validate_arguments, validate_group
+from megaopt_muon.arguments import held_number, hold_group, require_plain, validate_arguments
 from megaopt_muon.choice.books import GroupBooks
 from megaopt_muon.choice.methods import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
@@ -166,7 +166,7 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
             resolve_coefficients(coefficient_type, num_ns_steps, coefficients),
             fp32_matmul_prec,
             ns_method,
-            float(norm_eps),
+            held_number("norm_eps", norm_eps),
         )
         self.pg_collection = pg_collection
         self.planner = Planner(
@@ -175,7 +175,7 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
             is_qkv_fn,
             qkv_split_shapes,
             scale_mode,
-            float(extra_scale_factor),
+            held_number("extra_scale_factor", extra_scale_factor),
             tp_mode,
             *tensor_parallel_groups(pg_collection),
         )
@@ -185,9 +185,9 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         self._squares: dict[int, float] = {}  # squared norms of the updates that were swept, by position
         super().__init__(
             params,
-            as_float(lr),
-            momentum,
-            as_float(weight_decay),
+            held_number("lr", lr),
+            held_number("momentum", momentum),
+            held_number("weight_decay", weight_decay),
             nesterov=nesterov,
             weight_decay_method="decoupled" if use_decoupled_weight_decay else "l2",
             fp32_matmul_prec=fp32_matmul_prec,  # type: ignore[arg-type]
@@ -212,11 +212,11 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
             param_group: its parameters and settings; what it does not say is the optimizer's default.
 
         Raises:
-            ConfigurationError: a setting is out of range, or its decay is cautious and not decoupled.
+            ConfigurationError: a setting is out of range or not of a group, or its decay is cautious and not decoupled.
             ParallelGroupError: a dense parameter is cut, but the process groups hold only the experts'.
             ViewError: a parameter is a DTensor.
         """
-        validate_group(param_group)
+        hold_group(param_group)
         self._require_decoupled({"cautious_weight_decay": False, **self.defaults, **param_group})
         super().add_param_group(param_group)
         try:

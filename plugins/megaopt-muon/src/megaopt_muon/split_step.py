@@ -169,7 +169,13 @@ class AdaptiveMuonSplit(MuonSplit):
             group["ns_plan"] = book.text
             state = self.transform_state[info.name]["moment2_buffer"]
             change = self.moment.normalize(
-                o, state, plan, grad=update, update=update, beta2=group["beta2"], eps=group["eps"]
+                o,
+                state,
+                plan,
+                grad=update,
+                update=update,
+                beta2=float(group["beta2"]),
+                eps=float(group["eps"]),
             )
             done.append(change.mul_(scales_of(plan, change.device)))
         return done

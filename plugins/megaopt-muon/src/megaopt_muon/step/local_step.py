@@ -94,11 +94,12 @@ class LocalStep:
         """
         if group["weight_decay"] != 0:
             if not self.is_decoupled:
-                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+                grads = list(torch._foreach_add(grads, params, alpha=float(group["weight_decay"])))
             elif decayed:
-                torch._foreach_mul_(list(decayed), 1.0 - group["lr"] * group["weight_decay"])
-        torch._foreach_lerp_(buffers, grads, 1.0 - group["momentum"])
-        return list(torch._foreach_lerp(grads, buffers, group["momentum"])) if self.nesterov else buffers
+                torch._foreach_mul_(list(decayed), _keep(group))
+        momentum = float(group["momentum"])
+        torch._foreach_lerp_(buffers, grads, 1.0 - momentum)
+        return list(torch._foreach_lerp(grads, buffers, momentum)) if self.nesterov else buffers
 
     def sweep(self, group: Mapping[str, Any]) -> MomentumStep:
         """Return the same for one parameter at a time, in one sweep over its memory.
@@ -107,8 +108,8 @@ class LocalStep:
             group: settings.
         """
         return MomentumStep(
-            momentum=group["momentum"],
-            added_decay=0.0 if self.is_decoupled else group["weight_decay"],
+            momentum=float(group["momentum"]),
+            added_decay=0.0 if self.is_decoupled else float(group["weight_decay"]),
             nesterov=self.nesterov,
             workspace=self.workspace,
         )
@@ -151,7 +152,13 @@ def decay_of(group: Mapping[str, Any]) -> Decay:
     Args:
         group: a parameter group.
     """
-    return Decay(1.0 - group["lr"] * group["weight_decay"], group["cautious_weight_decay"])
+    return Decay(_keep(group), group["cautious_weight_decay"])
+
+
+def _keep(group: Mapping[str, Any]) -> float | torch.Tensor:
+    """Return what decoupled decay multiplies parameters by, a tensor of no dimensions where a rate is a tensor."""
+    keep: float | torch.Tensor = 1.0 - group["lr"] * group["weight_decay"]
+    return keep.reshape(()) if isinstance(keep, torch.Tensor) else keep
 
 
 def gradient_of(param: torch.Tensor) -> torch.Tensor:

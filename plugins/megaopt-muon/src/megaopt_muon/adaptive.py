@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, override
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from megaopt_core.errors import ConfigurationError
 from megaopt_muon.arguments import held_number, validate_numbers
+from megaopt_muon.loading import require_shape
 from megaopt_muon.moments import MOMENTS, Moment, validate_moment2_method
 from megaopt_muon.muon import TensorParallelMuon
 from megaopt_muon.pieces.execution import merged, scales_of
@@ -200,6 +201,14 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
                 self.state[param]["moment2_buffer"] = saved["moment2_buffer"].to(
                     param.device, self.moment.state_dtype(param.dtype), copy=True
                 )
+
+    @override
+    def _validate_loaded(self, state: Mapping[str, Any]) -> None:
+        super()._validate_loaded(state)
+        for param, values in state["state"].items():
+            if "moment2_buffer" in values:
+                shape = self.moment.state_shape(self.planner.plan(param))
+                require_shape(param, "moment2_buffer", values["moment2_buffer"], shape)
 
     @override
     def orthogonalize(self, p: torch.Tensor, grad: torch.Tensor, **kwargs: Any) -> torch.Tensor:

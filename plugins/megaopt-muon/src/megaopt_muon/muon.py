@@ -17,6 +17,7 @@ from megaopt_muon.choice.books import GroupBooks
 from megaopt_muon.choice.methods import joined_plans, parsed_plan
 from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.copying import Copied
+from megaopt_muon.loading import validate_loaded
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.pieces.batches import is_swept
 from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
@@ -249,12 +250,16 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
             state: of an optimizer.
 
         Raises:
-            ConfigurationError: a group's `ns_plan` cannot be read.
+            ConfigurationError: a group's `ns_plan` cannot be read, or a number that is loaded is out of its range.
+            StateDictError: what is loaded is another optimizer's.
         """
+        is_copy = "planner" in state  # not where a state is loaded
         for group in state["param_groups"]:
             parsed_plan(group.get("ns_plan", ""))  # before anything is taken
+        if not is_copy:
+            self._validate_loaded(state)
         super().__setstate__(state)
-        if "planner" in state:  # not where a state is loaded
+        if is_copy:
             self._active_book, self._squares = None, {}
             self.scaled_orthogonalize_fn = self._parent_arguments().get(
                 "scaled_orthogonalize_fn", self.newton_schulz
@@ -263,6 +268,10 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         for group in self.param_groups:
             for key, value in fewest.items():
                 group.setdefault(key, value)
+
+    def _validate_loaded(self, state: Mapping[str, Any]) -> None:
+        """Raise unless what is about to be loaded can be this optimizer's."""
+        validate_loaded(state)
 
     @_disable_dynamo  # compiled, a step falls back to what it is
     @torch.no_grad()

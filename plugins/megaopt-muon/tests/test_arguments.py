@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from megaopt_muon.adaptive import TensorParallelAdaptiveMuon
+from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.muon import TensorParallelMuon
+from megaopt_muon.settings import MuonSettings
 
 from megaopt_core.errors import ConfigurationError
 
@@ -19,6 +21,27 @@ SWITCHES = ("nesterov", "use_decoupled_weight_decay", "split_qkv", "cautious_wei
 NO_NUMBERS = (None, True, "0.5", "", [], 1j, 10**400, float("nan"), float("inf"), torch.zeros(2))
 NO_SWITCHES = (None, 0, 1.0, "yes", [], torch.tensor(True))
 NO_ROWS = (5, "444", (4, 4), (4, 0, 4), (-4, 8, 4), (4.0, 4, 4), [(1, 2, 3)], (True, 4, 4), (4, 4, 10**400))
+
+NO_TRIPLES = (
+    5,
+    0.5,
+    "x",
+    [1, 2, 3],
+    [(1, 2)],
+    [(1, 2, "c")],
+    [(1, 2, 10**400)],
+    [],
+    ["123"],
+    "123",
+    [b"123"],
+    [("1", "2", "3")],
+    [(True, False, False)],
+    {(1, 2, 3): 4},
+    [{1, 2, 3}],
+    [(1j, 2, 3)],
+    torch.zeros(3),
+    torch.zeros(1, 3, dtype=torch.bool),
+)
 
 
 def weight() -> torch.nn.Parameter:
@@ -62,11 +85,32 @@ def test_a_wrong_number_of_the_second_moment_is_refused(name: str, value: object
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("value", [5, 0.5, "x", [1, 2, 3], [(1, 2)], [(1, 2, "c")], [(1, 2, 10**400)], []])
+@pytest.mark.parametrize("value", NO_TRIPLES, ids=str)
 def test_wrong_coefficients_are_refused(kind: Callable[..., torch.optim.Optimizer], value: object) -> None:
     """They are triples of numbers."""
     with pytest.raises(ConfigurationError, match=r"^coefficients="):
         kind([weight()], coefficient_type="custom", coefficients=value)
+
+
+@pytest.mark.parametrize("value", NO_TRIPLES, ids=str)
+def test_wrong_coefficients_are_refused_as_a_setting(value: object) -> None:
+    """By its name."""
+    with pytest.raises(ConfigurationError, match=r"coefficients="):
+        resolve_coefficients(
+            "custom", 5, MuonSettings(coefficient_type="custom", coefficients=value).coefficients
+        )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize(
+    "value", [[[2, Fraction(-3, 2), 0.5]], torch.tensor([[2.0, -1.5, 0.5]])], ids=["list", "tensor"]
+)
+def test_triples_of_any_kind_are_taken(kind: Callable[..., torch.optim.Optimizer], value: Any) -> None:
+    """A tensor, too."""
+    setting = MuonSettings(coefficient_type="custom", coefficients=value)
+    optimizer: Any = kind([weight()], coefficient_type="custom", coefficients=value)
+    assert setting.coefficients == ((2.0, -1.5, 0.5),)
+    assert optimizer.newton_schulz.coefficients == ((2.0, -1.5, 0.5),) * 5
 
 
 @pytest.mark.parametrize("kind", CLASSES)

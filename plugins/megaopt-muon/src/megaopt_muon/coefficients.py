@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
-from typing import Final, get_args
+from numbers import Real
+from typing import Any, Final, get_args
+
+import torch
 
 from megaopt_core.config import whole_number
 from megaopt_core.errors import ConfigurationError, PluginError
@@ -13,6 +17,7 @@ from megaopt_core.errors import ConfigurationError, PluginError
 __all__ = [
     "MOST_STEPS",
     "STEPS",
+    "as_triples",
     "get_supported_coefficient_types",
     "resolve_coefficients",
     "validate_coefficient_type",
@@ -119,19 +124,51 @@ def _installed(coefficient_type: str, custom: Sequence[Sequence[float]] | None) 
     return tuple((float(a), float(b), float(c)) for a, b, c in sets)
 
 
-def _checked(custom: Sequence[Sequence[float]] | None) -> Coefficients:
+def as_triples(given: Any) -> Coefficients | None:
+    """Return coefficients as triples of floats; None where they are no sequences of three numbers.
+
+    Texts and switches are no numbers, though Python makes numbers of them, and mappings and sets have no order of
+    their own.
+
+    Args:
+        given: what a user gave.
+
+    Example:
+        >>> as_triples([[2, -1.5, 0.5]]), as_triples(["123"]), as_triples([(True, 0, 0)])
+        (((2.0, -1.5, 0.5),), None, None)
+    """
     try:
-        sets = tuple(tuple(float(value) for value in triple) for triple in custom or ())
+        found = tuple(tuple(_elements(triple)) for triple in _elements(given))
+        if not all(_is_number(number) for triple in found for number in triple):
+            return None
+        sets = tuple(tuple(float(number) for number in triple) for triple in found)
     except (TypeError, ValueError, OverflowError):
-        sets = ()
-    if not sets or any(len(triple) != 3 or not all(map(_fits, triple)) for triple in sets):
+        return None
+    return tuple((s[0], s[1], s[2]) for s in sets) if all(len(triple) == 3 for triple in sets) else None
+
+
+def _elements(given: Any) -> Iterable[Any]:
+    if isinstance(given, str | bytes | Mapping | AbstractSet):
+        raise TypeError("no sequence")
+    elements: Iterable[Any] = iter(given)
+    return elements
+
+
+def _is_number(value: Any) -> bool:
+    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    return isinstance(number, Real) and not isinstance(number, bool)
+
+
+def _checked(custom: Any) -> Coefficients:
+    sets = as_triples(custom) or ()
+    if not sets or not all(_fits(number) for triple in sets for number in triple):
         raise ConfigurationError(
             f"coefficients={custom!r}: coefficient_type='custom' needs one or more (a, b, c) of finite numbers, as "
             "float32 holds them",
             setting="muon_coefficients",
             value=custom,
         )
-    return tuple((triple[0], triple[1], triple[2]) for triple in sets)
+    return sets
 
 
 def _fits(number: float) -> bool:

@@ -10,7 +10,7 @@ from attrs.validators import optional
 
 from megaopt_core.config import STATE_DTYPES, between, not_negative, one_of, parse_dtype, positive
 from megaopt_core.errors import ConfigurationError
-from megaopt_muon.coefficients import MOST_STEPS, STEPS
+from megaopt_muon.coefficients import MOST_STEPS, STEPS, as_triples
 from megaopt_muon.scale import SCALE_MODES
 
 __all__ = [
@@ -54,20 +54,14 @@ def _coefficients(instance: MuonSettings, attribute: Attribute[Any], value: Any)
     if (value is None) == (instance.coefficient_type == "custom"):
         allowed = "a sequence of (a, b, c) with muon_coefficient_type='custom', else None"
         raise _refuse(attribute, value, allowed)
-    if value is not None and not (value and isinstance(value, tuple) and all(map(_is_triple, value))):
+    if value is not None and not as_triples(value):
         raise _refuse(attribute, value, "a sequence of one or more (a, b, c), each of three numbers")
-
-
-def _is_triple(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(number, float) for number in value)
 
 
 def _triples(value: Any) -> Any:
     """Return numbers as floats; what has another shape is left to the validator."""
-    try:
-        return None if value is None else tuple(tuple(float(number) for number in triple) for triple in value)
-    except (TypeError, ValueError, OverflowError):
-        return value
+    triples = as_triples(value)
+    return value if triples is None else triples
 
 
 def _moment2_method(_instance: Any, attribute: Attribute[Any], value: Any) -> None:

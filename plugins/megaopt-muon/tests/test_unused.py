@@ -62,3 +62,20 @@ def test_what_no_matrix_needs_is_named(settings, plain, fused):
     """By the fused weights that there are, and by the axes that cut them."""
     assert unused(Block(), **settings) == plain
     assert unused(Block(fused=True), **settings) == fused
+
+
+@pytest.mark.parametrize(("steps", "beyond"), [(1, "the last 2"), (2, "the last"), (3, None), (4, None)])
+def test_triples_that_no_step_takes_are_named(steps: int, beyond: str | None) -> None:
+    """Where there are more of them than steps; more steps start over."""
+    settings: dict[str, Any] = {
+        "muon_coefficient_type": "custom",
+        "muon_coefficients": [(2, -1.5, 0.5)] * 3,
+        "muon_num_ns_steps": steps,
+    }
+    named = unused(Block(), **settings)
+    if beyond is None:
+        assert named == ()
+        return
+    (text,) = named
+    assert text.startswith("muon_coefficients=")
+    assert text.endswith(f"muon_num_ns_steps={steps} takes the first {steps} triples, and not {beyond}")

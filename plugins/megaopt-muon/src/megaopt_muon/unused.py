@@ -45,3 +45,10 @@ def _unused(config: OptimizerConfig, specs: Sequence[ParamSpec]) -> Iterator[tup
     cuts = {placement.axis for spec in specs for placement in spec.dividing}
     if config.muon_tp_mode != "blockwise" and not cuts.intersection(_TENSOR_PARALLEL):
         yield "muon_tp_mode", "tensor parallelism cuts no matrix that Muon steps"
+    triples, steps = config.muon_coefficients or (), config.muon_num_ns_steps
+    if len(triples) > steps:
+        rest = f"the last {len(triples) - steps}" if len(triples) - steps > 1 else "the last"
+        yield (
+            "muon_coefficients",
+            f"muon_num_ns_steps={steps} takes the first {steps} triples, and not {rest}",
+        )

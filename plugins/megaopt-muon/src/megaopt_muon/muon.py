@@ -324,7 +324,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         grads = [gradient_of(param) for param in params]
         buffers: list[torch.Tensor] = [self.state[param]["momentum_buffer"] for param in params]
         swept = [self._is_swept(param, grad) for param, grad in zip(params, grads, strict=True)]
-        early = [self._late_decay(group, param) is None for param in params]
+        late = self._late_decays(group, params)
+        early = [late[param.dtype] is None for param in params]
         updates, self._squares = self.local_step.updates(
             group, params, grads, buffers, swept=swept, early=early
         )
@@ -357,10 +358,10 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         self, group: dict[str, Any], params: Sequence[torch.Tensor], changes: Iterable[Change]
     ) -> None:
         """Subtract what was transformed, times the learning rate: element by element."""
-        workspace = self.newton_schulz.workspace
+        workspace, decays = self.newton_schulz.workspace, self._late_decays(group, params)
         for change in changes:
             param = params[change.index]
-            decay = self._late_decay(group, param)
+            decay = decays[param.dtype]
             if change.piece is None:
                 self.pre_weight_update_fn_inplace(param, change.values)
             change.apply(param, group["lr"], workspace, decay)
@@ -372,8 +373,12 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         plan = self.planner.plan(param)
         return not self._is_customized() and is_swept(self.newton_schulz, plan, param, grad)
 
-    def _late_decay(self, group: dict[str, Any], param: torch.Tensor) -> Decay | None:
-        return self.local_step.late_decay(group, param, is_customized=self._is_customized())
+    def _late_decays(
+        self, group: dict[str, Any], params: Sequence[torch.Tensor]
+    ) -> dict[torch.dtype, Decay | None]:
+        custom = self._is_customized()
+        dtypes = {param.dtype for param in params}
+        return {dtype: self.local_step.late_decay(group, dtype, is_customized=custom) for dtype in dtypes}
 
     def agree(self, pg_collection: ProcessGroupCollection) -> None:
         """Choose from the rates of the first rank, on all ranks of the process groups: they all call it.

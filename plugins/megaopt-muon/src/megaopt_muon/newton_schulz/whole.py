@@ -8,9 +8,10 @@ that depend on the data are therefore kept beside the matrices, and reach them t
 of which the factor outside joins the scale of the result. Nothing is multiplied only to be scaled: the norm of what
 came is a scale from the beginning, and the scale of the result goes into the update of the parameter.
 
-So the products of all steps with `X` share a kernel. Those of Gram matrices have one for each step: a `beta` that is
-made of coefficients alone is known beforehand. It takes up what else is known, since the other products take a little
-less time with an `alpha` of 1.
+So the products of all steps with `X` share a kernel. Those of Gram matrices have one for each of the few steps: these
+are not scaled, since the diagonal of a matrix whose singular values are 1 would no longer be what 16 bits hold exactly.
+Their `beta`, of coefficients alone, takes up what is known beforehand, so that the products with `X` have an `alpha` of
+1, which takes a little less time.
 
 A product with an addend copies it first and reads it again. Large matrices have none: a multiple of the identity is
 added to diagonals, whose rounding :mod:`megaopt_muon.newton_schulz.exact` keeps account of.
@@ -145,8 +146,6 @@ class _SingleSteps:
         # Where all steps have one `a`, nothing is to be shared.
         self._keeps = are_tame(tuple(coefficients)) and len({a for a, _, _ in coefficients}) > 1
         self._kept = 1.0
-        # Where data come without a scale, scales are products of coefficients, which beta may depend on.
-        self._takes_scales = x.scale == 1.0 and not self._gentle
 
     def __call__(self, x: Scaled, triple: Triple, out: torch.Tensor, factor: float) -> Scaled:
         """Return the step times a factor.
@@ -158,17 +157,15 @@ class _SingleSteps:
             factor: on the result.
         """
         (a, b, c), gram, w = triple, self._gram, self._w
-        square = x.scale * x.scale
-        outer(x.values, 1.0 if self._takes_scales else square, gram, tall=self._tall)
+        outer(x.values, x.scale * x.scale, gram, tall=self._tall)
         if self._reduce is not None:
             self._reduce(gram)
         left, right = (x.values, w) if self._tall else (w, x.values)
         if self._gentle and c != 0.0:
             factor *= x.scale * single_polynomial(gram, triple, w)
             return Scaled(product(left, right, factor, out))
-        square = square if self._takes_scales else 1.0
         outside = a if self._keeps and 0.0 < abs(self._kept * a) < _FAR else 1.0
         self._kept *= outside
-        commuting(gram, gram, c * square * square / outside, w, gram, b * square / outside)
+        commuting(gram, gram, c / outside, w, gram, b / outside)
         result = product(left, right, 1.0, out, x.values, a / outside)
         return Scaled(result, factor * x.scale * outside)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
 
 from megaopt_muon.choice.methods import MethodBook, is_narrow
+from megaopt_muon.choice.schedule import are_tame
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
-from megaopt_muon.newton_schulz.norms import SMALLEST_ALONE, all_normalized, are_worth_it_alone, normalized
+from megaopt_muon.newton_schulz.norms import (
+    SMALLEST_ALONE,
+    all_normalized,
+    are_worth_it_alone,
+    each_normalized,
+)
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.plans import MatrixPlan
 from megaopt_muon.products.precision import compute_dtype
@@ -62,7 +69,7 @@ def batch_limit(rows: int, columns: int, device: torch.device) -> int:
     return max(1, budget // max(1, rows * columns))
 
 
-def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+def is_single(ns: NewtonSchulz, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a matrix is iterated in 16 bits on a processor, by itself.
 
     Args:
@@ -71,10 +78,11 @@ def is_single(ns: NewtonSchulz, shape: Sequence[int], dtype: torch.dtype, device
         dtype: of the update.
         device: where it is.
     """
-    return is_narrow(compute_dtype(ns.precision, dtype, device), device) and _is_alone(shape)
+    return _is_alone(shape) and is_narrow(compute_dtype(ns.precision, dtype, device), device)
 
 
-def _is_alone(shape: Sequence[int]) -> bool:
+@lru_cache(maxsize=4096)
+def _is_alone(shape: tuple[int, ...]) -> bool:
     """Return whether a matrix of 16 bits is iterated by itself."""
     return len(shape) == 2 and (math.prod(shape) > _NARROW_ALONE or are_worth_it_alone(*shape))
 
@@ -93,21 +101,22 @@ def is_swept(ns: NewtonSchulz, plan: MatrixPlan, param: torch.Tensor, grad: torc
     return dense and plan.cut is None and all(alone)
 
 
-def batch_key(ns: NewtonSchulz, shape: tuple[int, ...], update: torch.Tensor) -> tuple[Any, ...]:
+def batch_key(shape: tuple[int, ...], update: torch.Tensor, *, narrow: bool) -> tuple[Any, ...]:
     """Return how a matrix is iterated, and what it must share with those of its batch.
 
     Args:
-        ns: how to orthogonalize.
         shape: of the matrix.
         update: that it lies in.
+        narrow: it is iterated in 16 bits on a processor.
     """
-    if not is_narrow(compute_dtype(ns.precision, update.dtype, update.device), update.device):
+    if not narrow:
         return "batch", shape, update.device.index or 0, update.dtype
     if _is_alone(shape):
         return "single", shape
     return "padded", _padded_shape(shape), shape[:-2]
 
 
+@lru_cache(maxsize=4096)
 def _padded_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     rows, columns = (-(-length // _GRANULE) * _GRANULE for length in shape[-2:])
     return rows, columns
@@ -137,21 +146,28 @@ def padded(
     dtype, device = compute_dtype(ns.precision, updates[0].dtype, updates[0].device), updates[0].device
     for start in range(0, len(members), step):
         chunk = members[start : start + step]
-        batch = ns.workspace.take("batch", (len(chunk), inner, *filled), dtype, device, dense=True)
+        wide, batch = (
+            ns.workspace.take("batch", (len(chunk), inner, *filled), each, device, dense=True)
+            for each in (torch.float32, dtype)
+        )
         sources = [plans[index].pieces[number].read(updates[index]) for index, number in chunk]
         if len(shape) > 3:
             sources = [source.flatten(0, -3) for source in sources]
         if any(source.shape[-2:] != filled for source in sources):
-            batch.zero_()
-        for place, source in zip(_places(batch, sources), sources, strict=True):
-            normalized(source, place, ns.eps)
-        result = ns.batch(batch.view(-1, *filled))
+            wide.zero_()
+        each_normalized(sources, _places(wide, sources), ns.eps)
+        scales = [plans[index].scales[number] for index, number in chunk]
+        result = ns.batch(batch.copy_(wide).view(-1, *filled))
+        if len(set(scales)) == 1 and are_tame(ns.coefficients):  # else each is looked at before
+            wide.copy_(result.values.view(batch.shape)).mul_(result.scale * scales[0])
+            result = Scaled(wide)
+            scales = [1.0] * len(scales)
         places = _places(result.values.view(batch.shape), sources)
-        for (index, number), place, source in zip(chunk, places, sources, strict=True):
+        for (index, number), place, source, scale in zip(chunk, places, sources, scales, strict=True):
             o = ns.finite(Scaled(place, result.scale), source)
             if len(shape) > 3:
                 o = Scaled(o.values.unflatten(0, shape[:-2]), o.scale)
-            yield index, number, o
+            yield index, number, o.times(scale) if scale != 1.0 else o
 
 
 def _places(batch: torch.Tensor, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:

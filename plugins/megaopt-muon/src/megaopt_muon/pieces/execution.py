@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_muon.choice.methods import MethodBook
+from megaopt_muon.choice.methods import MethodBook, is_narrow
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
 from megaopt_muon.newton_schulz.scaled import Scaled
 from megaopt_muon.pieces.batches import Orthogonalized, batch_key, batched, padded
 from megaopt_muon.pieces.plans import MatrixPlan
-from megaopt_muon.products.precision import matmul_precision
+from megaopt_muon.products.precision import compute_dtype, matmul_precision
 from megaopt_muon.tensor_parallel.orthogonalize import (
     all_gather,
     orthogonalize_distributed,
@@ -46,12 +46,17 @@ def orthogonalize_pieces(
     """
     batches: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     cut: list[tuple[int, int]] = []
+    are_narrow = {
+        (dtype, device): is_narrow(compute_dtype(ns.precision, dtype, device), device)
+        for dtype, device in {(update.dtype, update.device) for update in updates}
+    }
     for index, plan in enumerate(plans):
+        narrow = are_narrow[updates[index].dtype, updates[index].device]
         for number, piece in enumerate(plan.pieces):
             if plan.cut is not None and plan.cut.mode != "whole":
                 cut.append((index, number))
             else:
-                key = batch_key(ns, piece.shape, updates[index])
+                key = batch_key(piece.shape, updates[index], narrow=narrow)
                 batches.setdefault(key, []).append((index, number))
     with matmul_precision(ns.precision):
         for (kind, *_), members in batches.items():
@@ -74,7 +79,11 @@ def orthogonalize_pieces(
             else:
                 run = padded if kind == "padded" else batched
                 for index, number, result in run(ns, plans, updates, members, book):
-                    yield index, number, result.times(plans[index].scales[number])
+                    yield (
+                        index,
+                        number,
+                        result if kind == "padded" else result.times(plans[index].scales[number]),
+                    )
     for index, number in cut:
         plan, piece = plans[index], plans[index].pieces[number]
         assert plan.cut is not None  # noqa: S101 - selected above

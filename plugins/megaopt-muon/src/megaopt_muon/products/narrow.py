@@ -56,7 +56,7 @@ def product(
         beta: on it: of few values, since a kernel is compiled for each.
     """
     if base is None and factor == 1.0:
-        return torch.matmul(left, right, out=out)
+        return (torch.bmm if out.dim() == 3 else torch.mm)(left, right, out=out)
     if abs(factor) <= _LEAST:
         return out.zero_() if base is None or beta == 0.0 else torch.mul(base, beta, out=out)
     multiply = torch.baddbmm if out.dim() == 3 else torch.addmm

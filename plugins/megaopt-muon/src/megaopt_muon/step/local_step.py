@@ -128,7 +128,7 @@ class LocalStep:
             yield memory[: param.numel()].view(param.shape)
 
     def late_decay(
-        self, group: Mapping[str, Any], param: torch.Tensor, *, is_customized: bool
+        self, group: Mapping[str, Any], dtype: torch.dtype, *, is_customized: bool
     ) -> Decay | None:
         """Return the decay that comes with the update, when the parameter is read anyway; None where it came before.
 
@@ -137,12 +137,12 @@ class LocalStep:
 
         Args:
             group: settings.
-            param: what is stepped.
+            dtype: of what is stepped.
             is_customized: a subclass does something before or after an update, and finds parameters decayed.
         """
         if not group["weight_decay"] or not self.is_decoupled:
             return None
-        waits = group["cautious_weight_decay"] or not (is_customized or param.dtype.itemsize < 4)
+        waits = group["cautious_weight_decay"] or not (is_customized or dtype.itemsize < 4)
         return decay_of(group) if waits else None
 
 

@@ -195,3 +195,25 @@ def test_a_score_that_is_made_by_hand(
     model = generated_models.model_with_forward(made, "ids", f"h = F.relu(self.a(ids))\nreturn {result}")
     decision = infer_roles(model())["w"]
     assert (decision.role, decision.uncertain) == (role, False), decision.reason
+
+
+PREDICTOR = (
+    "self.p, self.e, self.n = nn.Linear(6, 16), nn.Linear(16, 16), nn.LayerNorm(16)\n"
+    "self.d, self.o, self.k = nn.Linear(16, 8), nn.Linear(8, 16), nn.Linear(8, 16)"
+)
+PREDICTED = {  # what is returned of a prediction, and of the features that it is held against
+    "a loss": "return F.smooth_l1_loss(self.o(z), h)",
+    "losses": "return F.smooth_l1_loss(self.o(z), h) + 0.1 * F.mse_loss(self.k(z), h)",
+    "an error by hand": "return ((self.o(z) - h) ** 2).mean()",
+    "an error of size": "return (self.o(z) - h).abs().sum()",
+    "an angle": "return 1 - F.cosine_similarity(self.o(z), h).mean()",
+}
+
+
+@pytest.mark.parametrize("case", PREDICTED)
+def test_predictions_of_hidden_features(generated_models, case):
+    """What a loss holds against features of the model itself adds to no stream, as wide as these are."""
+    forward = "h, z = self.n(self.e(self.p(y))), self.d(self.n(self.e(self.p(x))))\n"
+    found = roles_of(generated_models, PREDICTOR, forward + PREDICTED[case])
+    assert found["o.weight"].doubt is Doubt.ROLE, found["o.weight"].reason
+    assert (found["e.weight"].role, found["e.weight"].doubt) == (Role.MATRIX, Doubt.NONE)

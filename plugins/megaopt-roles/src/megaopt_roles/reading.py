@@ -157,10 +157,19 @@ class ModelReading:
     @cached_property
     def scored(self) -> frozenset[int]:
         """The projections whose output, by itself, a loss of classes takes, by identity."""
+        return self._by_itself("scored")
+
+    @cached_property
+    def against(self) -> frozenset[int]:
+        """The projections whose output, by itself, an error holds against that of other layers, by identity."""
+        return self._by_itself("against")
+
+    def _by_itself(self, kind: str) -> frozenset[int]:
+        """Return the projections that alone made what the analyses note of one kind, by identity."""
         return frozenset(
             next(iter(found))
             for analysis in list(self._analyses.values())
-            for dep in analysis.scored
+            for dep in getattr(analysis, kind)
             for found, _ in (self.origins(frozenset({dep})),)
             if len(found) == 1
         )

@@ -86,8 +86,8 @@ class Stream:
         Args:
             projection: its identity, or that of a weight used by hand.
         """
-        if self._reading.splits.get(projection):  # no sum takes all of its output
-            return False
+        if self._reading.splits.get(projection) or projection in self._reading.against:
+            return False  # no sum takes all of its output
         width = self._widths.get(projection)
         holding = [item for item in self._items if projection in item.found]
         return bool(holding) and all(

@@ -46,6 +46,7 @@ class Analysis:
         gates: owners of whose pieces several go through a sigmoid or a tanh, by identity.
         compared: what the factors of products of two layers' outputs depend on.
         scored: what losses of classes depend on, each by what one layer returned.
+        against: what one layer returned, each, that is held against what others did.
         readable: the forward's source was there, and was read to the end.
         reads: plain attributes of modules that this depends on.
     """
@@ -61,6 +62,7 @@ class Analysis:
     gates: set[int] = field(factory=set)
     compared: frozenset[Any] = frozenset()
     scored: frozenset[Any] = frozenset()
+    against: frozenset[Any] = frozenset()
     readable: bool = True
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
 
@@ -90,7 +92,7 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
         result.reads += trace.reads
         if rank == ranks[0]:
             result.calls, result.readable = trace.calls, complete
-            result.compared, result.scored = trace.compared, trace.scored
+            result.compared, result.scored, result.against = trace.compared, trace.scored, trace.against
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())

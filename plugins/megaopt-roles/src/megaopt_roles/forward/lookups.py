@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.forward import weights
-from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.trace import Trace, error_of
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, is_mark, weights_of
 
 __all__ = [
@@ -104,7 +104,10 @@ def compare(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     found = weights_of((args, kwargs))
     trace.use_all(found, "elementwise")
     deps = deps_of((args, kwargs))
-    trace.multiply(*[*args, *kwargs.values()][:2])
+    sides = [*args, *kwargs.values()][:2]
+    trace.multiply(*sides)
+    if all(map(deps_of, sides)):
+        trace.against |= error_of(*map(deps_of, sides))
     return Flow(frozenset[Any]().union(*(trace.weigh(weight, Flow(deps)) for weight in found)) or deps)
 
 

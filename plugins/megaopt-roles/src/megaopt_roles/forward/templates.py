@@ -129,6 +129,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
         {id(twin[key]) for key in analysis.gates if key in twin},
         moved(analysis.compared),
         moved(analysis.scored),
+        moved(analysis.against),
         analysis.readable,
     )
 

@@ -59,6 +59,7 @@ class Trace(RankSigns):
         met: what products that sum, of two activations, depend on: no row of a weight meets an activation in these.
         compared: what the factors of products of two layers' outputs depend on.
         scored: what losses of classes depend on, each by what one layer returned.
+        against: what one layer returned, each, that is held against what others did.
     """
 
     rank: int = 3
@@ -77,6 +78,7 @@ class Trace(RankSigns):
     met: set[Any] = field(factory=set)
     compared: frozenset[Any] = frozenset()
     scored: frozenset[Any] = frozenset()
+    against: frozenset[Any] = frozenset()
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
@@ -264,7 +266,8 @@ class Trace(RankSigns):
         if classes and len(deps) == 1 and not any(map(is_mark, deps)):
             self.scored |= deps
         elif not classes and len(values) > 1:
-            self.scored |= error_of(deps_of(values[0]), deps_of(values[1]))
+            given = deps_of(values[1])
+            self._miss(error_of(deps, given), deps | given)
         found = deps_of(values)
         return Flow(frozenset(dep for dep in found if not is_mark(dep)) or found)
 
@@ -275,7 +278,19 @@ class Trace(RankSigns):
             value: any value.
         """
         if isinstance(value, Flow):
-            self.scored |= value.error
+            self._miss(value.error, value.deps)
+
+    def _miss(self, predicted: frozenset[Any], deps: frozenset[Any]) -> None:
+        """Note predictions in an error, of what was given or of what the model made, too.
+
+        Args:
+            predicted: what single layers made.
+            deps: what the error depends on.
+        """
+        if len(predicted) == 1 and all(map(is_mark, deps - predicted)):
+            self.scored |= predicted
+        else:
+            self.against |= predicted
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""
@@ -321,11 +336,11 @@ class Trace(RankSigns):
 
 
 def error_of(left: frozenset[Any], right: frozenset[Any]) -> frozenset[Any]:
-    """Return the prediction in a difference of what one layer made and what was given; else nothing.
+    """Return the predictions in a difference: what is made by one layer, less what was given or what others made.
 
     Args:
         left: what one of them depends on.
         right: what the other depends on.
     """
     made = [deps for deps in (left, right) if not all(map(is_mark, deps))]
-    return made[0] if len(made) == 1 == len(made[0]) else frozenset()
+    return frozenset[Any]().union(*(deps for deps in made if len(deps) == 1))

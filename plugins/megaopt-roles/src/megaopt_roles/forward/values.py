@@ -171,7 +171,7 @@ class Flow:
     held: tuple[frozenset[Any], ...] = ()
     """What each item depends on of an object, or of several values that may be returned: they are no sum."""
     error: frozenset[Any] = frozenset()
-    """What a layer made, on which it depends, less what was given: where it is squared, that was a prediction."""
+    """What single layers made, in a difference that it is: where it is squared, these were predictions."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
 

@@ -88,3 +88,19 @@ def test_what_a_softmax_is_taken_of_at_once_chooses() -> None:
     """Its rows met activations."""
     decision = infer_roles(Learned())["keys"]
     assert (decision.role, decision.doubt) == (Role.ELEMENTWISE, Doubt.ROLE), decision
+
+
+def test_parts_begin_no_stream(generated_models):
+    """A head as wide as a layer of which parts are taken, in a sum with one of these, adds to no stream of its."""
+    made = "self.a, self.t = nn.Linear(24, 16), nn.Linear(16, 8)\nself.b, self.o = nn.Linear(24, 8), nn.Linear(8, 8)"
+    forward = (
+        "t = self.t(self.a(x).relu())\nx = x - t[:, :4] @ self.back\n"
+        "return x, t[:, 4:] @ self.front + self.o(self.b(x).relu())"
+    )
+    buffers = (
+        "\nself.register_buffer('back', torch.ones(4, 24))\nself.register_buffer('front', torch.ones(4, 8))"
+    )
+    model = generated_models.model_with_forward(made + buffers, "x", forward)
+    found = infer_roles(model())
+    assert found["o.weight"].doubt is Doubt.ROLE, found["o.weight"].reason
+    assert (found["t.weight"].role, found["t.weight"].doubt) == (Role.MATRIX, Doubt.NONE)

@@ -159,10 +159,11 @@ class Stream:
 
     @cached_property
     def _by_width(self) -> dict[_Item, dict[int | None, set[int]]]:
-        """The projections of each item whose output other layers take, by its width."""
+        """The projections of each item whose output other layers take, by its width; all of it, not parts."""
         found: dict[_Item, dict[int | None, set[int]]] = {item: {} for item in self._items}
+        cut = {key for key, split in self._reading.splits.items() if split}
         for item, widths in found.items():
-            for projection in item.found & self._reading.consumed:
+            for projection in (item.found & self._reading.consumed) - cut:
                 widths.setdefault(self._widths.get(projection), set()).add(projection)
         return found
 

@@ -174,3 +174,19 @@ def test_coefficients_that_choose_a_mix_of_matrices(generated_models):
     )
     found = roles_of(generated_models, made, forward)
     assert found["c"].role is Role.EMBEDDING, found["c"].reason
+
+
+@pytest.mark.parametrize("loop", ["range(5)", "range(self.c.size(0))"])
+def test_mixes_of_matrices_that_a_loop_goes_through(generated_models, loop):
+    """The rows of what an einsum makes of parameters may be coefficients, one set a round, and no factor."""
+    made = (
+        "self.c, self.m = nn.Parameter(torch.zeros(5, 3)), nn.Parameter(torch.zeros(3, 8, 8))\n"
+        "self.h = nn.Linear(8, 4)"
+    )
+    forward = (
+        "w, y = torch.einsum('rb,bio->rio', self.c, self.m), ids\n"
+        f"for r in {loop}:\n    y = y.index_add(0, more[r], ids[more[r]] @ w[r])\n"
+        "return self.h(F.relu(y))"
+    )
+    found = roles_of(generated_models, made, forward)
+    assert (found["c"].role, found["c"].doubt) == (Role.ELEMENTWISE, Doubt.ROLE), found["c"].reason

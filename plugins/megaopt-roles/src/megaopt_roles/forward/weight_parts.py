@@ -71,7 +71,7 @@ def _stored_rows(weight: Weight, dim: int, rows: tuple[int, ...]) -> tuple[int, 
 def _index_lost(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
     """Return a part of a weight whose axes are not known any more."""
     given = deps_of(keys)
-    if any(isinstance(key, Flow) for key in keys):
+    if any(isinstance(key, Flow | int) for key in keys):
         trace.use(weight, Use("indexed" if given else "looked_up"))
     return trace.picked(weight, given) if given and weight.right else weight
 

@@ -190,3 +190,14 @@ def test_mixes_of_matrices_that_a_loop_goes_through(generated_models, loop):
     )
     found = roles_of(generated_models, made, forward)
     assert (found["c"].role, found["c"].doubt) == (Role.ELEMENTWISE, Doubt.ROLE), found["c"].reason
+
+
+def test_codes_of_positions(generated_models):
+    """A layer that takes a one-hot code of how far positions are apart is looked up, as one that is given codes."""
+    forward = (
+        "i = torch.arange(ids.size(1))\n"
+        "code = F.one_hot((i[:, None] - i[None]).clamp(-4, 4) + 4, 9).to(more.dtype)\n"
+        "return self.h(F.relu(self.p(code) + more))"
+    )
+    found = roles_of(generated_models, "self.p, self.h = nn.Linear(9, 8), nn.Linear(8, 4)", forward)
+    assert found["p.weight"].role is Role.EMBEDDING, found["p.weight"].reason

@@ -172,7 +172,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         self.trace.use_all(weights_of(values), "elementwise")
         call = self.trace.call(of or module, deps_of(values))
         weight = module._parameters.get("weight")
-        if weight is not None and isinstance(first, Flow) and first.one_hot and first.deps:
+        if weight is not None and isinstance(first, Flow) and first.one_hot:
             self.trace.use(whole_weight(weight), Use("indexed"))
         if isinstance(module, _ConvNd):
             if _keeps_channels(module) and isinstance(first, Flow) and first.piece is not None:

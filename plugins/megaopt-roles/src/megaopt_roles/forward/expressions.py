@@ -169,10 +169,22 @@ class ExpressionEvaluator(OperatorEvaluator):
             if isinstance(node, ast.Starred):
                 value = self.evaluate(node.value, frame)
                 held = quiet.items(value) if isinstance(value, list | tuple | nn.Module) else None
-                values.extend([self.trace.unknown(value)] if held is None else map(abstract, held))
+                several = [self.trace.unknown(value)] * self._count_of_sizes(node.value, frame)
+                values.extend(several if held is None else map(abstract, held))
             else:
                 values.append(self.evaluate(node, frame))
         return values
+
+    def _count_of_sizes(self, node: ast.expr, frame: Frame) -> int:
+        """Return how many sizes there are in `x.shape[:n]`, of a shape that is not known; one in anything else."""
+        match node:
+            case ast.Subscript(
+                value=ast.Attribute(attr="shape") | ast.Call(func=ast.Attribute(attr="size"), args=[]),
+                slice=ast.Slice(lower=None, upper=ast.expr() as upper, step=None),
+            ):
+                stop = self.evaluate(upper, frame)
+                return len(range(self.trace.rank)[:stop]) if isinstance(stop, int) else 1
+        return 1
 
     def _dict(self, node: ast.Dict, frame: Frame) -> dict[Any, Any]:
         result: dict[Any, Any] = {}

@@ -1,0 +1,57 @@
+"""Splits where the shape of what a layer takes, or of what it makes, is not known."""
+
+import pytest
+
+from megaopt_core.params import Doubt, MatrixView
+from megaopt_core.routing import infer_roles
+
+BLOCK = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n, self.o, self.qkv, self.mod = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 96), nn.Linear(32, 64)
+        self.up, self.down, self.more, self.act = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 32), nn.GELU()
+
+    def shaped(self, x, y):
+        shift, scale = self.mod(y).unsqueeze(1).chunk(2, -1)
+        return self.qkv({taken}).reshape(*{sizes}, 3, 4, -1).movedim(2, 0)
+
+    def forward(self, x, c, y):
+        q, k, v = self.shaped(c, y)
+        q = q + self.more(x).unflatten(-1, (4, -1))
+        made = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        c = c + self.o(made.transpose(1, 2).flatten(2))
+        return x, c + self.down(self.act(self.up(c)))
+"""
+
+
+def view_of(models, made: str, arguments: str, forward: str, name: str, before: str = "") -> MatrixView:
+    """Return the view of one parameter of a model, which is certain."""
+    model = models.model(made, f"def forward(self, {arguments}):\n    {forward}", before)
+    found = infer_roles(model())[name]
+    assert found.view is not None, found.reason
+    assert found.doubt is Doubt.NONE, found.reason
+    return found.view
+
+
+@pytest.mark.parametrize(
+    ("taken", "sizes"),
+    [
+        ("self.n(x) * (1 + scale) + shift", "x.shape[:2]"),
+        ("self.n(x)", "x.shape[:-1]"),
+        ("self.n(x)", "x.size()[:-1]"),
+    ],
+)
+def test_sizes_of_a_stream_that_is_not_known(generated_models, taken, sizes):
+    """The leading sizes of another stream than the first are as many as are taken, not one."""
+    made = (
+        "self.a, self.b, self.c = nn.Linear(5, 32), nn.Linear(6, 32), nn.Linear(7, 32)\n"
+        "self.blocks, self.h = nn.ModuleList(Block() for _ in range(2)), nn.Linear(32, 9)"
+    )
+    forward = (
+        "x, c, y = self.a(x), self.b(c), self.c(y)\n    for block in self.blocks:\n"
+        "        x, c = block(x, c, y)\n    return self.h(c)"
+    )
+    before = BLOCK.replace("{sizes}", sizes).replace("{taken}", taken)
+    view = view_of(generated_models, made, "x, c, y", forward, "blocks.0.qkv.weight", before)
+    assert (view.split_sizes, view.head_sizes) == ((32, 32, 32), (8, 8, 8))

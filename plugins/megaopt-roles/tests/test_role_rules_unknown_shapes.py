@@ -55,3 +55,13 @@ def test_sizes_of_a_stream_that_is_not_known(generated_models, taken, sizes):
     before = BLOCK.replace("{sizes}", sizes).replace("{taken}", taken)
     view = view_of(generated_models, made, "x, c, y", forward, "blocks.0.qkv.weight", before)
     assert (view.split_sizes, view.head_sizes) == ((32, 32, 32), (8, 8, 8))
+
+
+def test_parts_as_wide_as_something_that_is_not_known(generated_models):
+    """Behind samples, and a place for positions, come the parts, and what is left of the features."""
+    made = "self.e, self.m, self.h = nn.Embedding(10, 32), nn.Linear(32, 64), nn.Linear(32, 9)"
+    forward = (
+        "s, b = self.m(self.e(ids)).view(-1, 1, 2, x.shape[-1]).unbind(2)\n    return self.h(x * (1 + s) + b)"
+    )
+    view = view_of(generated_models, made, "ids, x", forward, "m.weight")
+    assert view.split_sizes == (32, 32)

@@ -159,6 +159,11 @@ def _size(arg: Any, value: Flow) -> Any:
         return -1
     if isinstance(arg, list):
         shape = () if value.tensor is None else value.tensor.shape
+        if (
+            shape and arg[:2] == [-1, 1] and isinstance(arg[-1], Flow)
+        ):  # samples, a place for positions, features
+            among = math.prod(size for size in arg if isinstance(size, int) and size > 0)
+            arg = [*arg[:-1], shape[-1] // among if shape[-1] % among == 0 else arg[-1]]
         return [
             (shape[i] if i < len(shape) - 1 else -1) if isinstance(item, Flow) else item
             for i, item in enumerate(arg)

@@ -65,3 +65,26 @@ def test_parts_as_wide_as_something_that_is_not_known(generated_models):
     )
     view = view_of(generated_models, made, "ids, x", forward, "m.weight")
     assert view.split_sizes == (32, 32)
+
+
+OWN = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.o = OwnLinear(32, 96), OwnLinear(32, 96), OwnLinear(32, 32)
+        self.n, self.m, self.up, self.down = nn.LayerNorm(32), nn.LayerNorm(32), OwnLinear(32, 64), OwnLinear(64, 32)
+
+    def forward(self, x):
+        y = self.n(x)
+        q, k, v = (self.a(y) + self.b(y)).split(x.size(-1), dim=2)
+        q, k, v = (t.view(*t.shape[:-1], 4, -1).transpose(1, 2) for t in (q, k, v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.m(x))))
+"""
+
+
+def test_a_block_of_layers_of_its_own(generated_models):
+    """A norm tells how wide the input is of a block whose layers are all by hand, and add to each other."""
+    made = "self.e, self.b, self.h = nn.Embedding(50, 32), Block(), nn.Linear(32, 50)"
+    view = view_of(generated_models, made, "ids", "return self.h(self.b(self.e(ids)))", "b.a.kernel", OWN)
+    assert (view.split_sizes, view.head_sizes) == ((32, 32, 32), (8, 8, 8))

@@ -226,8 +226,10 @@ def _input_shape(module: nn.Module, trace: Trace) -> tuple[int, ...]:
         weight = child._parameters.get("weight")
         if weight is not None and (is_linear(child) or is_conv1d(child)):
             return (*BATCH[: rank - 1], weight.shape[1 if is_linear(child) else 0])
-    width = next((p.shape[-1] for p in module._parameters.values() if p is not None and p.dim()), 8)
-    return (*BATCH[: rank - 1], width)
+    held = [param for param in module._parameters.values() if param is not None and param.dim()]
+    gains = [child._parameters.get("weight") for child in children[1:]]
+    held += [gain for gain in gains if gain is not None and gain.dim() == 1]  # of norms
+    return (*BATCH[: rank - 1], next((param.shape[-1] for param in held), 8))
 
 
 def _first_taker(module: nn.Module) -> nn.Module | int | None:

@@ -88,3 +88,18 @@ def test_a_block_of_layers_of_its_own(generated_models):
     made = "self.e, self.b, self.h = nn.Embedding(50, 32), Block(), nn.Linear(32, 50)"
     view = view_of(generated_models, made, "ids", "return self.h(self.b(self.e(ids)))", "b.a.kernel", OWN)
     assert (view.split_sizes, view.head_sizes) == ((32, 32, 32), (8, 8, 8))
+
+
+def test_parts_of_an_einsum_that_get_names(generated_models):
+    """What an einsum makes is no tuple: its first axis, of parts, comes apart."""
+    made = (
+        "self.e, self.h = nn.Embedding(50, 32), nn.Linear(32, 50)\n"
+        "self.w, self.o = nn.Parameter(torch.zeros(32, 3, 4, 8)), nn.Linear(32, 32)"
+    )
+    forward = (
+        "x = self.e(ids)\n    q, k, v = torch.einsum('btd,dshe->sbhte', x, self.w)\n"
+        "    y = F.scaled_dot_product_attention(q, k, v)\n"
+        "    return self.h(x + self.o(y.transpose(1, 2).flatten(2)))"
+    )
+    view = view_of(generated_models, made, "ids", forward, "w")
+    assert (view.split_sizes, view.head_sizes) == ((32, 32, 32), (8, 8, 8))

@@ -188,7 +188,7 @@ def _rows(
     apart = flat.tensor.view(*sizes, *extents)
     note_heads(flat, apart)
     order = [(letters + made).index(letter) for letter in result]
-    return evolve(flat, tensor=apart.permute(order).contiguous())
+    return evolve(flat, tensor=apart.permute(order).contiguous(), fresh=False)
 
 
 def _subscripts(equation: Any, count: int) -> tuple[list[str] | None, str]:

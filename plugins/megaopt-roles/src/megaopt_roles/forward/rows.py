@@ -136,21 +136,23 @@ def merge(flows: Iterable[Flow]) -> None:
     """Note that pieces, or mixes of them, are put side by side: what cut them apart did not separate matrices.
 
     That holds when all pieces of a cut come together again (the halves of a rotary embedding), not when some do
-    (q, k and v on their way through one convolution, without the gate).
+    (q, k and v on their way through one convolution, without the gate), or when they met before (shift and scale).
 
     Args:
         flows: the activations that meet.
     """
     below: dict[int, dict[int, Piece]] = {}
     parents: dict[int, Piece] = {}
-    for flow in flows:
+    holders: dict[int, set[int]] = {}
+    for at, flow in enumerate(flows):
         for piece in (ancestor for part in flow.pieces for ancestor in _ancestors(part)):
             if piece.parent is not None:
                 parents[id(piece.parent)] = piece.parent
+                holders.setdefault(id(piece.parent), set()).add(at)
                 below.setdefault(id(piece.parent), {})[id(piece)] = piece
     for key, pieces in below.items():
         covered = set[int]().union(*(piece.rows for piece in pieces.values()))
-        if len(pieces) > 1 and len(covered) == len(parents[key].rows):
+        if len(pieces) > 1 < len(holders[key]) and len(covered) == len(parents[key].rows):
             parents[key].merged = True
 
 

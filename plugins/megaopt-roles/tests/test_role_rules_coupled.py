@@ -26,9 +26,9 @@ class Coupling(nn.Module):
 """
 
 
-@pytest.mark.parametrize("made", ["self.conv(x)"])
+@pytest.mark.parametrize("made", ["self.conv(x)", "self.conv(x) * torch.exp(self.scale * 3)"])
 def test_shifts_and_scales_of_one_half(generated_models, made):
-    """What met in one half is not put together again beside the other."""
+    """What met in one half is not put together again beside the other, and a gain of channels hides no rows."""
     model = generated_models.model(
         "self.a, self.h = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 3, 1)\n"
         "self.flows = nn.ModuleList(Coupling() for _ in range(2))",

@@ -149,8 +149,8 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
         if symbol == "*" and shape is not None and shape == weight.shape:
             trace.masked.update(map(id, weight.params))
         return weight
-    # A kernel, of which each sample has its own scale.
-    modulated = symbol == "*" and len(weight.shape or ()) > 3
+    # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
+    modulated = symbol == "*" and len(weight.shape or ()) > 3 and sum(n > 1 for n in weight.shape or ()) > 1
     trace.use(weight, Use("modulated" if modulated else "elementwise"))
     if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)

@@ -103,3 +103,19 @@ def test_parts_of_an_einsum_that_get_names(generated_models):
     )
     view = view_of(generated_models, made, "ids", forward, "w")
     assert (view.split_sizes, view.head_sizes) == ((32, 32, 32), (8, 8, 8))
+
+
+def test_steps_beyond_the_heads_are_positions(generated_models):
+    """A loop that goes on where there are no more heads goes through time: queries of heads are one matrix."""
+    made = "self.e, self.h = nn.Embedding(50, 32), nn.Linear(32, 50)\nself.b = Block()"
+    before = (
+        "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.q, self.k, self.o = (nn.Linear(32, 32) for _ in range(3))\n"
+        "    def forward(self, x):\n        q, k = (z.unflatten(-1, (4, -1)) for z in (self.q(x), self.k(x)))\n"
+        "        s, ys = 0, []\n        for t in range(x.size(1)):\n"
+        "            s = s + torch.einsum('bhk,bhv->bhkv', k[:, t], k[:, t])\n"
+        "            ys.append(torch.einsum('bhkv,bhk->bhv', s, q[:, t]))\n"
+        "        return x + self.o(torch.stack(ys, 1).flatten(-2))\n"
+    )
+    view = view_of(generated_models, made, "ids", "return self.h(self.b(self.e(ids)))", "b.q.weight", before)
+    assert (view.split_sizes, view.head_sizes) == ((), (8,))

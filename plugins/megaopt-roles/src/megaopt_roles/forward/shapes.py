@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward.objects import Choice, items_of
-from megaopt_roles.forward.rows import note_axes, note_heads, relabel
+from megaopt_roles.forward.rows import lies_along, note_axes, note_heads, relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, reshape, without_axes
@@ -276,6 +276,10 @@ def _index_flow(trace: Trace, value: Flow, key: Any) -> Any:
         return value  # a projection that returns a tuple, or one item of the batch
     try:
         return relabel(value.tensor[keys], value)
+    except IndexError:  # beyond the features: these are positions, and the rank is wrong
+        beyond = any(isinstance(item, int) and lies_along(value, at) for at, item in enumerate(keys))
+        trace.misfits.update(id(piece.source.owner) for piece in value.pieces if beyond)
+        return Flow(value.deps)
     except Exception:  # noqa: BLE001 - the shape is not what was assumed
         return Flow(value.deps)
 

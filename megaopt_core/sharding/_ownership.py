@@ -183,7 +183,7 @@ class _Ownership:
         """Return what is wrong with the slices of one parameter, None when they are a partition."""
         by_box: dict[Box, list[tuple[int, int]]] = {}
         for (box, start, stop), owners in slices.items():
-            if not self._is_one(owners, spec):
+            if start < stop and not self._is_one(owners, spec):
                 return f"more than one rank owns elements [{start}, {stop})"
             by_box.setdefault(box, []).append((start, stop))
         reason = _wrong_in_boxes(by_box, is_complete=is_complete)

@@ -77,6 +77,21 @@ def test_every_element_is_owned_once(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", WORLDS)
+def test_parameters_without_elements_are_nobodys_twice(kind) -> None:
+    """Every rank holds all of what is nothing, next to parameters that have elements."""
+    world, placements = WORLDS[kind]
+    rows = [placement for placement in placements if placement.dim == 0]
+    specs = [
+        matrix("flat", (5, 40), *placements),
+        matrix("none", (0, 4), *placements),
+        matrix("rows", (0, 4), *rows, granularity=Granularity.ELEMENT),
+        matrix("columns", (4, 0), *rows, granularity=Granularity.ELEMENT),
+    ]
+    layout = get_registry().strategy("fsdp").layout(specs, world, LayoutOptions())
+    require_partition("fsdp", layout, specs, world)
+
+
+@pytest.mark.parametrize("kind", WORLDS)
 def test_every_matrix_has_one_owner_who_gets_each_element_once(kind) -> None:
     """The parts that are sent tile the matrix, whatever the ranks hold besides."""
     world, placements = WORLDS[kind]

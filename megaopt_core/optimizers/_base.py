@@ -572,10 +572,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        for part in self.parts:
-            part.writes.settle()
         import_state_dict(self, state_dict, strict=strict)
         for part in self.parts:
-            part.writes.record()
+            part.writes.record_own()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -20,8 +20,11 @@ __all__ = ["NamedPieces", "NamedState", "Record"]
 class Record(Protocol):
     """Knows the values that were last written into the model, and so notices those of somebody else."""
 
-    def record(self) -> None:
-        """Take the present values for those that were written."""
+    def settle(self) -> None:
+        """Take over what somebody has written since."""
+
+    def record_own(self) -> None:
+        """Take the present values for those that were written, but for what only all ranks can bring to pieces."""
 
 
 class NamedPieces(InnerPart, Protocol):

@@ -138,8 +138,13 @@ class ForeignWrites:
     @torch.no_grad()
     def record(self) -> None:
         """Remember the model's present values as those that belong to the pieces."""
-        self._watch.record()
+        self.record_own()
         self._watch_together().record()
+
+    @torch.no_grad()
+    def record_own(self) -> None:
+        """Do so but for what only all ranks together can bring: the next step still finds what was written to that."""
+        self._watch.record()
 
     def _watch_together(self) -> _Watch:
         """Return the watch over what only all ranks together can bring to pieces, as it lies now."""

@@ -98,15 +98,18 @@ class LoadPlan:
 
     def _write(self) -> None:
         try:
+            parts = () if self.optimizer is None else self.optimizer.parts
             with torch.no_grad():
+                for part in parts:
+                    part.writes.settle()  # the model may have been loaded by somebody else
                 for other in self.others:
                     other.write()
                 self.source.read(self.requests)
                 for final in self.finals:
                     final()
-                for part in () if self.optimizer is None else self.optimizer.parts:
+                for part in parts:
                     # What the file says of main values holds, also where the model's dtype is another.
-                    part.writes.record()
+                    part.writes.record_own()
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self.source.name} could not be read to its end, although it was in order a moment before: {error}. "

@@ -147,6 +147,7 @@ class ModelRestore:
         if self.optimizer is not None and self.requests:
             for part in self.optimizer.parts:
                 part.sharded.take_model_values()
+                part.writes.record()
 
 
 def _check_shapes(source: Source, model: ModelTensors, keys: Mapping[str, str]) -> None:

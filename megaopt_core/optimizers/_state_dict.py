@@ -23,6 +23,7 @@ from megaopt_core.state._torch_schema.over_ranks import (
     refused_together,
     with_states_of_all,
 )
+from megaopt_core.state._torch_schema.rearranged import names_of_listed, require_told
 from megaopt_core.state._torch_schema.source import lacking_state, names_in, torch_source
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
         StateDictError: it does not fit; nothing has been changed.
     """
     names = names_in(state_dict)
+    names = names_of_listed(state_dict, optimizer.watched_model.called(optimizer.names)) or names
     if names is None:
         names = _by_position(optimizer, state_dict)
     state_dict = brought_to_ranks(optimizer, state_dict, names)
@@ -96,6 +98,7 @@ def import_state_dict(optimizer: MegatronOptimizer, state_dict: Mapping[str, Any
         source = torch_source(optimizer, state_dict, names)
         plan = plan_load(source, optimizer, strict=strict, ranks=ALONE)
         if strict:
+            require_told(state_dict["param_groups"], names)
             _require_state(optimizer, source.manifest.parameters, lacking_state(state_dict, names))
     except MegaoptError as error:
         # It raises, when the ranks that have the rest of the tensors have heard of it.

@@ -46,6 +46,19 @@ class WatchedModel:
     def _global(self, index: int, name: str) -> str:
         return name if self.fqn is None else self.fqn(index, name)
 
+    def called(self, names: Mapping[torch.nn.Parameter, str]) -> dict[str, str]:
+        """Return canonical names by every name that parameters have in their chunk, but for what is ambiguous.
+
+        Args:
+            names: model parameter to canonical name.
+        """
+        found: dict[str, set[str]] = {}
+        for entry in (entry for chunk in self.alive() for entry in named_params(chunk)):
+            owned = {names[twin] for twin in (entry.param, *entry.twins) if twin in names}
+            for local in (entry.name, *entry.aliases) if owned else ():
+                found.setdefault(local, set()).update(owned)
+        return {local: min(owned) for local, owned in found.items() if len(owned) == 1}
+
     def alive(self) -> list[torch.nn.Module]:
         """Return the chunks that are alive."""
         return [chunk for chunk in (reference() for reference in self.chunks) if chunk is not None]

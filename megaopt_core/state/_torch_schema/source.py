@@ -19,6 +19,7 @@ from megaopt_core.state._manifest import Manifest
 from megaopt_core.state._pieces import PieceState, is_number, piece_states
 from megaopt_core.state._sources import MemorySource
 from megaopt_core.state._torch_schema.over_ranks import StateOfOtherRanks
+from megaopt_core.state._torch_schema.rearranged import told_at
 from megaopt_core.state._values.encoding import AsIs
 from megaopt_core.state._values.sliced import SlicedTensor, joined, sliced
 
@@ -126,15 +127,15 @@ def torch_source(
         StateDictError: the names do not fit its groups, or the state of a parameter is no mapping.
     """
     groups = state_dict["param_groups"]
-    indexed = [(position, index) for position, group in enumerate(groups) for index in group["params"]]
-    if len(names) != len(indexed):
+    indices = [index for group in groups for index in group["params"]]
+    if len(names) != len(indices):
         raise StateDictError(
-            f"the state dict names {len(names)} parameters but lists {len(indexed)}", names=names
+            f"the state dict names {len(names)} parameters but lists {len(indices)}", names=names
         )
     here, tensors, fresh = _Here(optimizer), dict[str, torch.Tensor](), set(state_dict.get("fresh", ()))
     routed = [_routed(group) for group in groups]
     parameters: dict[str, Any] = {}
-    for name, (position, index) in zip(names, indexed, strict=True):
+    for name, index, position in zip(names, indices, told_at(groups, names), strict=True):
         values = state_dict["state"].get(index, {})
         if not isinstance(values, Mapping):
             raise StateDictError(f"the state of {name!r} is no mapping", names=[name])
@@ -148,8 +149,9 @@ def torch_source(
             and (value is not None or not here.keeps(name_here, key))
         }
         shape = here.shape(name_here, kept)
+        told = {} if position is None else routed[position]
         parameters[name] = {
-            "optimizer": routed[position].get("optimizer") or None,
+            "optimizer": told.get("optimizer") or None,
             "group": position,
             "shape": list(shape),
             "state": {
@@ -158,7 +160,7 @@ def torch_source(
                 if not here.is_nothing(name_here, value)
             },
             **({"fresh": True} if is_fresh else {}),
-            **_seen(routed[position], name),
+            **_seen(told, name),
         }
     described = {
         "parameters": parameters,

@@ -56,7 +56,7 @@ def plan_checkpoint(
                 report.converted.update(restore.plan())
                 plan.others.append(restore)
             if scheduler is not None:
-                plan.others.append(SchedulerRestore.plan(source, scheduler))
+                plan.others.append(SchedulerRestore.plan(source, scheduler, strict=strict))
             report.extra = read_values(source, source.manifest.extra)
 
     ranks.agree(fill)

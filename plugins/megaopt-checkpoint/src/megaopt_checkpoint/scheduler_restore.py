@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import frozen
 
 from megaopt_core.errors import CheckpointMismatchError
+from megaopt_core.params import shown
 from megaopt_core.state import Source, named_errors, read_values
 
 __all__ = ["SchedulerRestore"]
@@ -28,21 +29,25 @@ class SchedulerRestore:
     state: Any
 
     @classmethod
-    def plan(cls, source: Source, scheduler: Any) -> SchedulerRestore:
+    def plan(cls, source: Source, scheduler: Any, *, strict: bool) -> SchedulerRestore:
         """Read what a scheduler will get.
 
         Args:
             source: what is loaded.
             scheduler: the scheduler.
+            strict: the state must be one of a scheduler of this kind.
 
         Raises:
-            CheckpointMismatchError: none was saved.
+            CheckpointMismatchError: none was saved, or that of another kind.
         """
         if source.manifest.scheduler is None:
             raise CheckpointMismatchError(
                 f"{source.name} was saved without a scheduler; load it with scheduler=None", path=source.name
             )
-        return cls(source, scheduler, read_values(source, source.manifest.scheduler))
+        state = read_values(source, source.manifest.scheduler)
+        if strict:
+            _require_kind(source, scheduler, state)
+        return cls(source, scheduler, state)
 
     def write_settings(self, undo: list[Callable[[], None]]) -> None:
         """Give the scheduler its state.
@@ -57,3 +62,22 @@ class SchedulerRestore:
 
     def write(self) -> None:
         """Write nothing more: a scheduler has no tensors of its own."""
+
+
+def _require_kind(source: Source, scheduler: Any, state: Any) -> None:
+    """Raise where a state has settings that a scheduler does not have, and lacks some that it has.
+
+    Schedulers of torch take any state, and then have the settings of both. One of the two alone may be another
+    version's; what is private may always be.
+    """
+    here = scheduler.state_dict() if hasattr(scheduler, "state_dict") else None
+    if not (isinstance(here, Mapping) and isinstance(state, Mapping)):
+        return
+    there, ours = ({key for key in map(str, each) if not key.startswith("_")} for each in (state, here))
+    if there - ours and ours - there:
+        raise CheckpointMismatchError(
+            f"{source.name} holds the state of another scheduler than {type(scheduler).__name__}: it has "
+            f"{shown(sorted(there - ours))}, and lacks {shown(sorted(ours - there))}. Give the scheduler that was "
+            "saved; scheduler=None loads none, and strict=False gives it the state as it is",
+            path=source.name,
+        )

@@ -11,6 +11,7 @@ from attrs import frozen
 from megaopt_core.parallel import communicates
 from megaopt_core.params import Shard
 from megaopt_fsdp.states.local import show_parts
+from megaopt_fsdp.states.numbers import tell_numbers
 from megaopt_fsdp.states.owned import brought_to_owners, tell_all
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class DTensorStates:
         """Make states DTensors, and show on every rank what owners keep."""
         if self.of_all_params:
             show_parts(params, states)
+            tell_numbers(params, states)
         group = self.group(keys)
         if group is not None:
             tell_all(params, states, keys if self.of_all_params else None, group)

@@ -120,7 +120,7 @@ def each_normalized(updates: Sequence[torch.Tensor], places: Sequence[torch.Tens
         eps: the least divisor.
     """
     plain = all(update.dtype is torch.float32 and update.dim() == 2 for update in updates)
-    norms = torch.stack(torch._foreach_norm(list(updates))).tolist() if plain else [0.0] * len(updates)
+    norms = [norm.item() for norm in torch._foreach_norm(list(updates))] if plain else [0.0] * len(updates)
     for update, place, norm in zip(updates, places, norms, strict=True):
         if max(1e-12, eps) < norm < 1e12:
             torch.div(update, norm, out=place)

@@ -54,6 +54,9 @@ _FEW: Final = 2
 _WITHOUT_ADDEND: Final = 600
 """Rows from which on single steps multiply without addends."""
 
+_QUARTER: Final = 0.25
+"""Share of a first Gram matrix that is made where later ones have a scale: one of 1 would need a kernel of its own."""
+
 _FAR: Final = 1e6
 """Growth that is not kept beside a matrix of norm 1e-10, whose squares are to stay in the range of bfloat16."""
 
@@ -157,7 +160,9 @@ class _SingleSteps:
             factor: on the result.
         """
         (a, b, c), gram, w = triple, self._gram, self._w
-        outer(x.values, x.scale * x.scale, gram, tall=self._tall)
+        square = x.scale * x.scale
+        share = _QUARTER if self._keeps and square == 1.0 and not self._gentle else 1.0
+        outer(x.values, square * share, gram, tall=self._tall)
         if self._reduce is not None:
             self._reduce(gram)
         left, right = (x.values, w) if self._tall else (w, x.values)
@@ -166,6 +171,6 @@ class _SingleSteps:
             return Scaled(product(left, right, factor, out))
         outside = a if self._keeps and 0.0 < abs(self._kept * a) < _FAR else 1.0
         self._kept *= outside
-        commuting(gram, gram, c / outside, w, gram, b / outside)
+        commuting(gram, gram, c / (outside * share * share), w, gram, b / (outside * share))
         result = product(left, right, 1.0, out, x.values, a / outside)
         return Scaled(result, factor * x.scale * outside)

@@ -173,9 +173,9 @@ def padded(
 def _places(batch: torch.Tensor, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return where sources lie in a batch `[sources, matrices, rows, columns]`, whose matrices may be larger."""
     slots = (batch.squeeze(1) if sources[0].dim() == 2 else batch).unbind()
-    filled = batch.shape[-2:]
+    filled = slots[0].shape
     return [
-        slot if source.shape[-2:] == filled else slot[..., : source.shape[-2], : source.shape[-1]]
+        slot if source.shape == filled else slot[..., : source.shape[-2], : source.shape[-1]]
         for slot, source in zip(slots, sources, strict=True)
     ]
 

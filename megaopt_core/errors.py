@@ -76,7 +76,9 @@ class ConfigurationError(MegaoptError, ValueError):
         self.value = value
 
     @classmethod
-    def of(cls, setting: str, value: Any, why: str, *, where: str = "", shown: str | None = None) -> Self:
+    def of(
+        cls, setting: str, value: Any, why: str, *, where: str = "", shown: str | None = None, **about: Any
+    ) -> Self:
         """Return the error that says of a setting's value why it cannot be.
 
         Args:
@@ -85,16 +87,17 @@ class ConfigurationError(MegaoptError, ValueError):
             why: what is allowed, or what speaks against the value.
             where: what precedes the message, such as `"param group 3: "`.
             shown: the value as the message writes it; None: as `repr` does.
+            **about: what else the class takes.
 
         Example:
             >>> ConfigurationError.of("lr", -1.0, "must be a number of at least 0")
             ConfigurationError('lr=-1.0: must be a number of at least 0')
         """
         written = repr(value) if shown is None else shown
-        return cls(f"{where}{setting}={written}: {why}", setting=setting, value=value)
+        return cls(f"{where}{setting}={written}: {why}", setting=setting, value=value, **about)
 
     @classmethod
-    def got(cls, setting: str, value: Any, advice: str, *, shown: str | None = None) -> Self:
+    def got(cls, setting: str, value: Any, advice: str, *, shown: str | None = None, **about: Any) -> Self:
         """Return the error that says that something of another kind was given than is needed.
 
         Args:
@@ -102,13 +105,14 @@ class ConfigurationError(MegaoptError, ValueError):
             value: what was given.
             advice: what to give.
             shown: what was given, in words; None: its type.
+            **about: what else the class takes.
 
         Example:
             >>> ConfigurationError.got("model", 3, "give a torch.nn.Module")
             ConfigurationError('model: got int; give a torch.nn.Module')
         """
         kind = type(value).__name__ if shown is None else shown
-        return cls(f"{setting}: got {kind}; {advice}", setting=setting, value=value)
+        return cls(f"{setting}: got {kind}; {advice}", setting=setting, value=value, **about)
 
 
 class UnsupportedSettingError(ConfigurationError):
@@ -129,13 +133,23 @@ class ConfigFileError(ConfigurationError):
     Attributes:
         path: the file.
         line: the line number, counted from 1; None where it is not known.
+
+    Example:
+        >>> ConfigFileError.of("lr", -1.0, "must be a number of at least 0", path="run.toml", line=3)
+        ConfigFileError('run.toml:3: lr=-1.0: must be a number of at least 0')
     """
 
     def __init__(
-        self, message: str, *, path: str, line: int | None = None, setting: str | None = None
+        self,
+        message: str,
+        *,
+        path: str,
+        line: int | None = None,
+        setting: str | None = None,
+        value: Any = None,
     ) -> None:
         where = path if line is None else f"{path}:{line}"
-        super().__init__(f"{where}: {message}", setting=setting)
+        super().__init__(f"{where}: {message}", setting=setting, value=value)
         self.path = path
         self.line = line
 

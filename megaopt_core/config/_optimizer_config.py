@@ -163,7 +163,9 @@ class OptimizerConfig(CoreFields):
             return cls(**file.settings)
         except ConfigurationError as error:
             line = file.lines.get(error.setting or "")
-            raise ConfigFileError(str(error), path=file.path, line=line, setting=error.setting) from error
+            raise ConfigFileError(
+                str(error), path=file.path, line=line, setting=error.setting, value=error.value
+            ) from error
 
     def __repr__(self) -> str:
         defaults = vars(CoreFields())

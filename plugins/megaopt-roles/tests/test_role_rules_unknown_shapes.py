@@ -1,5 +1,7 @@
 """Splits where the shape of what a layer takes, or of what it makes, is not known."""
 
+from types import ModuleType
+
 import pytest
 
 from megaopt_core.params import Doubt, MatrixView
@@ -25,7 +27,9 @@ class Block(nn.Module):
 """
 
 
-def view_of(models, made: str, arguments: str, forward: str, name: str, before: str = "") -> MatrixView:
+def view_of(
+    models: ModuleType, made: str, arguments: str, forward: str, name: str, before: str = ""
+) -> MatrixView:
     """Return the view of one parameter of a model, which is certain."""
     model = models.model(made, f"def forward(self, {arguments}):\n    {forward}", before)
     found = infer_roles(model())[name]

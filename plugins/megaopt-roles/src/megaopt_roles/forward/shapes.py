@@ -266,7 +266,8 @@ def _index_flow(trace: Trace, value: Flow, key: Any) -> Any:
     if value.call is not None and value.tensor is None and isinstance(key, int) and key >= 0:
         return value.part(key)
     if value.tensor is None or isinstance(key, str):
-        return Flow(value.deps)
+        inside = isinstance(key, tuple) and isinstance(key[-1], int) and Ellipsis in key[:-1]  # of each code
+        return Flow(value.deps, one_hot=value.one_hot and not inside)
     keys = tuple(
         slice(None) if isinstance(item, Flow) else item
         for item in (key if isinstance(key, tuple) else (key,))

@@ -1,0 +1,38 @@
+"""One-hot codes that are taken step by step: the weight that they are multiplied with stays a table."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from megaopt_core.params import Doubt, Role, RoleDecision
+from megaopt_core.routing import infer_roles
+
+MADE = "self.t, self.w = nn.Parameter(torch.zeros(9, 8)), nn.Parameter(torch.zeros(8, 8))\nself.h = nn.Linear(8, 9)"
+STEPS = {  # how a loop over time comes by the codes of a step
+    "an index": "for n in range(3):\n    s = torch.tanh(c[:, n] @ self.t + s @ self.w)",
+    "an index of all axes": "for n in range(3):\n    s = torch.tanh(c[:, n, :] @ self.t + s @ self.w)",
+    "a loop": "for x in c.transpose(0, 1):\n    s = torch.tanh(x @ self.t + s @ self.w)",
+    "unbound": "for x in c.unbind(1):\n    s = torch.tanh(F.linear(x, self.t.T) + s @ self.w)",
+}
+
+
+def roles_of(models: ModuleType, forward: str) -> dict[str, RoleDecision]:
+    """Return the decisions for a model whose `c` are codes and whose `s` is a state."""
+    start = "c, s = F.one_hot(ids, 9).float(), torch.zeros(2, 8)\n"
+    with torch.device("meta"):
+        return infer_roles(models.model_with_forward(MADE, "ids", f"{start}{forward}\nreturn self.h(s)")())
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_the_codes_of_a_step_are_codes(generated_models: ModuleType, case: str) -> None:
+    """A recurrence takes them one by one; what multiplies its state is a matrix."""
+    found = roles_of(generated_models, STEPS[case])
+    assert found["t"].role is Role.EMBEDDING, found["t"].reason
+    assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
+
+
+def test_one_column_of_codes_is_no_code(generated_models: ModuleType) -> None:
+    """Whether something is the first class is a number for each position, and these are mixed."""
+    found = roles_of(generated_models, "s = torch.tanh(c[..., 0] @ self.t @ self.w)")
+    assert found["t"].role is not Role.EMBEDDING, found["t"].reason

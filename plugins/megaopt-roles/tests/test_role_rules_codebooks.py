@@ -43,3 +43,17 @@ def test_experts_that_a_softmax_mixes_are_matrices(generated_models: ModuleType,
     source = f"g, x = self.g(x).softmax(-1), self.i(x)\n{MIXED[case]}\nreturn self.o(F.relu(y))"
     decision = infer_roles(generated_models.model_with_forward(made, "x", source)())["c"]
     assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), decision.reason
+
+
+@pytest.mark.parametrize("shape", ["1, 4, 8", "2, 4, 8"], ids=["an axis of one", "the batch's"])
+@pytest.mark.parametrize(
+    "scores", ["self.q @ x.mT", "torch.bmm(self.q, x.mT) * 0.3", "torch.einsum('bqd,bkd->bqk', self.q, x)"]
+)
+def test_queries_in_a_stack_are_as_doubtful_as_in_a_table(
+    generated_models: ModuleType, shape: str, scores: str
+) -> None:
+    """Their products with activations choose among these; leading axes change nothing about it."""
+    made = f"self.i, self.o = nn.Linear(6, 8), nn.Linear(8, 3)\nself.q = nn.Parameter(torch.zeros({shape}))"
+    source = f"x = self.i(x)\nreturn self.o(({scores}).softmax(-1) @ x)"
+    decision = infer_roles(generated_models.model_with_forward(made, "x", source)())["q"]
+    assert (decision.role, decision.doubt) == (Role.ELEMENTWISE, Doubt.ROLE), decision.reason

@@ -56,7 +56,8 @@ class Trace(RankSigns):
         masked: parameters, by identity, that something fixed of their shape multiplies.
         gating: rows of bounded parts that multiply something, by identity of the owner.
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
-        met: what products that sum, of two activations, depend on: no row of a weight meets an activation in these.
+        met: what products that sum, of two activations, depend on, and what meets itself in any product: no row of a
+            weight meets an activation in these.
         compared: what the factors of products of two layers' outputs depend on.
         scored: what losses of classes depend on, each by what one layer returned.
         against: what one layer returned, each, that is held against what others did.
@@ -169,8 +170,10 @@ class Trace(RankSigns):
             by_row: only those whose rows lie beside what they were multiplied with.
         """
         for dep in scores.deps:
-            matrix = isinstance(dep, Call) and isinstance(dep.module, nn.Parameter) and dep.module.dim() == 2
-            if matrix and (not by_row or (dep.by_row and dep not in self.met)):
+            if not (isinstance(dep, Call) and isinstance(dep.module, nn.Parameter)):
+                continue
+            # Rows that lie beside what they met are queries, in a table or a stack; keys are sought in tables alone.
+            if (dep.by_row and dep not in self.met) if by_row else dep.module.dim() == 2:
                 self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
 
     def note_scores(self, deps: frozenset[Any]) -> None:
@@ -211,8 +214,7 @@ class Trace(RankSigns):
         """
         if not (isinstance(left, Flow) and isinstance(right, Flow)):
             return
-        if summed:
-            self.met |= left.deps | right.deps
+        self.met |= left.deps | right.deps if summed else left.deps & right.deps
         for one, other in ((left, right), (right, left)):
             self._pair(one, other, summed=summed)
         if summed and not (left.behind and right.behind):  # parts of what was lost sight of

@@ -209,3 +209,31 @@ def test_an_index_in_a_loop_may_take_positions(model: Cut, doubt: Doubt, sizes: 
     assert (decision.role, decision.doubt) == (Role.MATRIX, doubt), decision.reason
     assert decision.view is not None
     assert decision.view.split_sizes == sizes
+
+
+class Merged(nn.Module):
+    """Takes every other token, some of them by an index, and puts them together again."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.cut, self.head, self.name = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 7), name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores of what is left."""
+        y = self.cut(x)
+        even, odd = y[:, ::2], y[:, 1::2]
+        order = even.argsort(1)[:, 1:]
+        kept = even.gather(1, order) if self.name == "gather" else torch.take_along_dim(even, order, 1)
+        scores: torch.Tensor = self.head(torch.cat([kept, odd], 1).mean(1))
+        return scores
+
+
+@pytest.mark.parametrize("name", ["gather", "take_along_dim"])
+def test_tokens_picked_from_a_part_belong_to_it(name: str) -> None:
+    """The parts come together again, as they do without the index: no layer is split by that."""
+    model = Merged(name)
+    assert model(torch.randn(2, 8, 4)).shape == (2, 7)
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), decision.reason
+    assert decision.view is not None
+    assert not decision.view.split_sizes

@@ -53,7 +53,8 @@ def select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if table.right and rows:
             return trace.picked(table, frozenset({ARGUMENT}))
     given = bool(deps_of((args[1:], kwargs)))  # through an index flows no gradient
-    return Flow(deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset()), picked=given)
+    deps = deps_of(table) | (frozenset({ARGUMENT}) if given else frozenset())
+    return Flow(deps, mixed=table.pieces if isinstance(table, Flow) else (), picked=given)
 
 
 def rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow]:

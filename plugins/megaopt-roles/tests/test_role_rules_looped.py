@@ -237,3 +237,27 @@ def test_tokens_picked_from_a_part_belong_to_it(name: str) -> None:
     assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), decision.reason
     assert decision.view is not None
     assert not decision.view.split_sizes
+
+
+class Averaged(nn.Module):
+    """Takes the mean of two neighbours, as a sum that is divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.inner, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores of pairs."""
+        y = self.cut(x)
+        scores: torch.Tensor = self.head(torch.relu(self.inner(0.5 * (y[:, ::2] + y[:, 1::2]))))
+        return scores
+
+
+def test_a_sum_that_a_number_scales_is_still_a_sum() -> None:
+    """The next layer takes as many features as each part of it has: the parts are positions."""
+    model = Averaged()
+    assert model(torch.randn(2, 8, 4)).shape == (2, 4, 7)
+    decision = infer_roles(model)["cut.weight"]
+    assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), decision.reason
+    assert decision.view is not None
+    assert not decision.view.split_sizes

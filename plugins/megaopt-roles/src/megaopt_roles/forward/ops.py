@@ -115,7 +115,7 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
         return trace.unknown(left, right)
-    return Flow(flow.deps, flow.tensor, flow.piece, one_hot=flow.one_hot)
+    return Flow(flow.deps, flow.tensor, flow.piece, one_hot=flow.one_hot, mixed=flow.mixed, terms=flow.terms)
 
 
 def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:

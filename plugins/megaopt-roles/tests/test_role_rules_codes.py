@@ -32,6 +32,37 @@ def test_the_codes_of_a_step_are_codes(generated_models: ModuleType, case: str) 
     assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
 
 
+MADE_OF = {  # how codes are made by hand
+    "a comparison": "c = (ids[..., None] == torch.arange(9)).float()",
+    "a method": "c = ids.unsqueeze(-1).eq(torch.arange(9)).float()",
+    "scattered": "c = torch.zeros(2, 3, 9).scatter(2, ids[..., None], 1.0)",
+    "scattered in place": "c = torch.zeros(2, 3, 9)\nc.scatter_(2, ids[..., None], 1)",
+}
+
+
+@pytest.mark.parametrize("case", MADE_OF)
+def test_codes_may_be_made_by_hand(generated_models: ModuleType, case: str) -> None:
+    """By comparing what is given with all classes, or by writing a one where each is."""
+    found = roles_of(generated_models, f"{MADE_OF[case]}\ns = torch.tanh(torch.relu(c @ self.t) @ self.w)")
+    assert found["t"].role is Role.EMBEDDING, found["t"].reason
+    assert (found["w"].role, found["w"].doubt) == (Role.MATRIX, Doubt.NONE), found["w"].reason
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "c = torch.zeros(2, 3, 9).scatter(2, ids[..., None], s.sum())",
+        "c = torch.zeros(2, 9).scatter(1, ids, 1.0)",
+        "c = (ids[..., None] == ids).float()",
+    ],
+    ids=["other values", "several ones", "a comparison of what is given"],
+)
+def test_not_all_that_is_written_or_compared_is_a_code(generated_models: ModuleType, made: str) -> None:
+    """Other values and sets of ones are features, and what is compared with itself has no classes."""
+    found = roles_of(generated_models, f"{made}\ns = torch.tanh(torch.relu(c @ self.t) @ self.w)")
+    assert found["t"].role is not Role.EMBEDDING, found["t"].reason
+
+
 def test_one_column_of_codes_is_no_code(generated_models: ModuleType) -> None:
     """Whether something is the first class is a number for each position, and these are mixed."""
     found = roles_of(generated_models, "s = torch.tanh(c[..., 0] @ self.t @ self.w)")

@@ -104,7 +104,8 @@ class CallEvaluator(ModuleCallEvaluator):
             and isinstance(frame.names.get(function.value.id), Flow)
             and isinstance(result, Flow)
         ):
-            frame.names[function.value.id] = Flow(frame.names[function.value.id].deps | result.deps)
+            deps = frame.names[function.value.id].deps | result.deps
+            frame.names[function.value.id] = Flow(deps, one_hot=result.one_hot)
 
     def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of a call."""

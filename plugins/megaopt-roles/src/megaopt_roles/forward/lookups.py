@@ -18,6 +18,7 @@ __all__ = [
     "bilinear",
     "compare",
     "embedding",
+    "equal",
     "gradients",
     "multi_head_attention",
     "note_attention",
@@ -110,6 +111,14 @@ def compare(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if all(map(deps_of, sides)):
         trace.against |= error_of(*map(deps_of, sides))
     return Flow(frozenset[Any]().union(*(trace.weigh(weight, Flow(deps)) for weight in found)) or deps)
+
+
+def equal(left: Any, right: Any) -> bool:
+    """True where `left == right` makes one-hot codes: of what is given, compared with all of something fixed."""
+    return any(
+        isinstance(given, Flow) and given.deps == {ARGUMENT} and weights.is_fixed(fixed)
+        for given, fixed in ((left, right), (right, left))
+    )
 
 
 def zeros(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

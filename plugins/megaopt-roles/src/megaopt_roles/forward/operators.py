@@ -11,9 +11,10 @@ from typing import Any
 from attrs import define, field
 
 from megaopt_roles.forward import ops, quiet
+from megaopt_roles.forward.lookups import equal
 from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.values import ARGUMENT, Flow, Weight
 
 __all__ = ["Closure", "Frame", "OperatorEvaluator"]
 
@@ -169,7 +170,8 @@ class OperatorEvaluator(ABC):
             if isinstance(left, Weight) and identity:
                 result = isinstance(kind, ast.IsNot)
             elif is_abstract(left) or is_abstract(right):
-                return Flow()
+                codes = isinstance(kind, ast.Eq) and equal(left, right)
+                return Flow(frozenset({ARGUMENT}), one_hot=True) if codes else Flow()
             else:
                 result = _compared(type(kind), left, right)
             if result is None:

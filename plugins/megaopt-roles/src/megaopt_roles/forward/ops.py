@@ -232,7 +232,8 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     )
     tensor = None if tensor is None else tensor.to("meta")
     soft = name == "detach" and any(flow.soft for flow in flows_of(args[:1]))
-    return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, one_hot=name == "one_hot", soft=soft)
+    one_hot = name == "one_hot" or (name == "eq" and len(args) == 2 and lookups.equal(*args))
+    return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, one_hot=one_hot, soft=soft)
 
 
 def _adds_positions(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -268,6 +269,19 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         trace.use_all(found, "elementwise")
         return trace.unknown(args, kwargs)
     return trace.passed(found, args, kwargs)
+
+
+def _scatter(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what `scatter` does: one-hot codes where it writes single ones into what no layer made.
+
+    Several ones at a time, by an index without an axis of one at its end, are features: what somebody has bought.
+    """
+    made, written = _anything(trace, "scatter", args, kwargs), argument(3, "value", args, kwargs)
+    at = argument(2, "index", args, kwargs)
+    single = isinstance(at, Flow) and at.tensor is not None and tuple(at.tensor.shape[-1:]) == (1,)
+    if not (single and isinstance(written, int | float) and written == 1 and isinstance(made, Flow)):
+        return made
+    return evolve(made, one_hot=made.deps == {ARGUMENT})
 
 
 def _linear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -345,5 +359,6 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "pad": lookups.pad,
     **dict.fromkeys(("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool"), lookups.pool),
     "sort": lookups.rank,
+    **dict.fromkeys(("scatter", "scatter_"), _scatter),
     "scaled_dot_product_attention": lookups.attention,
 }

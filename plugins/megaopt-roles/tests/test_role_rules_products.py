@@ -238,3 +238,27 @@ def test_a_spread_beside_a_mean(generated_models):
         "m.weight"
     ].reason
     assert (found["s"].role, found["s"].doubt) == (Role.ELEMENTWISE, Doubt.NONE), found["s"].reason
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        "torch.kron(self.a, self.b)",
+        "torch.where(self.a > self.b, self.a, self.b)",
+        "torch.maximum(self.a, self.b)",
+        "torch.complex(self.a, self.b).abs()",
+    ],
+)
+def test_a_function_of_two_parameters_is_a_weight_made_of_both(
+    generated_models: ModuleType, weight: str
+) -> None:
+    """What contracts it says the same of each of them."""
+    size = 4 if "kron" in weight else 16
+    made = (
+        f"self.a, self.b = (nn.Parameter(torch.zeros({size}, {size})) for _ in range(2))\n"
+        "self.i, self.h = nn.Linear(3, 16), nn.Linear(16, 5)"
+    )
+    forward = f"return self.h(F.relu(F.linear(self.i(x), {weight})))"
+    found = infer_roles(generated_models.model_with_forward(made, "x", forward)())
+    for name in ("a", "b"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason

@@ -263,8 +263,7 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         if name in EXTREMES and len(found) == 1:
             trace.use_all(found, "measured")
             return Flow()
-        first = found[0]
-        return first if len(found) == 1 else Weight(first.params, None, None, first.base)
+        return found[0] if len(found) == 1 else products.of_parameters(trace, name, found)
     if name in HARMLESS:
         trace.use_all(found, "elementwise")
         return trace.unknown(args, kwargs)

@@ -1,4 +1,4 @@
-"""Products that are written in other ways than `@`: tensordot, inner, chains, and the operators of `torch.ops.aten`."""
+"""Products in other ways than `@`: tensordot, inner, chains, of parameters alone, the operators of `torch.ops.aten`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
+from attrs import evolve
+
 from megaopt_roles.forward import shapes, weights
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
+from megaopt_roles.forward.weight_forms import together
 
-__all__ = ["as_function", "chain", "cut", "inner", "item", "tensordot"]
+__all__ = ["as_function", "chain", "cut", "inner", "item", "of_parameters", "tensordot"]
+
+_BY_ENTRY = frozenset(["where", "maximum", "minimum", "complex", "polar", "atan2"])
+"""Functions of several tensors that go entry by entry."""
 
 
 def tensordot(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -52,6 +58,21 @@ def inner(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(operands) == 2 and isinstance(operands[0], Weight):
         operands.reverse()
     return weights.linear(trace, *operands) if len(operands) == 2 else trace.unknown(*operands)
+
+
+def of_parameters(trace: Trace, name: str, found: Sequence[Weight]) -> Weight:
+    """Return what another function makes of several parameters alone: a Kronecker product, say.
+
+    Args:
+        trace: where uses are noted.
+        name: of the function.
+        found: what it is given, two weights or more.
+    """
+    if name == "kron":
+        trace.use_all(found, "factor")
+    both = together(found)
+    alike = all((weight.shape, weight.axes) == (both.shape, both.axes) for weight in found)
+    return both if alike and name in _BY_ENTRY else evolve(both, shape=None, axes=None)
 
 
 def chain(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

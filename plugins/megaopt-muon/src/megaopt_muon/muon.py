@@ -19,7 +19,6 @@ from megaopt_muon.coefficients import resolve_coefficients
 from megaopt_muon.copying import Copied
 from megaopt_muon.loading import validate_loaded
 from megaopt_muon.newton_schulz.iteration import NewtonSchulz
-from megaopt_muon.newton_schulz.norms import may_be_alone
 from megaopt_muon.pieces.batches import is_swept
 from megaopt_muon.pieces.execution import merged, orthogonalize_pieces
 from megaopt_muon.pieces.groups import tensor_parallel_groups
@@ -371,9 +370,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
 
     def _is_swept(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
         """Whether an update is written in 16 bits while it is made: where its matrices are iterated so, one by one."""
-        if not may_be_alone(param.numel()) or self._is_customized():
-            return False
-        return is_swept(self.newton_schulz, self.planner.plan(param), param, grad)
+        plan = self.planner.plan(param)
+        return not self._is_customized() and is_swept(self.newton_schulz, plan, param, grad)
 
     def _late_decays(
         self, group: dict[str, Any], params: Sequence[torch.Tensor]

@@ -17,7 +17,6 @@ __all__ = [
     "are_worth_it_alone",
     "each_normalized",
     "entered",
-    "may_be_alone",
     "normalized",
     "within_range",
 ]
@@ -42,15 +41,6 @@ def are_worth_it_alone(rows: int, columns: int) -> bool:
         columns: of each.
     """
     return min(rows, columns) >= SMALLEST_ALONE and rows * columns > SMALLEST_ALONE**2
-
-
-def may_be_alone(elements: int) -> bool:
-    """Return whether a parameter may have matrices of 16 bits that are iterated one by one.
-
-    Args:
-        elements: how many it has.
-    """
-    return elements > SMALLEST_ALONE**2
 
 
 def normalized(update: torch.Tensor, out: torch.Tensor, eps: float = 1e-15) -> torch.Tensor:

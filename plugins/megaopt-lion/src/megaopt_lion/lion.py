@@ -173,6 +173,7 @@ class Lion(torch.optim.Optimizer):
         keep = WEIGHT_DECAY_METHODS[self.weight_decay_method](lr, decay)
         adds_decay = self.weight_decay_method == "l2" and decay != 0.0
         numbers = Numbers(lr, keep, group["betas"], bool(group["cautious_weight_decay"]) and decay != 0.0)
+        takes_together = not stays and not numbers.cautious
         small: list[Triple] = []
         elements = 0
         compiled: defaultdict[Hashable, list[Triple]] = defaultdict(list)
@@ -183,7 +184,7 @@ class Lion(torch.optim.Optimizer):
             if adds_decay:
                 grad = grad.add(param, alpha=decay)
             tensors = (param, grad, self._momentum(param))
-            if _is_small(tensors, numbers):
+            if takes_together and _is_small(*tensors):
                 small.append(tensors)
                 elements += param.numel()
                 if elements >= IN_CACHE:
@@ -201,13 +202,14 @@ class Lion(torch.optim.Optimizer):
                 self._update(triples, numbers)
 
     def _may_compile(self, tensors: Triple, numbers: Numbers) -> bool:
-        param = tensors[0]
+        param, grad, exp_avg = tensors
         return (
             not isinstance(numbers.lr, torch.Tensor)  # compiled, it would be read by the host
             and self._compiles()
-            and (param.numel() >= _WORTH_A_KERNEL or param.device.type != "cpu")
+            and (param.numel() >= _WORTH_A_KERNEL or not param.is_cpu)
             and param.dtype is not torch.float64
-            and all(type(tensor) in _PLAIN and tensor.is_contiguous() for tensor in tensors)
+            and (type(param) in _PLAIN and type(grad) in _PLAIN and type(exp_avg) in _PLAIN)
+            and (param.is_contiguous() and grad.is_contiguous() and exp_avg.is_contiguous())
         )
 
     def _update(self, triples: Sequence[Triple], numbers: Numbers) -> None:
@@ -241,21 +243,20 @@ class Lion(torch.optim.Optimizer):
 
     def _momentum(self, param: torch.Tensor) -> torch.Tensor:
         state = self.state[param]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(param)
-        momentum: torch.Tensor = state["exp_avg"]
+        momentum: torch.Tensor | None = state.get("exp_avg")
+        if momentum is None:
+            momentum = state["exp_avg"] = torch.zeros_like(param)
         return momentum
 
 
-def _is_small(tensors: Triple, numbers: Numbers) -> bool:
+def _is_small(param: torch.Tensor, grad: torch.Tensor, exp_avg: torch.Tensor) -> bool:
     """Return whether what calls cost is most of what the update of a tensor does."""
-    param = tensors[0]
     return (
-        param.device.type == "cpu"
-        and param.numel() < _WORTH_A_KERNEL
-        and not isinstance(numbers.lr, torch.Tensor)
-        and not numbers.cautious
-        and all(tensor.dtype is torch.float32 for tensor in tensors)
+        param.numel() < _WORTH_A_KERNEL
+        and param.is_cpu
+        and param.dtype is torch.float32
+        and grad.dtype is torch.float32
+        and exp_avg.dtype is torch.float32
     )
 
 

@@ -214,13 +214,8 @@ def _update(
 
 def _flat(triple: Triple) -> Triple:
     """Return the tensors as flat memory, not as views: torch.compile would look at what they are views of."""
-    param, grad, exp_avg = (
-        torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-            tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),), (1,)
-        )
-        for tensor in triple
-    )
-    return param, grad, exp_avg
+    param, grad, exp_avg = triple
+    return param.view(-1).data, grad.view(-1).data, exp_avg.view(-1).data
 
 
 def _fused(

@@ -1,7 +1,9 @@
 """What parameters are, from the autograd graph of a run: independent of everything that reads sources or operators.
 
 A weight is contracted where a product of matrices, or a convolution, has it (or what was made of it and of other
-weights alone) on one side and an activation on the other. A head is contracted by the last product before an output.
+weights alone) on one side and an activation on the other. A head is contracted by the last product before an output;
+where that is a product of two activations that were divided by their lengths, so that directions are compared, by the
+last ones before both.
 """
 
 from __future__ import annotations
@@ -22,6 +24,19 @@ _PRODUCTS = {  # node of the graph: which of its inputs are factors; the others 
 _LOOKUPS = ("Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather")
 _NORMS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "FusedRmsNorm",
           "MiopenBatchNorm", "NativeDropout_")  # fmt: skip
+_LENGTHS = ("LinalgVectorNorm", "Norm")
+_REARRANGES = (
+    "T",
+    "Transpose",
+    "Permute",
+    "View",
+    "UnsafeView",
+    "Expand",
+    "Clone",
+    "ToCopy",
+    "Unsqueeze",
+    "Mul",
+)
 OUTPUT_LIKE = (
     "hidden_state",
     "attention",
@@ -149,10 +164,35 @@ class _Walk:
                 continue
             first = node.next_functions[0][0] if node.next_functions else None
             table = _kind(node) in _LOOKUPS and self._pure.get(first) is not None
-            if table or _kind(node) in _NORMS or _kind(node) in _PRODUCTS:
+            mixes = _kind(node) in _PRODUCTS and not self._compares(node)
+            if table or _kind(node) in _NORMS or mixes:
                 continue
             stack.extend(child for child, _ in node.next_functions)
         return found
+
+    def _compares(self, node: Any) -> bool:
+        """True for a product of two activations that were both divided by their lengths."""
+        factors = [node.next_functions[i][0] for i in _PRODUCTS[_kind(node)] if i < len(node.next_functions)]
+        return all(child is not None and self._is_direction(child) for child in factors)
+
+    def _is_direction(self, node: Any) -> bool:
+        while node is not None and _kind(node) in _REARRANGES:
+            node = node.next_functions[0][0] if node.next_functions else None
+        if node is None or _kind(node) not in ("Div", "Mul"):
+            return False
+        beside = [child for child, _ in node.next_functions if child is not None]
+        if _kind(node) == "Mul":  # by a temperature
+            return any(map(self._is_direction, beside))
+        return any(map(_is_length, beside))
+
+
+def _is_length(node: Any) -> bool:
+    """True for a norm, perhaps with a floor, an epsilon or another shape."""
+    for _ in range(8):
+        if node is None or "Norm" in _kind(node):
+            break
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node is not None and _kind(node) in _LENGTHS
 
 
 def _kind(node: Any) -> str:

@@ -50,10 +50,9 @@ STATES = {  # models that return their state beside what they predict: the proje
 }
 COMPARED = {  # what is done with the outputs of the two towers
     "matmul": "return a @ b.T",
-    "scaled": "return a / a.norm(dim=1, keepdim=True) @ b.t() * 3",
+    "scaled by a temperature": "return a @ b.t() * 3",
     "einsum": "return torch.einsum('id,jd->ij', a, b)",
     "sum of products": "return (a * b).sum(-1)",
-    "cosine": "return F.cosine_similarity(a, b)",
     "loss": "return F.cross_entropy(a @ b.T, torch.arange(len(a)))",
 }
 APART = {  # two outputs, and no comparison
@@ -102,11 +101,51 @@ def test_embeddings_that_are_compared(generated_models, case, doubt):
         "self.a = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 12))\n"
         "self.b = nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 12))"
     )
-    forward = f"a, b = F.normalize(self.a(ids), dim=-1), self.b(more)\n{ {**COMPARED, **APART}[case] }"
+    forward = f"a, b = self.a(ids), self.b(more)\n{ {**COMPARED, **APART}[case] }"
     found = roles_of(generated_models, made, forward)
     for name in ("a.3.weight", "b.3.weight"):
         assert (found[name].role, found[name].doubt) == (Role.OUTPUT, doubt), found[name].reason
     assert found["a.0.weight"].doubt is Doubt.NONE
+
+
+DIRECTIONS = {  # ways to compare no more than directions
+    "normalize": "a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)\nreturn a @ b.T",
+    "in one loop": "a, b = (F.normalize(x, dim=-1) for x in (a, b))\nreturn torch.einsum('id,jd->ij', a, b)",
+    "norm of a tensor": "a, b = a / a.norm(dim=-1, keepdim=True), b / b.norm(p=2, dim=-1, keepdim=True)\n"
+    "return a @ b.T",
+    "norm in place": "a /= a.norm(dim=-1)[:, None]\nb = b.div(b.norm(dim=-1).unsqueeze(-1))\nreturn (a * b).sum(-1)",
+    "norm with a floor": "a, b = (x / torch.linalg.norm(x, dim=-1, keepdim=True).clamp(min=1e-6) for x in (a, b))\n"
+    "return a @ b.mT",
+    "norm and epsilon": "a, b = (x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + 1e-6) for x in (a, b))\n"
+    "return F.cross_entropy(a @ b.mT, torch.arange(len(a)))",
+    "cosine": "return F.cosine_similarity(a, b)",
+    "cosine of a module": "return nn.CosineSimilarity(dim=-1)(a, b)",
+}
+
+
+@pytest.mark.parametrize("case", DIRECTIONS)
+def test_directions_that_are_compared(generated_models, case):
+    """Whose directions are compared is an embedding that leaves the model: no doubt."""
+    made = (
+        "self.a = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 12))\n"
+        "self.b = nn.Sequential(nn.Linear(7, 20), nn.ReLU(), nn.LayerNorm(20), nn.Linear(20, 12))"
+    )
+    found = roles_of(generated_models, made, f"a, b = self.a(ids), self.b(more)\n{DIRECTIONS[case]}")
+    for name in ("a.3.weight", "b.3.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.OUTPUT, Doubt.NONE), found[name].reason
+
+
+def test_directions_inside_a_layer(generated_models):
+    """Queries and keys of unit length are compared, and a layer takes what their softmax weighs."""
+    made = TABLE + "self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))"
+    forward = (
+        "x = self.e(ids)\nq, k = F.normalize(self.q(x), dim=-1), F.normalize(self.k(x), dim=-1)\n"
+        "return self.h(self.o((q @ k.mT).softmax(-1) @ self.v(x)))"
+    )
+    found = roles_of(generated_models, made, forward)
+    assert {(found[f"{name}.weight"].role, found[f"{name}.weight"].doubt) for name in "qkvo"} == {
+        (Role.MATRIX, Doubt.NONE)
+    }
 
 
 @pytest.mark.parametrize(

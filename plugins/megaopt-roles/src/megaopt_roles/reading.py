@@ -149,9 +149,17 @@ class ModelReading:
     @cached_property
     def compared(self) -> frozenset[int]:
         """The projections whose output is compared with that of another layer, by a product that sums, by identity."""
+        return self._origins_of("compared")
+
+    @cached_property
+    def unit(self) -> frozenset[int]:
+        """The projections whose output is divided by its length: its direction is what they make, by identity."""
+        return self._origins_of("unit")
+
+    def _origins_of(self, kind: str) -> frozenset[int]:
         found, done = frozenset[int](), set[Any]()
         for analysis in list(self._analyses.values()):
-            found |= self.origins(analysis.compared, done)[0]
+            found |= self.origins(getattr(analysis, kind), done)[0]
         return found
 
     @cached_property

@@ -45,6 +45,7 @@ class Analysis:
         heads: rows of a head in each piece, by identity of the owner, where all are known.
         gates: owners of whose pieces several go through a sigmoid or a tanh, by identity.
         compared: what the factors of products of two layers' outputs depend on.
+        unit: what is divided by its own length depends on.
         scored: what losses of classes depend on, each by what one layer returned.
         against: what one layer returned, each, that is held against what others did.
         readable: the forward's source was there, and was read to the end.
@@ -61,6 +62,7 @@ class Analysis:
     heads: dict[int, tuple[int, ...]] = field(factory=dict)
     gates: set[int] = field(factory=set)
     compared: frozenset[Any] = frozenset()
+    unit: frozenset[Any] = frozenset()
     scored: frozenset[Any] = frozenset()
     against: frozenset[Any] = frozenset()
     readable: bool = True
@@ -92,7 +94,8 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
         result.reads += trace.reads
         if rank == ranks[0]:
             result.calls, result.readable = trace.calls, complete
-            result.compared, result.scored, result.against = trace.compared, trace.scored, trace.against
+            result.compared, result.unit = trace.compared, trace.unit
+            result.scored, result.against = trace.scored, trace.against
         if not (trace.sources or trace.cuts or trace.uses):  # it calls others: their shapes matter there
             break
         known = doubted.keys() <= result.splits.keys() and all(result.splits.values())

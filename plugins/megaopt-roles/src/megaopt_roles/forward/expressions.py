@@ -133,7 +133,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             isinstance(owner, Flow)
             and owner.deps
             and not owner.fresh
-            and not owner.one_hot
+            and not (owner.one_hot or owner.length)
             and owner.tensor is None
             and not (owner.factors and owner.picked)
         )

@@ -17,6 +17,7 @@ __all__ = [
     "attention",
     "bilinear",
     "compare",
+    "cosine",
     "embedding",
     "equal",
     "gradients",
@@ -111,6 +112,12 @@ def compare(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if all(map(deps_of, sides)):
         trace.against |= error_of(*map(deps_of, sides))
     return Flow(frozenset[Any]().union(*(trace.weigh(weight, Flow(deps)) for weight in found)) or deps)
+
+
+def cosine(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the cosine of the angle between activations, of which only the directions matter."""
+    trace.unit |= deps_of((args, kwargs))
+    return compare(trace, args, kwargs)
 
 
 def equal(left: Any, right: Any) -> bool:

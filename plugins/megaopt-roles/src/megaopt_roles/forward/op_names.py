@@ -10,6 +10,7 @@ __all__ = [
     "HARMLESS",
     "JOINS",
     "KEEPS_SHAPE",
+    "LENGTHS",
     "PRODUCTS",
     "RECTIFIES",
     "SUMS",
@@ -262,5 +263,6 @@ HARMLESS = frozenset(
     ]
 )
 """Functions that take a weight as it is: no product of theirs sums over its axes."""
+LENGTHS = frozenset(["norm", "vector_norm"])
 EXTREMES = frozenset(["amax", "amin", "max", "min", "norm", "vector_norm", "matrix_norm", "std", "var"])
 """Functions that say how large a weight is: what is scaled by them is not multiplied with it."""

@@ -19,6 +19,7 @@ from megaopt_roles.forward.op_names import (
     HARMLESS,
     JOINS,
     KEEPS_SHAPE,
+    LENGTHS,
     PRODUCTS,
     RECTIFIES,
     SUMS,
@@ -33,7 +34,7 @@ __all__ = ["arithmetic", "is_known", "operation"]
 
 def is_known(name: str) -> bool:
     """True for the names of tensor methods that `operation` says more about than what they depend on."""
-    return name in CUTS or name in _SPECIAL or name in shapes.SHAPE_OPS or name in SUMS or name in PRODUCTS
+    return any(name in names for names in (CUTS, _SPECIAL, shapes.SHAPE_OPS, SUMS, PRODUCTS, LENGTHS))
 
 
 def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -54,8 +55,9 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
     if name in shapes.SHAPE_OPS and args:
         moved = shapes.move(trace, name, args, kwargs)
-        soft = isinstance(moved, Flow) and isinstance(args[0], Flow) and args[0].soft
-        return evolve(moved, soft=True) if soft else moved
+        if isinstance(moved, Flow) and isinstance(args[0], Flow) and (args[0].soft or args[0].length):
+            return evolve(moved, soft=args[0].soft, length=args[0].length)
+        return moved
     if name in JOINS:
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
@@ -82,6 +84,8 @@ def _note_activation(trace: Trace, name: str, value: Any) -> None:
         trace.rectify(flows_of(value))
     elif name in ("pow", "square", "abs"):
         trace.square(value)
+    elif name == "normalize":
+        trace.unit |= deps_of(value)
 
 
 def _mixed(trace: Trace, symbol: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -115,13 +119,23 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
         return trace.unknown(left, right)
-    return Flow(flow.deps, flow.tensor, flow.piece, one_hot=flow.one_hot, mixed=flow.mixed, terms=flow.terms)
+    return Flow(
+        flow.deps,
+        flow.tensor,
+        flow.piece,
+        one_hot=flow.one_hot,
+        mixed=flow.mixed,
+        terms=flow.terms,
+        length=flow.length,
+    )
 
 
 def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
     """Return `left symbol right` of two activations."""
     if symbol == "*":
         trace.multiply(left, right, summed=False)
+        if right.length and right.deps <= left.deps:
+            trace.unit |= left.deps
     result = _of_two(left, right)
     if left is right:
         trace.square(left)
@@ -266,7 +280,7 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return found[0] if len(found) == 1 else products.of_parameters(trace, name, found)
     if name in HARMLESS:
         trace.use_all(found, "elementwise")
-        return trace.unknown(args, kwargs)
+        return evolve(trace.unknown(args, kwargs), length=name in LENGTHS)
     return trace.passed(found, args, kwargs)
 
 
@@ -344,7 +358,8 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), lookups.select),
     "linear": _linear,
     **dict.fromkeys(("softmax", "gumbel_softmax"), _softmax),
-    **dict.fromkeys(("cdist", "cosine_similarity"), lookups.compare),
+    "cdist": lookups.compare,
+    "cosine_similarity": lookups.cosine,
     "zeros": lookups.zeros,
     "grad": lookups.gradients,
     "einsum": _einsum,

@@ -252,7 +252,12 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
     if not isinstance(found, Flow):
         return found
     soft = value.soft and _last_size(value) is not None and _last_size(value) == _last_size(found)
-    return evolve(found, picked=found.picked or bool(deps_of(key)), soft=found.soft or soft)
+    return evolve(
+        found,
+        picked=found.picked or bool(deps_of(key)),
+        soft=found.soft or soft,
+        length=value.length,
+    )
 
 
 def _last_size(flow: Flow) -> int | None:

@@ -128,6 +128,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
         {id(twin[key]): heads for key, heads in analysis.heads.items() if key in twin},
         {id(twin[key]) for key in analysis.gates if key in twin},
         moved(analysis.compared),
+        moved(analysis.unit),
         moved(analysis.scored),
         moved(analysis.against),
         analysis.readable,

@@ -59,6 +59,7 @@ class Trace(RankSigns):
         met: what products that sum, of two activations, depend on, and what meets itself in any product: no row of a
             weight meets an activation in these.
         compared: what the factors of products of two layers' outputs depend on.
+        unit: what is divided by its own length depends on: directions.
         scored: what losses of classes depend on, each by what one layer returned.
         against: what one layer returned, each, that is held against what others did.
     """
@@ -78,6 +79,7 @@ class Trace(RankSigns):
     changes: Weight | None = None
     met: set[Any] = field(factory=set)
     compared: frozenset[Any] = frozenset()
+    unit: frozenset[Any] = frozenset()
     scored: frozenset[Any] = frozenset()
     against: frozenset[Any] = frozenset()
 

@@ -172,6 +172,8 @@ class Flow:
     """What each item depends on of an object, or of several values that may be returned: they are no sum."""
     error: frozenset[Any] = frozenset()
     """What single layers made, in a difference that it is: where it is squared, these were predictions."""
+    length: bool = False
+    """It is a norm: what is divided by it is a direction."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
 

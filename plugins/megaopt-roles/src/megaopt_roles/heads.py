@@ -61,6 +61,7 @@ def _returned(
     also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
     if kept:  # what multiplies itself, part by part, holds gates or queries and keys: it is a state that is returned
         also_taken -= reading.used_as("paired") | reading.used_as("gating")
+        also_taken -= reading.used_as("rectified")  # features, of which a head made the output
     if not kept and not also_taken:
         return found
     alone = stream.alone

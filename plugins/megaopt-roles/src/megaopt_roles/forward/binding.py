@@ -11,6 +11,7 @@ from torch import nn
 
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.objects import Bound, abstract
+from megaopt_roles.forward.quiet import plain_copy
 from megaopt_roles.forward.source import function_tree
 from megaopt_roles.forward.values import Flow
 
@@ -37,8 +38,8 @@ def bind(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     parameters = [*tree.args.posonlyargs, *tree.args.args]
     names: dict[str, Any] = {}
     for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=False):
-        names[parameter.arg] = abstract(default)
-    names.update({key: abstract(value) for key, value in keyword_defaults.items()})
+        names[parameter.arg] = abstract(plain_copy(default))
+    names.update({key: abstract(plain_copy(value)) for key, value in keyword_defaults.items()})
     for parameter, value in zip(parameters, args, strict=False):
         names[parameter.arg] = value
     known = {parameter.arg for parameter in (*parameters, *tree.args.kwonlyargs)}
@@ -73,7 +74,9 @@ def parent_method(node: ast.expr, frame: Frame) -> Any:
         frame: the running function.
     """
     name = node.attr if isinstance(node, ast.Attribute) else ""
-    owner = frame.names.get("self")
+    tree = function_tree(frame.function)
+    first = None if tree is None else next(iter([*tree.args.posonlyargs, *tree.args.args]), None)
+    owner = None if first is None else frame.names.get(first.arg)
     if not isinstance(owner, nn.Module):
         return Flow()
     classes = list(type(owner).__mro__)

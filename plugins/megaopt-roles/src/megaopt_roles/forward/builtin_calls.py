@@ -56,6 +56,10 @@ class BuiltinEvaluator(ExpressionEvaluator):
             return args[2]
         return self.read(args[0], args[1])
 
+    def _builtin_setattr(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) > 2 and isinstance(args[1], str):
+            self.assigned[id(args[0]), args[1]] = args[2]
+
     def _builtin_next(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if args and type(args[0]) is list and args[0]:
             return args[0].pop(0)

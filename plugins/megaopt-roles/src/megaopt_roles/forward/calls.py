@@ -56,6 +56,13 @@ _GROWS = ("append", "appendleft", "extend", "insert")
 """Methods of lists, which a forward may have been handed."""
 
 
+def _holder(node: ast.expr) -> str:
+    """Return the variable that holds what a method is called on, itself or as an item of an item; "" for others."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 class CallEvaluator(ModuleCallEvaluator):
     """Evaluates calls; the bodies of functions are left to the subclass."""
 
@@ -100,12 +107,15 @@ class CallEvaluator(ModuleCallEvaluator):
             isinstance(function, ast.Attribute)
             and (function.attr.endswith("_") or function.attr in _GROWS)
             and not function.attr.startswith("__")
-            and isinstance(function.value, ast.Name)
-            and isinstance(frame.names.get(function.value.id), Flow)
             and isinstance(result, Flow)
         ):
-            deps = frame.names[function.value.id].deps | result.deps
-            frame.names[function.value.id] = Flow(deps, one_hot=result.one_hot)
+            name = _holder(function.value)
+            held = frame.names.get(name)
+            if isinstance(held, Flow) or (isinstance(held, list | dict) and function.attr in _GROWS):
+                frame.names[name] = Flow(deps_of(held) | result.deps, one_hot=result.one_hot)
+        for keyword in node.keywords:
+            if keyword.arg == "out" and isinstance(keyword.value, ast.Name):
+                frame.names[keyword.value.id] = result
 
     def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of a call."""
@@ -213,6 +223,8 @@ class CallEvaluator(ModuleCallEvaluator):
         """Return the result of a function of `operator`, or what a loop over one of `itertools` sees."""
         if callee in _SEQUENCES:
             return [*callee(*(items_of(self.trace, arg) for arg in args))]
+        if callee is itertools.islice and args and all(map(quiet.is_plain, args[1:])):
+            return [*itertools.islice(items_of(self.trace, args[0]), *args[1:])]
         if name in _OPERATORS and len(args) > 1:
             return self.binary(_OPERATORS[name], *args[:2])
         return self._call_plain_function(callee, args, kwargs)

@@ -47,6 +47,13 @@ def _indexable(value: Any, held: list[Any]) -> Any:
     return held if isinstance(value, nn.Module) else value
 
 
+def _item(found: Any) -> Any:
+    """Return an item in the form that the evaluator computes with; a list stays that list: more may be put into it."""
+    if type(found) is list and any(abstract(part) is not part for part in found):
+        return [*map(abstract, found)]
+    return abstract(found)
+
+
 class ExpressionEvaluator(OperatorEvaluator):
     """Evaluates expressions; calls are left to the subclass.
 
@@ -237,8 +244,7 @@ class ExpressionEvaluator(OperatorEvaluator):
         if isinstance(value, nn.ParameterDict):
             return abstract(value._parameters[key]) if key in value._parameters else Flow()
         try:
-            found = (value if isinstance(value, dict) else _indexable(value, held))[key]
-            return [*map(abstract, found)] if found is not held and type(found) is list else abstract(found)
+            return _item((value if isinstance(value, dict) else _indexable(value, held))[key])
         except Exception:  # noqa: BLE001 - any container, any key
             return self._either(list(value.values())) if isinstance(value, dict) else self._either(held)
 

@@ -8,7 +8,8 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -51,14 +52,36 @@ def function_tree(function: Callable[..., Any]) -> ast.FunctionDef | None:
 
 def _parse(function: Callable[..., Any]) -> ast.FunctionDef | None:
     try:
+        if function.__name__ == "<lambda>":
+            return _lambda(function.__code__, inspect.findsource(function)[0])
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, IndentationError):
         return None
     node = tree.body[0] if tree.body else None
-    if isinstance(node, ast.FunctionDef) or function.__name__ != "<lambda>":
-        return node if isinstance(node, ast.FunctionDef) else None
-    found = [part for part in ast.walk(tree) if isinstance(part, ast.Lambda)]
-    return _named(found[0]) if len(found) == 1 else None  # of several in a line it is not known which
+    return node if isinstance(node, ast.FunctionDef) else None
+
+
+def _lambda(code: types.CodeType, lines: Sequence[str]) -> ast.FunctionDef | None:
+    """Return a lambda as a function; None where several stand at one place.
+
+    Args:
+        code: of the lambda.
+        lines: of its file.
+    """
+    spans = set(code.co_positions())
+    found = [
+        part
+        for part in _lambdas("".join(lines))
+        if part.lineno == code.co_firstlineno
+        and (part.body.lineno, part.body.end_lineno, part.body.col_offset, part.body.end_col_offset) in spans
+    ]
+    return _named(found[0]) if len(found) == 1 else None
+
+
+@lru_cache(maxsize=16)
+def _lambdas(text: str) -> tuple[ast.Lambda, ...]:
+    """Return all lambdas of a file."""
+    return tuple(part for part in ast.walk(ast.parse(text)) if isinstance(part, ast.Lambda))
 
 
 def _named(node: ast.Lambda) -> ast.FunctionDef:

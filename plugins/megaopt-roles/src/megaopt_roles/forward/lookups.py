@@ -11,6 +11,7 @@ from attrs import evolve
 from megaopt_roles.forward import weights
 from megaopt_roles.forward.trace import Trace, error_of
 from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, is_mark, weights_of
+from megaopt_roles.forward.weight_parts import index_weight
 
 __all__ = [
     "argument",
@@ -50,6 +51,9 @@ def select(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `table.index_select(dim, ids)`, `gather` and the like."""
     table = args[0] if args else None
     if isinstance(table, Weight):
+        at = argument(2, "index", args, kwargs)
+        if argument(1, "dim", args, kwargs) == 0 and isinstance(at, Flow) and not at.deps:
+            return index_weight(trace, table, [at])  # in another order, say
         rows = len(table.shape or ()) == 2 and deps_of((args[1:], kwargs))
         trace.use(table, Use("indexed" if rows else "looked_up"))
         if table.right and rows:
@@ -79,11 +83,14 @@ def note_ranks(trace: Trace, values: Any) -> None:
             trace.uses.setdefault(id(dep.module), set()).add(Use("ranked"))
 
 
-def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
     for dep in deps_of((args, kwargs)):
         if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter):
             trace.uses.setdefault(id(dep.module), set()).add(Use("padded"))
+    if args and isinstance(args[0], Weight):
+        trace.use(args[0], Use("padded"))
+        return evolve(args[0], shape=None, axes=None)
     trace.use_all(weights_of((args, kwargs)), "elementwise")
     return trace.unknown(args, kwargs)
 

@@ -218,6 +218,7 @@ HARMLESS = frozenset(
         "kl_div",
         "l1_loss",
         "lerp_",
+        "log_prob",
         "logaddexp",
         "logcumsumexp",
         "logsumexp",

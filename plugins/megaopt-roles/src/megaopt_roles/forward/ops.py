@@ -46,6 +46,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         args: positional arguments.
         kwargs: keyword arguments.
     """
+    if name in ("sum", "mean"):
+        _note_sum(trace, args, kwargs)
     if name in CUTS:
         return _cut(trace, name, args, kwargs)
     special = _SPECIAL.get(name)
@@ -62,12 +64,19 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
         return _mixed(trace, _symbol(name), args, kwargs)
-    if name in ("sum", "mean") and args and isinstance(args[0], Flow) and args[0].factors:
-        trace.compare(*args[0].factors)
     if name in KEEPS_SHAPE and args:
         _note_activation(trace, name, args[0])
         return _keep(trace, args, kwargs)
     return _anything(trace, name, args, kwargs)
+
+
+def _note_sum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Note what a sum of products is: a comparison of activations, or a product with a matrix."""
+    summed = argument(0, "input", args, kwargs)
+    if isinstance(summed, Flow) and summed.factors:
+        trace.compare(*summed.factors)
+    if isinstance(summed, Flow) and summed.weighed:
+        weights.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
 
 
 def _symbol(name: str) -> str:
@@ -164,11 +173,13 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
             trace.masked.update(map(id, weight.params))
         return weight
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
+    before = None if other.tensor is None else tuple(other.tensor.shape)
     modulated = symbol == "*" and len(weight.shape or ()) > 3 and sum(n > 1 for n in weight.shape or ()) > 1
     trace.use(weight, Use("modulated" if modulated else "elementwise"))
     if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
-    return evolve(other, deps=other.deps | trace.made(weight), fresh=False, call=None)
+    weighed = (weight, before) if symbol == "*" and before is not None else None
+    return evolve(other, deps=other.deps | trace.made(weight), fresh=False, call=None, weighed=weighed)
 
 
 def _of_two(left: Flow, right: Flow) -> Flow:

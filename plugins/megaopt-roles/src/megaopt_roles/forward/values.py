@@ -174,6 +174,8 @@ class Flow:
     """What single layers made, in a difference that it is: where it is squared, these were predictions."""
     length: bool = False
     """It is a norm: what is divided by it is a direction."""
+    weighed: tuple[Weight, tuple[int, ...]] | None = None
+    """The weight that it was multiplied with, element by element, and the shape that it had before."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
 

@@ -96,6 +96,25 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
     return True
 
 
+def sum_of_products(trace: Trace, flow: Flow, dim: Any) -> None:
+    """Note a product with a matrix that is written as a multiplication of what has an axis less, and a sum.
+
+    Args:
+        trace: where it is noted.
+        flow: what was multiplied with a weight.
+        dim: what is summed over.
+    """
+    assert flow.weighed is not None  # noqa: S101 - the caller asks
+    weight, before = flow.weighed
+    own = weight.shape or ()
+    rank = max(len(own), len(before))
+    sizes, given = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (own, before))
+    summed = {at % rank for at in (dim if isinstance(dim, tuple | list) else (dim,)) if isinstance(at, int)}
+    widened = any(size > 1 and given[axis] == 1 for axis, size in enumerate(sizes) if axis not in summed)
+    if widened and any(sizes[axis] > 1 and given[axis] > 1 for axis in summed):
+        trace.use(weight, Use("contracted"))
+
+
 def _somehow(trace: Trace, weight: Weight, other: Any) -> Flow:
     """Return a product with a weight, over axes that are not known."""
     trace.use(weight, Use("contracted"))

@@ -213,7 +213,7 @@ class ModelReading:
                     for dep in call.deps
                     if not is_mark(dep)
                     and dep.module is not call.module
-                    and (dep.order < start or not _comes_from(dep, call))
+                    and (dep.order < start or _stands_before(dep, call) or not _comes_from(dep, call))
                 ]
                 which = self._only_scales(call.module)
                 found[which].update(self.origins(frozenset(fed), done[which])[0])
@@ -269,6 +269,16 @@ class ModelReading:
         for axis, split in analysis.cuts.items():
             if not self.cuts.get(axis):
                 self.cuts[axis] = split
+
+
+def _stands_before(dep: Any, call: Call) -> bool:
+    """True for a dependency that is made before a call in each round of a loop: the source has it further above."""
+    made = dep.call if isinstance(dep, Part) else dep
+    for one, other in zip(made.site, call.site, strict=False):
+        if one is not other:
+            ends = [(node.end_lineno or 0, node.end_col_offset or 0) for node in (one, other)]
+            return ends[0] < ends[1]
+    return False
 
 
 def _comes_from(dep: Any, call: Call) -> bool:

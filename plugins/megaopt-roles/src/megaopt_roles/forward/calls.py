@@ -83,7 +83,7 @@ class CallEvaluator(ModuleCallEvaluator):
             args, kwargs = self._arguments(node, frame)
         finally:
             self.trace.silent -= _is_opaque(callee)
-        self.trace.sites.append(id(node))
+        self.trace.sites.append(node)
         try:
             result = self.call(callee, args, kwargs)
         finally:

@@ -112,7 +112,13 @@ class OperatorEvaluator(ABC):
 
     def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
-        return self.binary(type(node.op), left, right)
+        if not isinstance(node.op, ast.MatMult):
+            return self.binary(type(node.op), left, right)
+        self.trace.sites.append(node)
+        try:
+            return self.binary(ast.MatMult, left, right)
+        finally:
+            self.trace.sites.pop()
 
     def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
         """Return `left <operator> right`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +51,7 @@ class Trace(RankSigns):
         cuts: axes of weights that were cut before use, by identity of the parameter and axis.
         reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
         silent: greater than zero while reads do not matter.
-        sites: the call expressions that are being evaluated, by identity, the outermost first.
+        sites: the calls and matrix products in the source that are being evaluated, the outermost first.
         takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
@@ -72,7 +73,7 @@ class Trace(RankSigns):
     cuts: dict[tuple[int, int], Source] = field(factory=dict)
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
     silent: int = 0
-    sites: list[int] = field(factory=list)
+    sites: list[ast.expr] = field(factory=list)
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
     gating: dict[int, set[tuple[int, ...]]] = field(factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import torch
@@ -50,13 +51,14 @@ class Call:
         module: what was called, or the weight.
         deps: what its arguments depend on.
         order: position among the calls of one evaluation.
-        site: where in the source it stands; the calls of one module in the rounds of a loop have the same.
+        site: where in the source it stands: the expressions around it, from the outermost call inwards. The calls of
+            one module in the rounds of a loop have the same.
     """
 
     module: nn.Module | nn.Parameter
     deps: frozenset[Any]
     order: int
-    site: tuple[int, ...] = ()
+    site: tuple[ast.expr, ...] = ()
     by_row: bool = False
     """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
 

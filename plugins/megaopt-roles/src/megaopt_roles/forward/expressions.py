@@ -260,7 +260,10 @@ class ExpressionEvaluator(OperatorEvaluator):
         return Closure(node, frame)
 
     def _namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Any:
-        frame.names[node.target.id] = value = self.evaluate(node.value, frame)
+        value = self.evaluate(node.value, frame)
+        while frame.comprehends and frame.outer is not None:
+            frame = frame.outer
+        frame.names[node.target.id] = value
         return value
 
     def _yield(self, node: ast.Yield | ast.YieldFrom | ast.Await, frame: Frame) -> Any:
@@ -275,14 +278,14 @@ class ExpressionEvaluator(OperatorEvaluator):
         return self.call_node(node, frame)
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, frame: Frame) -> list[Any]:
-        inner = Frame(frame.function, {}, frame)
+        inner = Frame(frame.function, {}, frame, comprehends=True)
         return self._generate(node.elt, node.generators, inner)
 
     _generatorexp = _listcomp
     _setcomp = _listcomp
 
     def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
-        inner = Frame(frame.function, {}, frame)
+        inner = Frame(frame.function, {}, frame, comprehends=True)
         pair = ast.Tuple([node.key, node.value], ast.Load())
         pairs = self._generate(pair, node.generators, inner)
         return {key if isinstance(key, str | int) else i: value for i, (key, value) in enumerate(pairs)}

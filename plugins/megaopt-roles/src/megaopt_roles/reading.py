@@ -94,7 +94,8 @@ class ModelReading:
         if isinstance(module, nn.Parameter):  # of a module that is not called, or of none
             return frozenset({id(self._owners.get(id(module), module))}), False
         if is_projection(module) or isinstance(module, nn.Bilinear | nn.Embedding | nn.EmbeddingBag):
-            return frozenset({id(module)}), False
+            more = self.origins(self.analysis(module).returned)[0] if _holds_more(module) else frozenset()
+            return more | {id(module)}, False
         base = module._modules.get("base_layer")
         if base is not None and is_projection(base):  # an adapter: the layer, and the factors beside it
             return frozenset(id(part) for part in module.modules() if is_projection(part)), False
@@ -200,7 +201,9 @@ class ModelReading:
         """What layers take, and what norms and gains take."""
         found, done, seen = (set[int](), set[int]()), (set[Any](), set[Any]()), set[int]()
         for module in self._modules.values():
-            if id(module) in seen or is_projection(module) or (is_torchs(module) and not module._modules):
+            if id(module) in seen or (is_torchs(module) and not module._modules):
+                continue
+            if is_projection(module) and not _holds_more(module):
                 continue
             seen.add(id(module))
             first: dict[Any, int] = {}
@@ -318,6 +321,16 @@ def _worth_reading(module: nn.Module) -> bool:
         or _is_layer_by_hand(child)
         for child in children
     )
+
+
+def _holds_more(module: nn.Module) -> bool:
+    """True for a projection of somebody's own class that holds other matrices beside its weight: of an adapter, say."""
+    if not is_projection(module) or is_torchs(module) or module._parameters.get("weight") is None:
+        return False
+    others = [param for name, param in module._parameters.items() if name != "weight"]
+    children = [child for child in module._modules.values() if child is not None]
+    others += [param for child in children for param in child.parameters()]
+    return any(param is not None and param.dim() > 1 for param in others)
 
 
 def _is_layer_by_hand(module: nn.Module) -> bool:

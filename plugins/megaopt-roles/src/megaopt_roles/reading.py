@@ -207,15 +207,18 @@ class ModelReading:
                 continue
             seen.add(id(module))
             first: dict[Any, int] = {}
+            trained = {id(call.module) for call in self.analysis(module).calls if not call.cut_off}
             for call in self.analysis(module).calls:
                 by_hand = isinstance(call.module, nn.Parameter)
                 start = call.order if by_hand else first.setdefault((id(call.module), call.site), call.order)
-                # the input aside, what is fed back in a loop, and what a layer takes of itself
+                # the input aside, what is fed back in a loop, what a layer takes of itself, and what is made a second
+                # time to be given: an estimate without a gradient
                 fed = [
                     dep
                     for dep in call.deps
                     if not is_mark(dep)
                     and dep.module is not call.module
+                    and not (_is_cut_off(dep) and id(dep.module) in trained and not call.cut_off)
                     and (dep.order < start or _stands_before(dep, call) or not _comes_from(dep, call))
                 ]
                 which = self._only_scales(call.module)
@@ -272,6 +275,10 @@ class ModelReading:
         for axis, split in analysis.cuts.items():
             if not self.cuts.get(axis):
                 self.cuts[axis] = split
+
+
+def _is_cut_off(dep: Any) -> bool:
+    return bool((dep.call if isinstance(dep, Part) else dep).cut_off)
 
 
 def _stands_before(dep: Any, call: Call) -> bool:

@@ -25,6 +25,7 @@ from megaopt_roles.forward.autograd_functions import (
 )
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.gradients import is_cut_off
 from megaopt_roles.forward.lent_weights import lent_to
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
@@ -114,7 +115,8 @@ class CallEvaluator(ModuleCallEvaluator):
             name = _holder(function.value)
             held = frame.names.get(name)
             if isinstance(held, Flow) or (isinstance(held, list | dict) and function.attr in _GROWS):
-                frame.names[name] = Flow(deps_of(held) | result.deps, one_hot=result.one_hot)
+                before = () if function.attr == "detach_" else held
+                frame.names[name] = Flow(deps_of((before, result)), one_hot=result.one_hot)
         for keyword in node.keywords:
             if keyword.arg == "out" and isinstance(keyword.value, ast.Name):
                 frame.names[keyword.value.id] = result
@@ -293,9 +295,12 @@ class CallEvaluator(ModuleCallEvaluator):
         if nested > 1 or standard or len(self.running) > DEEPEST or function_tree(function) is None:
             return self._call_unread(None, args, kwargs)
         self.running.append(function)
+        cut = is_cut_off(function)
+        self.trace.cut_off += cut
         try:
             return self.run(inspect.unwrap(function), bind(function, args, kwargs))
         finally:
+            self.trace.cut_off -= cut
             self.running.pop()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from megaopt_roles.forward.calls import CallEvaluator
 from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.gradients import stops_gradients
 from megaopt_roles.forward.objects import MOST_ITEMS, abstract, items_of, merge_values
 from megaopt_roles.forward.source import function_tree, imported
 from megaopt_roles.forward.values import Flow, deps_of, held_by
@@ -163,7 +164,14 @@ class Evaluator(CallEvaluator):
         for item in node.items:
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, Flow(), frame)
-        return self._block(node.body, frame, returned)
+        cut = any(
+            stops_gradients(item.context_expr, lambda part: self.evaluate(part, frame)) for item in node.items
+        )
+        self.trace.cut_off += cut
+        try:
+            return self._block(node.body, frame, returned)
+        finally:
+            self.trace.cut_off -= cut
 
     def _do_match(self, node: ast.Match, frame: Frame, returned: list[Any]) -> str | None:
         """Evaluate every case, one after the other, as if each were the one."""

@@ -106,7 +106,9 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
     if not (analysis.calls or analysis.uses or analysis.splits or analysis.cuts or analysis.returned):
         return analysis
     calls = {
-        call: Call(twin.get(id(call.module), call.module), frozenset(), call.order, call.site)
+        call: Call(
+            twin.get(id(call.module), call.module), frozenset(), call.order, call.site, cut_off=call.cut_off
+        )
         for call in analysis.calls
     }
 

@@ -51,6 +51,7 @@ class Trace(RankSigns):
         cuts: axes of weights that were cut before use, by identity of the parameter and axis.
         reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
         silent: greater than zero while reads do not matter.
+        cut_off: greater than zero where no gradient flows.
         sites: the calls and matrix products in the source that are being evaluated, the outermost first.
         takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
             one forward share it.
@@ -73,6 +74,7 @@ class Trace(RankSigns):
     cuts: dict[tuple[int, int], Source] = field(factory=dict)
     reads: list[tuple[nn.Module, str, Any]] = field(factory=list)
     silent: int = 0
+    cut_off: int = 0
     sites: list[ast.expr] = field(factory=list)
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
@@ -111,7 +113,7 @@ class Trace(RankSigns):
 
     def call(self, module: nn.Module | nn.Parameter, deps: frozenset[Any]) -> Call:
         """Note the call of a child module."""
-        call = Call(module, deps, len(self.calls), tuple(self.sites))
+        call = Call(module, deps, len(self.calls), tuple(self.sites), cut_off=self.cut_off > 0)
         self.calls.append(call)
         return call
 

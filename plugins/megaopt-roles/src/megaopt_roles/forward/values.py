@@ -61,6 +61,8 @@ class Call:
     site: tuple[ast.expr, ...] = ()
     by_row: bool = False
     """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
+    cut_off: bool = False
+    """No gradient flows through it."""
 
 
 @frozen

@@ -56,10 +56,7 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     if name in CLASS_LOSSES or name.endswith("_loss"):
         return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
     if name in shapes.SHAPE_OPS and args:
-        moved = shapes.move(trace, name, args, kwargs)
-        if isinstance(moved, Flow) and isinstance(args[0], Flow) and (args[0].soft or args[0].length):
-            return evolve(moved, soft=args[0].soft, length=args[0].length)
-        return moved
+        return _moved(name, args[0], shapes.move(trace, name, args, kwargs))
     if name in JOINS:
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
@@ -77,6 +74,15 @@ def _note_sum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> None
         trace.compare(*summed.factors)
     if isinstance(summed, Flow) and summed.weighed:
         weights.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
+
+
+def _moved(name: str, before: Any, after: Any) -> Any:
+    """Return what a shape operation made of a value; what became of a softmax, or each part of it, chooses still."""
+    if not (isinstance(before, Flow) and (before.soft or before.length)):
+        return after
+    if isinstance(after, list) and name != "unbind":
+        return [evolve(part, soft=before.soft) for part in after]
+    return evolve(after, soft=before.soft, length=before.length) if isinstance(after, Flow) else after
 
 
 def _symbol(name: str) -> str:
@@ -233,6 +239,7 @@ def _keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     lookups.note_attention(trace, args)
     trace.note_scores(deps_of(args[:1]))
+    trace.note_memory(deps_of(args[:1]))
     trace.use_all(weights_of(args[:1]), "softened")
     result = _keep(trace, args, kwargs) if args else trace.unknown(kwargs)
     if not isinstance(result, Flow):
@@ -276,7 +283,7 @@ def _join(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
         dim = argument(1, "dim", args, kwargs) or 0
         added = "stack" in name
         return join(found, dim if isinstance(dim, int) and name in ("cat", "stack") else None, added=added)
-    trace.use_all(found, "elementwise")
+    trace.use_all(found, "beside")
     joined = trace.unknown(args, kwargs)
     return evolve(joined, deps=joined.deps | {JOINED}) if len(joined.deps) > 1 else joined
 

@@ -31,7 +31,7 @@ __all__ = ["BATCH", "BudgetExceededError", "Trace", "error_of"]
 BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
 _MOST_ROWS = 100_000
-_OF_ROWS = ("indexed", "looked_up", "sliced", "fixed", "elementwise")
+_OF_ROWS = ("indexed", "looked_up", "sliced", "fixed", "elementwise", "beside")
 
 
 class BudgetExceededError(Exception):
@@ -167,18 +167,20 @@ class Trace(RankSigns):
         made = frozenset[Any]().union(*(self.weigh(weight, Flow(deps)) for weight in found)) if deps else deps
         return Flow(made or deps)
 
-    def choose(self, scores: Flow, *, by_row: bool = False) -> None:
+    def choose(self, scores: Flow, *, by_row: bool = False, stacks: bool = False) -> None:
         """Note weights whose products with activations became a softmax that chooses: learned queries or keys.
 
         Args:
             scores: the softmax.
             by_row: only those whose rows lie beside what they were multiplied with.
+            stacks: keys may be in a stack, too: it chooses among the rows of one.
         """
         for dep in scores.deps:
             if not (isinstance(dep, Call) and isinstance(dep.module, nn.Parameter)):
                 continue
-            # Rows that lie beside what they met are queries, in a table or a stack; keys are sought in tables alone.
-            if (dep.by_row and dep not in self.met) if by_row else dep.module.dim() == 2:
+            # Rows that lie beside what they met are queries, in a table or a stack.
+            keys = dep.module.dim() == 2 or (stacks and dep not in self.met)
+            if (dep.by_row and dep not in self.met) if by_row else keys:
                 self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
 
     def note_scores(self, deps: frozenset[Any]) -> None:
@@ -194,6 +196,17 @@ class Trace(RankSigns):
             return
         for owner in made:
             self._note_owner(owner, "choosing")
+
+    def note_memory(self, deps: frozenset[Any]) -> None:
+        """Note stacks whose products lie beside the scores of others: they hold keys of a memory.
+
+        Args:
+            deps: what a softmax is taken of.
+        """
+        made = {dep for dep in deps if not is_mark(dep)}
+        for dep in made - self.met if JOINED in deps and len(made) > 1 else ():
+            if isinstance(dep.module, nn.Parameter) and dep.module.dim() > 2:
+                self._note_owner(dep.module, "attending")
 
     def _note_owner(self, owner: nn.Module | nn.Parameter, kind: str) -> None:
         """Note one kind of use of the weight of a projection, or of a weight used by hand."""

@@ -150,9 +150,10 @@ def choose(trace: Trace, weight: Weight, other: Any, summed: Sequence[int] = ())
     if not (isinstance(other, Flow) and other.soft):
         return
     stored = set[int]().union(*(weight.axes[i].indices for i in summed)) if weight.axes else set[int]()
-    if weight.base.dim() == 2 or (stored and 0 not in stored):
+    among = bool(stored) and 0 not in stored
+    if weight.base.dim() == 2 or among:
         trace.use(weight, Use("attending"))
-    trace.choose(other)
+    trace.choose(other, stacks=among and weight.base.dim() > 2)
 
 
 def is_fixed(other: Any) -> bool:

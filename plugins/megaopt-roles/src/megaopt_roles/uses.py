@@ -46,6 +46,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
     "row": doubted(elementwise("its rows meet activations one by one")),
+    "grouped": elementwise("scales or offsets of groups of something fixed"),
     "elementwise": elementwise("no matrix product contracts it"),
     "beside": elementwise("no matrix product contracts it"),
     "modulated": elementwise("no matrix product contracts it"),
@@ -82,6 +83,8 @@ def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, 
 
 
 def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) -> RoleDecision:
+    if "grouped" in kinds and not any(use.inputs for use in uses):
+        return _KINDS["grouped"]
     exact = sorted(
         (use for use in uses if use.kind == "contracted" and use.inputs),
         key=lambda use: (-max(use.inputs), use.outputs, use.batch, use.block or 0),
@@ -149,6 +152,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "expanded": "expanded over the batch",
         "looked_up": "looked up by position",
         "elementwise": "used element by element",
+        "grouped": "a scale or an offset of groups of something fixed",
         "beside": "laid beside activations",
         "fixed": "multiplied with something fixed",
         "padded": "padded by position",

@@ -8,7 +8,7 @@ from typing import Any
 from megaopt_roles.forward import quiet
 from megaopt_roles.forward.expressions import ExpressionEvaluator
 from megaopt_roles.forward.objects import entries, is_abstract, items_of
-from megaopt_roles.forward.values import Flow
+from megaopt_roles.forward.values import Flow, Weight
 
 __all__ = ["BuiltinEvaluator"]
 
@@ -95,6 +95,8 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return Flow() if known is None else known
 
     def _builtin_len(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Weight) and args[0].shape:
+            return args[0].shape[0]
         held = quiet.items(args[0]) if args else None
         return Flow() if held is None else len(held)
 

@@ -174,10 +174,8 @@ def _added(total: Flow, left: Flow, right: Flow) -> Flow:
 
 def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     if not isinstance(other, Flow) or not other.deps:
-        shape = other.tensor.shape if isinstance(other, Flow) and other.tensor is not None else None
-        if symbol == "*" and shape is not None and shape == weight.shape:
-            trace.masked.update(map(id, weight.params))
-        return weight
+        shape = tuple(other.tensor.shape) if isinstance(other, Flow) and other.tensor is not None else None
+        return weights.with_fixed(trace, symbol, weight, shape)
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
     before = None if other.tensor is None else tuple(other.tensor.shape)
     modulated = symbol == "*" and len(weight.shape or ()) > 3 and sum(n > 1 for n in weight.shape or ()) > 1

@@ -256,7 +256,7 @@ class Use:
         kind: `contracted`, `factor` (of a product of parameters), `generated` (a batch of vectors in one), `indexed`
             (by what the caller passed), `looked_up` (by something fixed), `sliced`, `cropped` (sliced along all of
             `inputs`), `expanded`, `fixed` (contracted with something fixed), `depthwise`, `elementwise`, `beside` (laid
-            beside activations), `modulated`
+            beside activations), `grouped` (each entry meets a group of entries of something fixed), `modulated`
             (a kernel that is scaled, for each sample), `returned`, `padded` (the result of its product), `attending`
             (that goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing`
             (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply

@@ -18,11 +18,13 @@ __all__ = [
     "contract",
     "convolve",
     "factors",
+    "is_repeated",
     "linear",
     "lookup",
     "product",
     "scale",
     "sum_over",
+    "with_fixed",
 ]
 
 
@@ -46,7 +48,44 @@ def add(trace: Trace, first: Weight, second: Weight) -> Weight:
         fixed = all(id(param) in trace.masked for param in one.params)
         if fixed and not any(id(param) in trace.masked for param in other.params):
             trace.use(one, Use("elementwise"))
+        scaled = any(Use("grouped") in trace.uses.get(id(param), ()) for param in other.params)
+        if (scaled or not other.base.requires_grad) and is_repeated(one.shape, other.shape):
+            trace.use(one, Use("grouped"))
     return combine(first, second)
+
+
+def with_fixed(trace: Trace, symbol: str, weight: Weight, shape: tuple[int, ...] | None) -> Weight:
+    """Return a weight with which something was done that does not train: a mask, codes of numbers.
+
+    Args:
+        trace: where it is noted.
+        symbol: what was done, as `arithmetic` has it.
+        weight: the weight.
+        shape: of what does not train; None where that is not known.
+    """
+    if symbol == "*" and shape is not None and shape == weight.shape:
+        trace.masked.update(map(id, weight.params))
+    if symbol in ("*", "+", "-") and is_repeated(weight.shape, shape):
+        trace.use(weight, Use("grouped"))
+        return evolve(weight, shape=shape, axes=None)
+    return weight
+
+
+def is_repeated(small: tuple[int, ...] | None, large: tuple[int, ...] | None) -> bool:
+    """True for a shape each of whose entries belongs to a group of the entries of another one, inside of it.
+
+    What is repeated as a whole, along a first axis of one, is no such shape.
+
+    Args:
+        small: the one; its axes of several entries are all in the other one.
+        large: the other.
+    """
+    if small is None or large is None or not len(large) >= len(small) > 1:
+        return False
+    pairs = [*zip(small, large[len(large) - len(small) :], strict=True)]
+    more = [at for at, (one, other) in enumerate(pairs) if one < other]
+    fits = all(other % max(one, 1) == 0 for one, other in pairs)
+    return bool(more) and fits and small[more[0]] > (1 if more[0] == 0 else 0) and max(small) > 1
 
 
 def scale(trace: Trace, first: Weight, second: Weight) -> Weight:

@@ -34,6 +34,7 @@ from megaopt_roles.reading import ModelReading
 from megaopt_roles.scripted import stand_ins
 from megaopt_roles.splits import with_split
 from megaopt_roles.stream import Stream
+from megaopt_roles.uncalled import called_twins
 from megaopt_roles.uses import by_uses, is_stack_bias
 
 __all__ = ["read_roles"]
@@ -167,4 +168,8 @@ class _Rules:
         if id(module) in self.ends:
             sure = self.stream.takes(id(module))
             return decision if sure else doubted(decision, "it may be the head of a model of one width")
+        twins = called_twins(name, module, self.modules, self.reading)
+        alike = [self._at(weight, (key, twin, "weight")) for key, twin, weight in twins]
+        if alike and not any(one.uncertain or one != alike[0] for one in alike):
+            return alike[0]
         return doubted(decision, "no layer that was read takes its output")

@@ -225,6 +225,15 @@ class ModelReading:
                 found[which].update(self.origins(frozenset(fed), done[which])[0])
         return frozenset(found[0]), frozenset(found[1])
 
+    @cached_property
+    def places(self) -> dict[int, set[tuple[int, Any]]]:
+        """Where each module is called: by which module, and where in its source, by identity."""
+        found: dict[int, set[tuple[int, Any]]] = {}
+        for caller, analysis in list(self._analyses.items()):
+            for call in analysis.calls:
+                found.setdefault(id(call.module), set()).add((caller, call.site))
+        return found
+
     def _only_scales(self, module: nn.Module | nn.Parameter) -> bool:
         """True for a norm, a gain or an activation with parameters: nothing in it has more than one dimension."""
         if not isinstance(module, nn.Module):

@@ -134,6 +134,8 @@ class _Rules:
             return doubted(head, found.reason) if found.uncertain else head
         found = with_split(found, param, shape, self.reading)
         consumed, ends = id(param) in self.reading.consumed, id(param) in self.ends
+        if id(param) in self.reading.scored - self.reading.consumed:
+            return output("a loss of classes takes its product")
         if self.stream.takes(id(param)) or (consumed and not (ends and len(shape) > 2)):
             return found
         if ends:

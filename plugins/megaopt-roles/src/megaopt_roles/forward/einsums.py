@@ -164,7 +164,8 @@ def _einsum_operand(
         return Flow(trace.weigh(operand, Flow(deps)))
     if not contract(trace, operand, into, out):
         return None
-    deps = trace.weigh(operand, Flow(deps), by_row=result[-1:] not in {term[i] for i in out})
+    by_row = result[-1:] not in {term[i] for i in out}
+    deps = trace.weigh(operand, Flow(deps), by_row=by_row, over_rows=into == [0])
     return _rows(trace, operand, term, out, result, deps)
 
 

@@ -125,13 +125,32 @@ class Trace(RankSigns):
         for param in weight.holders if use.kind in _OF_ROWS else weight.params:
             self.uses.setdefault(id(param), set()).add(use)
 
-    def weigh(self, weight: Weight, *values: Any, by_row: bool = False) -> frozenset[Any]:
-        """Note a product with a weight as the call that it amounts to, and return what its result depends on."""
+    def weigh(
+        self, weight: Weight, *values: Any, by_row: bool = False, over_rows: bool = False
+    ) -> frozenset[Any]:
+        """Note a product with a weight as the calls that it amounts to, and return what its result depends on.
+
+        Of a weight that is a product of parameters, one factor takes what the activation is, and the other one what
+        the first makes of it.
+
+        Args:
+            weight: the weight.
+            values: what it is multiplied with.
+            by_row: its rows lie beside what they are multiplied with.
+            over_rows: the product sums over its rows, so that those who hold them come first.
+        """
         deps = deps_of((values, weight))
-        calls = [self.call(param, deps) for param in weight.params if param.dim() > 1]
-        for call in calls:
-            call.by_row = by_row
-        return frozenset(calls)
+        holders = set(map(id, weight.holders))
+        first = [param for param in weight.params if (id(param) in holders) is over_rows and param.dim() > 1]
+        last = [
+            param for param in weight.params if (id(param) in holders) is not over_rows and param.dim() > 1
+        ]
+        for params in (first, last) if first and last else (first + last,):
+            calls = [self.call(param, deps) for param in params]
+            for call in calls:
+                call.by_row = by_row
+            deps = frozenset(calls)
+        return deps
 
     def picked(self, weight: Weight, deps: frozenset[Any], width: int | None = None) -> Flow:
         """Return rows of a weight, which are activations: a right-hand factor of a product made them.

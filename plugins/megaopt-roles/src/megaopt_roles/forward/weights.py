@@ -173,7 +173,7 @@ def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: 
     if not contract(trace, weight, inputs, outputs):
         trace.use(weight, Use("elementwise"))
         return trace.unknown(weight, other)
-    return Flow(trace.weigh(weight, other))
+    return Flow(trace.weigh(weight, other, over_rows=[*inputs] == [0]))
 
 
 def choose(trace: Trace, weight: Weight, other: Any, summed: Sequence[int] = ()) -> None:
@@ -236,7 +236,7 @@ def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_ri
         return trace.unknown(weight, activation)
     if on_the_right:
         trace.expect(activation, (weight.shape or ())[inputs])
-        return _rows(trace, activation, weight, outputs)
+        return _rows(trace, activation, weight, outputs, over_rows=True)
     return Flow(trace.weigh(weight, activation, by_row=True))
 
 
@@ -300,9 +300,9 @@ def _table(trace: Trace, left: Weight, right: Weight) -> Weight:
     return evolve(both, shape=sizes, axes=axes, deps=left.deps | right.deps, right=(*left.right, *calls))
 
 
-def _rows(trace: Trace, activation: Any, weight: Weight, axis: int) -> Flow:
+def _rows(trace: Trace, activation: Any, weight: Weight, axis: int, *, over_rows: bool = False) -> Flow:
     """Return the product of an activation with a weight, its rows numbered where they can be."""
-    deps = trace.weigh(weight, activation)
+    deps = trace.weigh(weight, activation, over_rows=over_rows)
     if weight.shape is None or weight.axes is None:
         return Flow(deps)
     stored = weight.axes[axis]

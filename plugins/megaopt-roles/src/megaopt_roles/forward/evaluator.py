@@ -22,22 +22,24 @@ class Evaluator(CallEvaluator):
     """Evaluates functions: every branch that may be taken, loops over modules element by element."""
 
     def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
-        """Return what the body of a plain function returns; of several returns, all together."""
+        """Return what the body of a plain function returns; of several returns, all together.
+
+        What a generator yields is a list.
+        """
         tree = function_tree(function)
-        if tree is None:
-            return self.trace.unknown(names)
-        returned: list[Any] = []
-        self._block(tree.body, Frame(function, names), returned)
-        return self._either_return(returned)
+        return self.trace.unknown(names) if tree is None else self._body(tree.body, Frame(function, names))
 
     def run_closure(self, closure: Closure, names: dict[str, Any]) -> Any:
         """Return what a lambda or a nested function returns."""
         frame = Frame(closure.frame.function, names, closure.frame)
         if isinstance(closure.node, ast.Lambda):
             return self.evaluate(closure.node.body, frame)
+        return self._body(closure.node.body, frame)
+
+    def _body(self, body: Sequence[ast.stmt], frame: Frame) -> Any:
         returned: list[Any] = []
-        self._block(closure.node.body, frame, returned)
-        return self._either_return(returned)
+        self._block(body, frame, returned)
+        return frame.yielded or self._either_return(returned)
 
     def _either_return(self, returned: list[Any]) -> Any:
         values = [value for value in returned if value is not None]
@@ -73,9 +75,7 @@ class Evaluator(CallEvaluator):
         return "continue"
 
     def _do_expr(self, node: ast.Expr, frame: Frame, returned: list[Any]) -> None:
-        value = self.evaluate(node.value, frame)
-        if isinstance(node.value, ast.Yield | ast.YieldFrom):
-            returned.append(value)
+        self.evaluate(node.value, frame)
 
     def _do_assign(self, node: ast.Assign, frame: Frame, returned: list[Any]) -> None:
         value = self.evaluate(node.value, frame)
@@ -178,7 +178,7 @@ class Evaluator(CallEvaluator):
         self.evaluate(node.subject, frame)
         before, signals = dict(frame.names), list[str | None]()
         for case in node.cases:
-            inner = Frame(frame.function, dict(before), frame.outer)
+            inner = Frame(frame.function, dict(before), frame.outer, frame.yielded)
             if case.guard is not None:
                 self.evaluate(case.guard, inner)
             signals.append(self._block(case.body, inner, returned))

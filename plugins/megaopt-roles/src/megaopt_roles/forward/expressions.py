@@ -266,10 +266,16 @@ class ExpressionEvaluator(OperatorEvaluator):
         frame.names[node.target.id] = value
         return value
 
-    def _yield(self, node: ast.Yield | ast.YieldFrom | ast.Await, frame: Frame) -> Any:
-        return self.evaluate(node.value, frame)
+    def _yield(self, node: ast.Yield, frame: Frame) -> Any:
+        frame.yielded.append(self.evaluate(node.value, frame))
+        return Flow()
 
-    _yieldfrom = _await = _yield
+    def _yieldfrom(self, node: ast.YieldFrom, frame: Frame) -> Any:
+        frame.yielded.extend(items_of(self.trace, self.evaluate(node.value, frame)))
+        return Flow()
+
+    def _await(self, node: ast.Await, frame: Frame) -> Any:
+        return self.evaluate(node.value, frame)
 
     def _starred(self, node: ast.Starred, frame: Frame) -> Any:
         return self.evaluate(node.value, frame)

@@ -67,12 +67,14 @@ class Frame:
         function: whose globals names are looked up in.
         names: the local variables.
         outer: the frame of the enclosing function, for lambdas and nested functions.
+        yielded: what it has yielded, in order.
         comprehends: of a comprehension, which binds nothing but what it loops over.
     """
 
     function: Callable[..., Any]
     names: dict[str, Any] = field(factory=dict)
     outer: Frame | None = None
+    yielded: list[Any] = field(factory=list)
     comprehends: bool = False
 
 

@@ -1,0 +1,74 @@
+"""Layers that reach their call in other ways than by an attribute or a loop over a list: nothing is lost sight of."""
+
+import pytest
+import torch
+
+from megaopt_core.params import Role
+from megaopt_core.params._roles import Doubt
+from megaopt_core.routing import infer_roles
+
+BLOCKS = """
+class Gate(nn.Module):
+    def forward(self, x):
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+def block():
+    return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 48), Gate(), nn.Linear(24, 16))
+
+def those_of(model):
+    for layer in model.layers:
+        yield layer
+"""
+MADE = (
+    "self.e, self.h = nn.Embedding(50, 16), nn.Linear(16, 50)\n"
+    "self.layers = nn.ModuleList([block() for _ in range(3)])"
+)
+GENERATORS = {  # methods of the model: whatever yields its layers
+    "some of them": (
+        "def kept(self, p=0.9):\n    for layer in self.layers:\n"
+        "        if not self.training or torch.rand(()) < p:\n            yield layer\n"
+        "def forward(self, ids):\n    x = self.e(ids)\n    for layer in self.kept():\n        x = x + layer(x)\n"
+        "    return self.h(x)"
+    ),
+    "with their number": (
+        "def kept(self):\n    for i in range(len(self.layers)):\n        yield i, self.layers[i]\n"
+        "def forward(self, ids):\n    x = self.e(ids)\n    for i, layer in self.kept():\n"
+        "        x = x + layer(x) / (i + 1)\n    return self.h(x)"
+    ),
+    "from another": (
+        "def kept(self):\n    yield from self.layers[:2]\n    yield self.layers[2]\n"
+        "def forward(self, ids):\n    x = self.e(ids)\n    for layer in self.kept():\n        x = x + layer(x)\n"
+        "    return self.h(x)"
+    ),
+    "a function of the module": (
+        "def forward(self, ids):\n    x = self.e(ids)\n    for layer in list(those_of(self)):\n"
+        "        x = x + layer(x)\n    return self.h(x)"
+    ),
+    "a nested function": (
+        "def forward(self, ids):\n    def each():\n        for layer in self.layers:\n            yield layer\n"
+        "    x = self.e(ids)\n    for i, layer in enumerate(each()):\n        x = x + layer(x)\n    return self.h(x)"
+    ),
+    "their outputs": (
+        "def states(self, x):\n    for layer in self.layers:\n        x = x + layer(x)\n        yield x\n"
+        "def forward(self, ids):\n    *_, last = self.states(self.e(ids))\n    return self.h(last)"
+    ),
+}
+
+
+def _certain(model):
+    """Return the decisions for a model, of which none is in doubt, by name; its forward runs."""
+    model(torch.zeros(2, 8, dtype=torch.long))
+    found = infer_roles(model)
+    assert [(name, one.reason) for name, one in found.items() if one.doubt is not Doubt.NONE] == []
+    assert found["h.weight"].role is Role.OUTPUT
+    return found
+
+
+@pytest.mark.parametrize("case", GENERATORS)
+def test_what_a_generator_yields(generated_models, case):
+    """Every layer that it yields is called, and cut as it is."""
+    found = _certain(generated_models.model(MADE, GENERATORS[case], BLOCKS)())
+    for i in range(3):
+        assert found[f"layers.{i}.1.weight"].view.split_sizes == (24, 24)
+        assert found[f"layers.{i}.3.weight"].role is Role.MATRIX

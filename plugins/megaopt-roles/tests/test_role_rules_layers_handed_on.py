@@ -72,3 +72,37 @@ def test_what_a_generator_yields(generated_models, case):
     for i in range(3):
         assert found[f"layers.{i}.1.weight"].view.split_sizes == (24, 24)
         assert found[f"layers.{i}.3.weight"].role is Role.MATRIX
+
+
+OPTIONAL = (
+    "self.e, self.a, self.h = nn.Embedding(50, 16), nn.Linear(16, 24), nn.Linear(16, 50)\n"
+    "self.back, self.mix, self.none = nn.Linear(24, 16), nn.Linear(16, 16), nn.Parameter(torch.zeros(SHAPE))"
+)
+ATTEND = (
+    "def attend(self, x, context=None):\n    context = x if context is None else context\n"
+    "    return self.mix(context).mean(1, keepdim=True)\n"
+)
+EITHER = {  # what a layer, which is called `made` before, takes or adds: its output, or a parameter
+    "nothing given": "dense = self.none if more is None else made\nx = self.mix(x + dense)",
+    "the other way round": "dense = made if more is not None else self.none\nx = self.mix(x + dense)",
+    "a branch": "dense = self.none.expand(16)\nif more is not None:\n    dense = made\nx = self.mix(x + dense)",
+    "one or the other": "dense = self.none if self.training else made\nx = self.mix(x + dense)",
+    "a context": "x = x.mean(1, keepdim=True) + self.attend(self.none, made)",
+    "a default": "x = self.mix(x + (made if flag else self.none))",
+}
+
+
+@pytest.mark.parametrize("case", EITHER)
+def test_a_parameter_or_what_a_layer_made(generated_models, case):
+    """Where either is used, what takes it takes the output of the layer, and the parameter is what it was."""
+    methods = ATTEND if case == "a context" else ""
+    methods += (
+        "def forward(self, ids, more=None, flag=True):\n"
+        "    x = self.e(ids)\n    made = self.back(self.a(x).relu())\n    "
+        + EITHER[case].replace("\n", "\n    ")
+        + "\n    return self.h(x)"
+    )
+    shape = "1, 3, 16" if methods.startswith(ATTEND) else "16"
+    found = _certain(generated_models.model(OPTIONAL.replace("SHAPE", shape), methods)())
+    assert (found["back.weight"].role, found["mix.weight"].role) == (Role.MATRIX, Role.MATRIX)
+    assert found["none"].role is Role.ELEMENTWISE

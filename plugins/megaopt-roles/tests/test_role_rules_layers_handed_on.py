@@ -106,3 +106,27 @@ def test_a_parameter_or_what_a_layer_made(generated_models, case):
     found = _certain(generated_models.model(OPTIONAL.replace("SHAPE", shape), methods)())
     assert (found["back.weight"].role, found["mix.weight"].role) == (Role.MATRIX, Role.MATRIX)
     assert found["none"].role is Role.ELEMENTWISE
+
+
+METHODS = {  # how a method of two layers, by their names, is called with the names given before
+    "by position": "both = functools.partialmethod(_both, 'a')\ndef forward(self, ids):\n",
+    "by keyword": "both = functools.partialmethod(_both, name='a')\ndef forward(self, ids):\n",
+    "in the forward": "def forward(self, ids):\n    self.both = functools.partial(self._both, 'a')\n",
+    "a lambda of the class": "both = lambda self, x: self._both('a', x=x)\ndef forward(self, ids):\n",
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_arguments_given_before(generated_models, case):
+    """The arguments that a method was given before its call tell which layers it calls."""
+    made = "self.e, self.h = nn.Embedding(50, 16), nn.Linear(16, 50)\n" + "".join(
+        f"self.{name}_up, self.{name}_down = nn.Linear(16, 24), nn.Linear(24, 16)\n" for name in "ab"
+    )
+    methods = (
+        "def _both(self, name, x):\n    layer = lambda which: getattr(self, f'{name}_{which}')\n"
+        f"    return x + layer('down')(layer('up')(x).relu())\n{METHODS[case]}"
+        "    x = self.both(x=self.e(ids))\n    return self.h(self._both('b', x))"
+    )
+    found = _certain(generated_models.model(made, methods, "import functools\n")())
+    roles = {found[f"{name}_{which}.weight"].role for name in "ab" for which in ("up", "down")}
+    assert roles == {Role.MATRIX}

@@ -154,7 +154,8 @@ class CallEvaluator(ModuleCallEvaluator):
                 tuple(map(abstract, item)) if isinstance(item, tuple) else abstract(item) for item in listed
             ]
         if method.function is not None:
-            return self._call_python(method.function, [owner, *args], kwargs)
+            given = [owner, *method.args, *args]
+            return self._call_python(method.function, given, {**method.kwargs, **kwargs})
         if is_abstract(owner):
             if method.name == "size" and isinstance(owner, Flow | Weight):
                 return self._size(owner, args, kwargs)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import nn
 
 from megaopt_roles.forward import quiet
@@ -46,11 +46,15 @@ class Bound:
         owner: what it is called on.
         function: the plain function; None for a method that is known by its name only.
         name: of the method.
+        args: positional arguments that its class has given already, by a `partialmethod`.
+        kwargs: keyword arguments that it has given.
     """
 
     owner: Any
     function: Callable[..., Any] | None
     name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen(eq=False)
@@ -148,10 +152,19 @@ def _of_object(owner: Any, name: str) -> Any:
         return value.__func__
     if isinstance(value, classmethod):
         return Bound(type(owner), value.__func__, name)
-    if inspect.isfunction(value) and name not in getattr(owner, "__dict__", {}):
-        return Bound(owner, value, name)
+    method = None if name in getattr(owner, "__dict__", {}) else _method(owner, value, name)
+    if method is not None:
+        return method
     opaque = inspect.isdatadescriptor(value) or inspect.ismethoddescriptor(value)
     return abstract(value) if there and not opaque else Flow()
+
+
+def _method(owner: Any, value: Any, name: str) -> Bound | None:
+    """Return a method of an object, some arguments of which its class may have given; None for anything else."""
+    if isinstance(value, functools.partialmethod) and inspect.isfunction(value.func):
+        given = {key: abstract(item) for key, item in value.keywords.items()}
+        return Bound(owner, value.func, name, tuple(map(abstract, value.args)), given)
+    return Bound(owner, value, name) if inspect.isfunction(value) else None
 
 
 def _getter(owner: Any, value: property | functools.cached_property[Any]) -> Property | Flow:
@@ -206,7 +219,7 @@ def _class_attribute(module: nn.Module, name: str) -> Any:
         return Bound(type(module), value.__func__, name)
     if name in ("forward", "__call__"):
         return Bound(module, forward_of(module), "forward")
-    return Bound(module, value, name) if inspect.isfunction(value) else abstract(value)
+    return _method(module, value, name) or abstract(value)
 
 
 def items_of(trace: Trace, value: Any) -> list[Any]:

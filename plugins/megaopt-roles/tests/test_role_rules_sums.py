@@ -1,5 +1,7 @@
 """What a product is part of: of the output beside a head, or of scores that a softmax chooses by."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -104,3 +106,44 @@ def test_parts_begin_no_stream(generated_models):
     found = infer_roles(model())
     assert found["o.weight"].doubt is Doubt.ROLE, found["o.weight"].reason
     assert (found["t.weight"].role, found["t.weight"].doubt) == (Role.MATRIX, Doubt.NONE)
+
+
+POOLED = """
+class Pooled(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.norm = nn.Linear(width, 16), nn.LayerNorm(16)
+        self.mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16))
+    def forward(self, x):
+        x = self.first(x)
+        return x + self.mlp(self.norm(x))
+"""
+COMPARED = {  # what is done with the outputs of two towers
+    "matmul": "torch.matmul(a, b.t())",
+    "scaled": "F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T * self.scale.exp() - 3",
+    "einsum": "torch.einsum('id,jd->ij', a, b)",
+    "sum of products": "(a * b).sum(-1)",
+    "the other first": "b @ a.mT",
+    "loss": "-F.logsigmoid(a @ b.t() * (2 * torch.eye(len(a)) - 1)).mean()",
+    "cosine": "F.cosine_similarity(a, b)",
+    "in batches": "torch.bmm(a[:, None], b[:, :, None]).flatten()",
+}
+
+
+@pytest.mark.parametrize("how", COMPARED)
+def test_what_is_compared_is_not_added(generated_models: ModuleType, how: str) -> None:
+    """A tower's last layer adds nothing to the stream of the other tower, however wide that is: it may be a head."""
+    made = (
+        "self.image, self.words, self.text = Pooled(9), nn.Embedding(40, 16), Pooled(16)\n"
+        "self.last, self.scale = nn.Linear(16, 16), nn.Parameter(torch.tensor(2.0))"
+    )
+    methods = (
+        "def forward(self, image, ids):\n    a, b = self.last(self.text(self.words(ids))), self.image(image)\n"
+        f"    return {COMPARED[how]}"
+    )
+    model = generated_models.model(made, methods, POOLED)()
+    model(torch.randn(3, 9), torch.arange(3))
+    found = infer_roles(model)
+    assert found["last.weight"].doubt is Doubt.ROLE, found["last.weight"].reason
+    for name in ("text.mlp.0.weight", "text.first.weight", "image.mlp.0.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason

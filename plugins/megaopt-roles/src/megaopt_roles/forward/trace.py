@@ -290,6 +290,7 @@ class Trace(RankSigns):
         calls = [{dep for dep in deps if not is_mark(dep)} for deps in (left - right, right - left)]
         if all(calls) and not any(dep.deps & other for one, other in (calls, calls[::-1]) for dep in one):
             self.compared |= left | right
+            self.against |= error_of(left, right)
         if not any(calls):  # what a layer makes of one thing, with what it makes of another
             self.compared |= left & right
 

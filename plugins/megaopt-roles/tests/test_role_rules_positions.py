@@ -1,5 +1,7 @@
 """Axes of positions: a cut along one is no split of features, however many dimensions are guessed."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -180,3 +182,40 @@ def test_what_is_shaped_anew_in_a_block_is_cut_as_there(block: type[Modulated]) 
     model = Diffusion(block)
     assert model(torch.randn(2, 5, 8), torch.randn(2, 8)).shape == (2, 5, 3)
     assert rows_of(model, "time.weight") == (8,) * 6
+
+
+CLASS_TOKENS = {  # how class tokens and the others are taken apart again, and how many there are
+    "slices": ("cls, x = z[:, :1], z[:, 1:]", 1),
+    "several": ("cls, x = z[:, : self.count], z[:, self.count :]", 2),
+    "split": ("cls, x = z.split([1, z.shape[1] - 1], 1)", 1),
+    "narrow": ("cls, x = z.narrow(1, 0, 1), z.narrow(1, 1, z.shape[1] - 1)", 1),
+    "tensor_split": ("cls, x = z.tensor_split([1], dim=1)", 1),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("case", CLASS_TOKENS)
+def test_tokens_that_lie_beside_others(generated_models: ModuleType, case: str, depth: int) -> None:
+    """Tokens laid before the others and taken off again are positions: no layer's features are cut."""
+    cut, count = CLASS_TOKENS[case]
+    made = (
+        f"self.tok, self.h, self.count = nn.Linear(8, 16), nn.Linear(16, 9), {count}\n"
+        f"self.cls = nn.Parameter(torch.zeros(1, {count}, 16))\n"
+        "self.att, self.mix = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(24, 24)\n"
+        "mlps = [nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 40), nn.GELU(), nn.Linear(40, 16))"
+        f" for _ in range({depth})]\nself.mlps = nn.ModuleList(mlps)"
+    )
+    methods = (
+        "def forward(self, x):\n    x = self.tok(x)\n    cls = self.cls.expand(len(x), -1, -1)\n"
+        "    for mlp in self.mlps:\n        x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)\n"
+        "        z = torch.cat([cls, x], 1)\n        z = z + self.att(z, z, z)[0]\n        z = z + mlp(z)\n"
+        f"        {cut}\n    return self.h(cls.mean(1))"
+    )
+    model = generated_models.model(made, methods)()
+    model(torch.randn(2, 24, 8))
+    found = infer_roles(model)
+    assert [(name, one.reason) for name, one in found.items() if one.uncertain] == []
+    for i in range(depth):
+        last = found[f"mlps.{i}.3.weight"]
+        assert last.view is not None
+        assert last.view.split_sizes == (), last.reason

@@ -25,7 +25,7 @@ from megaopt_roles.forward.op_names import (
     SUMS,
 )
 from megaopt_roles.forward.rows import bound, lies_along, merge
-from megaopt_roles.forward.trace import Trace, error_of
+from megaopt_roles.forward.trace import BATCH, Trace, error_of
 from megaopt_roles.forward.values import ARGUMENT, JOINED, Flow, Use, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weight_forms import join
 
@@ -282,8 +282,25 @@ def _join(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) 
         added = "stack" in name
         return join(found, dim if isinstance(dim, int) and name in ("cat", "stack") else None, added=added)
     trace.use_all(found, "beside")
-    joined = trace.unknown(args, kwargs)
+    beside = _laid_beside([*found, *flows], argument(1, "dim", args, kwargs))
+    joined = evolve(
+        trace.unknown(args, kwargs), tensor=beside if name in ("cat", "concat", "concatenate") else None
+    )
     return evolve(joined, deps=joined.deps | {JOINED}) if len(joined.deps) > 1 else joined
+
+
+def _laid_beside(parts: Sequence[Flow | Weight], dim: Any) -> torch.Tensor | None:
+    """Return what stands in for activations that lie along positions beside others, or beside the rows of a weight.
+
+    What is known of one tells how many dimensions they have, and how many features; not how many positions.
+    """
+    for part in parts if isinstance(dim, int) and dim > 0 else ():
+        tensor = part.tensor if isinstance(part, Flow) and part.piece is not None else None
+        shape = part.shape if isinstance(part, Weight) else None if tensor is None else tuple(tensor.shape)
+        if shape is None or dim >= len(shape) - 1 or (isinstance(part, Flow) and lies_along(part, dim)):
+            continue
+        return torch.empty((BATCH[0], *shape[1:dim], shape[dim] + BATCH[1], *shape[dim + 1 :]), device="meta")
+    return None
 
 
 def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,10 +1,12 @@
 """Layers that reach their call in other ways than by an attribute or a loop over a list: nothing is lost sight of."""
 
+from types import ModuleType
+
 import pytest
 import torch
+from torch import nn
 
-from megaopt_core.params import Role
-from megaopt_core.params._roles import Doubt
+from megaopt_core.params import Doubt, Role, RoleDecision
 from megaopt_core.routing import infer_roles
 
 BLOCKS = """
@@ -56,7 +58,7 @@ GENERATORS = {  # methods of the model: whatever yields its layers
 }
 
 
-def _certain(model):
+def _certain(model: nn.Module) -> dict[str, RoleDecision]:
     """Return the decisions for a model, of which none is in doubt, by name; its forward runs."""
     model(torch.zeros(2, 8, dtype=torch.long))
     found = infer_roles(model)
@@ -66,7 +68,7 @@ def _certain(model):
 
 
 @pytest.mark.parametrize("case", GENERATORS)
-def test_what_a_generator_yields(generated_models, case):
+def test_what_a_generator_yields(generated_models: ModuleType, case: str) -> None:
     """Every layer that it yields is called, and cut as it is."""
     found = _certain(generated_models.model(MADE, GENERATORS[case], BLOCKS)())
     for i in range(3):
@@ -93,7 +95,7 @@ EITHER = {  # what a layer, which is called `made` before, takes or adds: its ou
 
 
 @pytest.mark.parametrize("case", EITHER)
-def test_a_parameter_or_what_a_layer_made(generated_models, case):
+def test_a_parameter_or_what_a_layer_made(generated_models: ModuleType, case: str) -> None:
     """Where either is used, what takes it takes the output of the layer, and the parameter is what it was."""
     methods = ATTEND if case == "a context" else ""
     methods += (
@@ -117,7 +119,7 @@ METHODS = {  # how a method of two layers, by their names, is called with the na
 
 
 @pytest.mark.parametrize("case", METHODS)
-def test_arguments_given_before(generated_models, case):
+def test_arguments_given_before(generated_models: ModuleType, case: str) -> None:
     """The arguments that a method was given before its call tell which layers it calls."""
     made = "self.e, self.h = nn.Embedding(50, 16), nn.Linear(16, 50)\n" + "".join(
         f"self.{name}_up, self.{name}_down = nn.Linear(16, 24), nn.Linear(24, 16)\n" for name in "ab"
@@ -130,3 +132,34 @@ def test_arguments_given_before(generated_models, case):
     found = _certain(generated_models.model(made, methods, "import functools\n")())
     roles = {found[f"{name}_{which}.weight"].role for name in "ab" for which in ("up", "down")}
     assert roles == {Role.MATRIX}
+
+
+COUNTS = {  # how many layers there are, or the loop over them
+    "a sum of conditions": "for i in range(sum(k.startswith('w') for k in p) - 1):",
+    "a sum of ones": "for i in range(sum(1 for k in p if k[0] == 'w') - 1):",
+    "a list": "for i in range(len([k for k in p if k.startswith('w')]) - 1):",
+    "the largest number": "for i in range(max(int(k[1:]) for k in p)):",
+    "as long as there are any": "i = -1\nwhile f'w{(i := i + 1) + 1}' in p:",
+}
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_numbers_of_layers_that_are_counted(generated_models: ModuleType, case: str) -> None:
+    """Weights of a dictionary, whose names hold the numbers that are counted, are each what they are."""
+    made = (
+        "self.e, sizes = nn.Embedding(50, 16), (16, 20, 24, 50)\nself.p = nn.ParameterDict()\n"
+        "for i, (a, b) in enumerate(zip(sizes, sizes[1:])):\n"
+        "    self.p[f'w{i}'], self.p[f'b{i}'] = nn.Parameter(torch.randn(b, a)), nn.Parameter(torch.zeros(b))"
+    )
+    loop = COUNTS[case].replace("\n", "\n    ")
+    methods = (
+        f"def apply(self, p, x):\n    {loop}\n        x = F.silu(F.linear(x, p[f'w{{i}}'], p[f'b{{i}}']))\n"
+        "    return F.linear(x, p['w2'], p['b2'])\n"
+        "def forward(self, ids):\n    return self.apply(dict(self.p), self.e(ids))"
+    )
+    model = generated_models.model(made, methods)()
+    model(torch.zeros(2, 8, dtype=torch.long))
+    found = infer_roles(model)
+    assert [(name, one.reason) for name, one in found.items() if one.doubt is not Doubt.NONE] == []
+    roles = [found[f"p.w{i}"].role for i in range(3)]
+    assert roles == [Role.MATRIX, Role.MATRIX, Role.OUTPUT]

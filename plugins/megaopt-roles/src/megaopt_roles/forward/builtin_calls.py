@@ -79,7 +79,10 @@ class BuiltinEvaluator(ExpressionEvaluator):
         return list(items_of(self.trace, args[0])) if args else []
 
     def _builtin_sum(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self.trace.unknown(*args)
+        items = quiet.items(args[0]) if args and not kwargs else None
+        numbers = [] if items is None else [*items, *args[1:]]
+        counted = items is not None and all(type(number) in (bool, int, float) for number in numbers)
+        return sum(numbers) if counted else self.trace.unknown(*args)
 
     def _builtin_sorted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = items_of(self.trace, args[0]) if args else []

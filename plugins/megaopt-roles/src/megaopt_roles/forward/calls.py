@@ -40,7 +40,7 @@ from megaopt_roles.forward.objects import (
 )
 from megaopt_roles.forward.source import forward_of, function_tree, home_of
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
-from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_mark, weights_of
 
 __all__ = ["CallEvaluator"]
 
@@ -217,7 +217,12 @@ class CallEvaluator(ModuleCallEvaluator):
         values = values if isinstance(values, list | tuple) else [] if values is None else [values]
         keywords = argument(3, "kwargs", args, kwargs) or {}
         inside = dict(named_modules(module))
-        own = {id(param) for part in inside.values() for param in part._parameters.values()}
+        params = [
+            param for part in inside.values() for param in part._parameters.values() if param is not None
+        ]
+        own, made = set(map(id, params)), deps_of(given)
+        if params and not all(map(is_mark, made)):  # layers made weights: these products take their output
+            self.trace.call(params[0], made)
         lent = lent_to(inside, given, own)
         if lent is not None:
             return self.call_with(module, lent, values, keywords)

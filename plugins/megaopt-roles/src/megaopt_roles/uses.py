@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import MATRIX, Doubt, MatrixView, RoleDecision
@@ -28,6 +29,8 @@ def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = F
         return _contracted(shape, uses, kinds)
     if "passed" in kinds and not kinds & {"depthwise", "indexed"}:
         return _unread(shape, "is passed to a function whose source cannot be read")
+    if "generated" in kinds <= {"generated", "elementwise", "looked_up", "sliced", "returned"}:
+        return _of_vectors(uses)
     for kind, decision in _KINDS.items():
         if kind in kinds:
             return decision
@@ -57,6 +60,13 @@ _KINDS = {  # of what no product contracts; the first that fits
     "measured": doubted(elementwise("only how large it is, is used")),
     "returned": elementwise("its module returns it as it is: no matrix product contracts it"),
 }
+
+
+def _of_vectors(uses: Collection[Use]) -> RoleDecision:
+    """Return the decision for what holds a vector for each product of parameters, and no activation multiplies."""
+    decision = _KINDS["generated"]
+    known = all(use.inputs for use in uses if use.kind == "generated")
+    return evolve(decision, doubt=Doubt.NONE) if known else decision
 
 
 def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, Collection[Use]]) -> bool:

@@ -282,7 +282,8 @@ def factors(trace: Trace, operands: Sequence[tuple[Weight, Sequence[int]]]) -> N
         stored = set(range(weight.base.dim() - 1))  # one of its axes counts, where they are not known
         if weight.axes is not None:
             stored = set[int]().union(*(weight.axes[i].indices for i in positions))
-        trace.use(weight, Use("factor" if len(stored) > 1 else "generated"))
+        known = tuple(stored) if weight.axes is not None else ()
+        trace.use(weight, Use("factor") if len(stored) > 1 else Use("generated", known))
 
 
 def _table(trace: Trace, left: Weight, right: Weight) -> Weight:

@@ -265,5 +265,10 @@ HARMLESS = frozenset(
 )
 """Functions that take a weight as it is: no product of theirs sums over its axes."""
 LENGTHS = frozenset(["norm", "vector_norm"])
-EXTREMES = frozenset(["amax", "amin", "max", "min", "norm", "vector_norm", "matrix_norm", "std", "var"])
+EXTREMES = frozenset(
+    [
+        *("amax", "amin", "max", "min", "norm", "vector_norm", "matrix_norm", "std", "var"),
+        *("det", "logdet", "slogdet", "trace", "cond", "svdvals", "eigvals", "eigvalsh"),
+    ]
+)
 """Functions that say how large a weight is: what is scaled by them is not multiplied with it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from megaopt_core.params import Doubt, Role
 from megaopt_core.routing import infer_roles
@@ -81,3 +81,49 @@ def test_factors_of_what_is_added_to_a_table_or_a_head_are_none(at: int) -> None
     for name in ("down", "up"):
         decision = found[f"{at}.parametrizations.weight.0.{name}"]
         assert (decision.role, decision.doubt) == (Role.ELEMENTWISE, Doubt.NONE), (name, decision)
+
+
+MADE_WEIGHTS: dict[
+    str, Callable[[nn.Module], nn.Module]
+] = {  # what makes the weights of a layer, before each forward or as they are asked for
+    "none": lambda layer: layer,
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "spectral norm by a hook": nn.utils.spectral_norm,
+    "a mask by a hook": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.3),
+}
+
+
+class Field(nn.Module):
+    """A network of a shape, in the middle of which its input lies beside what a narrower layer makes."""
+
+    def __init__(self, made: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(25, 16)
+        sizes = [(19, 40), (40, 21), (40, 40), (40, 1)]
+        self.layers = nn.ModuleList([made(nn.Linear(*size)) for size in sizes])
+
+    def forward(self, number: torch.Tensor, xyz: torch.Tensor) -> torch.Tensor:
+        """Return distances."""
+        given = torch.cat([self.table(number), xyz], -1)
+        x = given
+        for i, layer in enumerate(self.layers):
+            x = torch.cat([x, given], 1) if i == 2 else x
+            x = layer(x)
+            x = x.relu() if i < 3 else x
+        return x.tanh()
+
+
+@pytest.mark.parametrize("how", MADE_WEIGHTS)
+def test_activations_of_layers_whose_weights_are_made(how: str) -> None:
+    """What is done with the output of such a layer is noted as with that of a plain one: it is hidden, certainly."""
+    model = Field(MADE_WEIGHTS[how])
+    model(torch.arange(4), torch.randn(4, 3))
+    found = infer_roles(model)
+    narrow = [
+        one
+        for name, one in found.items()
+        if name.startswith("layers.1.") and model.get_parameter(name).dim() > 1
+    ]
+    decided = {(one.role, one.doubt) for one in narrow if one.role is not Role.ELEMENTWISE}
+    assert decided == {(Role.MATRIX, Doubt.NONE)}, narrow

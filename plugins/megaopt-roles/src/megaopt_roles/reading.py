@@ -14,6 +14,7 @@ from megaopt_roles.forward.analysis import Analysis
 from megaopt_roles.forward.source import forward_of, own_methods
 from megaopt_roles.forward.templates import Templates
 from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use, is_mark
+from megaopt_roles.forward.weight_forms import stored_weight
 from megaopt_roles.head_columns import find_head_columns
 from megaopt_roles.unread import guessed_ends, is_torchs
 
@@ -53,7 +54,7 @@ class ModelReading:
         self.changes = changed_by(modules.values())
         seen: set[int] = set()
         for module in modules.values():
-            weight = module._parameters.get("weight")
+            weight = stored_weight(module)
             if weight is not None and (is_projection(module) or isinstance(module, _TABLES)):
                 self._owners.setdefault(id(weight), module)
             if id(module) not in seen and _worth_reading(module):

@@ -17,7 +17,7 @@ from megaopt_roles.forward import quiet
 from megaopt_roles.forward.source import forward_of, home_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
-from megaopt_roles.forward.weight_forms import any_of, whole_weight
+from megaopt_roles.forward.weight_forms import any_of, made_of, whole_weight
 from megaopt_roles.forward.weight_parts import taken
 
 __all__ = [
@@ -198,15 +198,8 @@ def _module_attribute(module: nn.Module, name: str) -> Any:
 
 def _made_weight(module: nn.Module, name: str) -> Weight | None:
     """Return a weight that a parametrization, or a hook before each forward, makes of other parameters."""
-    parametrized = module._modules.get("parametrizations")
-    if isinstance(parametrized, nn.ModuleDict) and name in parametrized._modules:
-        found = [param for param in parametrized[name]._parameters.values() if param is not None]
-    elif name in module._parameters or name not in module.__dict__:
-        return None
-    else:
-        originals = (module._parameters.get(f"{name}_{suffix}") for suffix in ("v", "orig", "g"))
-        found = [param for param in originals if param is not None]
-    return whole_weight(*sorted(found, key=lambda param: -param.numel())) if found else None
+    found = made_of(module, name)
+    return whole_weight(*found) if found else None
 
 
 def _class_attribute(module: nn.Module, name: str) -> Any:

@@ -25,6 +25,7 @@ from megaopt_roles.forward.values import (
     is_mark,
     weights_of,
 )
+from megaopt_roles.forward.weight_forms import stored_weight
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace", "error_of"]
 
@@ -229,7 +230,7 @@ class Trace(RankSigns):
 
     def _note_owner(self, owner: nn.Module | nn.Parameter, kind: str) -> None:
         """Note one kind of use of the weight of a projection, or of a weight used by hand."""
-        weight = owner._parameters.get("weight") if isinstance(owner, nn.Module) else owner
+        weight = stored_weight(owner) if isinstance(owner, nn.Module) else owner
         if weight is not None:
             self.uses.setdefault(id(weight), set()).add(Use(kind))
 

@@ -18,6 +18,7 @@ from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.handed import are_cut, without_rows
+from megaopt_roles.forward.hooks import hooked_inside, readable_hooks
 from megaopt_roles.forward.lent_weights import Lent
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of, torchs_class
@@ -48,6 +49,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
         self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
+        self.hooked: dict[int, list[nn.Module]] = {}  # what inside of modules has hooks after its forward
         self.handed: set[Any] = set()  # what modules were read for, by their class and its rows
         self.lent: list[Lent] = []  # weights that modules which are being read were lent, the outermost first
         self.takers: Counter[Any] = Counter()  # read for weights that they were handed, by class and these
@@ -57,7 +59,26 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         """Return what the body of a plain function returns."""
 
     def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a child module."""
+        """Return the output of a child module, after its hooks have seen it."""
+        return self._after(module, args, kwargs, self._call_child(module, args, kwargs))
+
+    def _after(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> Any:
+        """Return what hooks make of the output of a module; they may keep it elsewhere."""
+        for hook, with_kwargs in readable_hooks(module) if module._forward_hooks else ():
+            given = [module, list(args), kwargs] if with_kwargs else [module, list(args)]
+            changed = self.call(hook, [*given, made], {})
+            made = made if changed is None else changed
+        return made
+
+    def _after_inside(self, module: nn.Module, values: tuple[list[Any], dict[str, Any]]) -> None:
+        """Let hooks inside of a module, whose forward is read by itself, see the outputs that they are called after."""
+        if id(module) not in self.hooked:
+            self.hooked[id(module)] = hooked_inside(module)
+        for part in self.hooked[id(module)]:
+            call = self.trace.call(part, deps_of(values))
+            self._after(part, *values, made=Flow(frozenset({call}), call=call))
+
+    def _call_child(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         first = args[0] if args else next(iter(kwargs.values()), Flow())
         width = _width_taken(module)
         self.trace.expect(first, width)
@@ -95,6 +116,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         self._read_handed(module, args, kwargs)
         self.trace.use_all(handed, "elementwise")
         call = self.trace.call(module, deps_of(values))
+        self._after_inside(module, values)
         norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
         if norm and isinstance(first, Flow) and first.tensor is not None:  # its rows are those of its input
             return Flow(frozenset({call}), first.tensor, first.piece, mixed=first.mixed, terms=first.terms)

@@ -69,7 +69,8 @@ class Templates:
                 ]
             )
             patched = module.__dict__.get("forward")
-            key = (type(module), getattr(patched, "__func__", patched), own, children)
+            hooks = tuple([getattr(hook, "__code__", type(hook)) for hook in module._forward_hooks.values()])
+            key = (type(module), getattr(patched, "__func__", patched), own, children, hooks)
             self._structures[id(module)] = self._numbers.setdefault(key, len(self._numbers))
         return self._structures[id(module)]
 

@@ -163,3 +163,30 @@ def test_numbers_of_layers_that_are_counted(generated_models: ModuleType, case: 
     assert [(name, one.reason) for name, one in found.items() if one.doubt is not Doubt.NONE] == []
     roles = [found[f"p.w{i}"].role for i in range(3)]
     assert roles == [Role.MATRIX, Role.MATRIX, Role.OUTPUT]
+
+
+CHOICES = {  # how one of two weights is chosen
+    "an expression": "w = self.a if flag else self.b",
+    "a branch": "w = self.a\nif self.training:\n    w = self.b",
+    "both branches": "if flag is None:\n    w = self.a\nelse:\n    w = self.b",
+    "one transposed": "w = (self.a if self.training else self.b).T.T",
+    "a method": "w = self.chosen(flag)",
+    "or": "w = self.a if flag else (self.b if self.training else self.a)",
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_one_of_two_weights(generated_models: ModuleType, case: str) -> None:
+    """A product with either is one with both: they are hidden matrices, and certainly so."""
+    made = (
+        "self.e, self.h = nn.Embedding(50, 16), nn.Linear(24, 50)\n"
+        "self.a, self.b = nn.Parameter(torch.randn(24, 16)), nn.Parameter(torch.randn(24, 16))"
+    )
+    methods = (
+        "def chosen(self, flag):\n    if flag:\n        return self.a\n    return self.b\n"
+        "def forward(self, ids, flag=True):\n    x = self.e(ids)\n    "
+        + CHOICES[case].replace("\n", "\n    ")
+        + "\n    return self.h(F.linear(x, w).relu())"
+    )
+    found = _certain(generated_models.model(made, methods)())
+    assert {found[name].role for name in "ab"} == {Role.MATRIX}

@@ -254,7 +254,8 @@ def merge_values(first: Any, second: Any) -> Any:
         return {key: merge_values(first.get(key), second.get(key)) for key in {**first, **second}}
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Weight):  # followed on, as if the other value had gone into it
-            return evolve(one, deps=one.deps | deps_of(other))
+            either = any_of((one, other)) if isinstance(other, Weight) else one
+            return evolve(either, deps=one.deps | deps_of(other))
         if isinstance(one, Flow):
             return other if _says_more(other, one) else _with_items(one, other)
     return first if isinstance(first, nn.Module) or _equal(first, second) else Flow()

@@ -193,4 +193,5 @@ def any_of(weights: Sequence[Any]) -> Any:
     alike = all(
         isinstance(one, Weight) and one.shape == first.shape and one.axes == first.axes for one in weights
     )
-    return evolve(first, params=tuple(param for one in weights for param in one.params)) if alike else first
+    params = {id(param): param for one in weights if alike for param in one.params}
+    return evolve(first, params=tuple(params.values())) if alike else first

@@ -203,7 +203,8 @@ def _run(
         shape = _input_shape(module, evaluator.trace)
         names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
     if tree.args.vararg is not None:
-        names[tree.args.vararg.arg] = Flow(frozenset({ARGUMENT}))  # of a length that is not known
+        several = [Flow(frozenset({ARGUMENT}))]
+        names[tree.args.vararg.arg] = evaluator.uncounted[id(several)] = several
     if tree.args.kwarg is not None:
         names[tree.args.kwarg.arg] = {}
     return evaluator.run(function, names)

@@ -25,26 +25,33 @@ class BuiltinEvaluator(ExpressionEvaluator):
     def _builtin_enumerate(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = items_of(self.trace, args[0]) if args else []
         start = args[1] if len(args) > 1 else kwargs.get("start", 0)
-        numbered = not is_abstract(args[0]) and isinstance(start, int)
-        return [(start + i if numbered else Flow(), item) for i, item in enumerate(items)]
+        numbered = not self.is_uncounted(args[0]) and isinstance(start, int)
+        made = [(start + i if numbered else Flow(), item) for i, item in enumerate(items)]
+        return made if numbered else self._as_uncounted(made)
 
     def _builtin_zip(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         columns = [items_of(self.trace, arg) for arg in args]
-        sure = [len(column) for arg, column in zip(args, columns, strict=True) if not is_abstract(arg)]
-        length = min(sure) if sure else 2
-        return [
-            tuple(column[i] if i < len(column) else self.trace.unknown(column) for column in columns)
-            for i in range(length)
+        sure = [len(column) for arg, column in zip(args, columns, strict=True) if not self.is_uncounted(arg)]
+        made = [
+            tuple(column[min(i, len(column) - 1)] if column else Flow() for column in columns)
+            for i in range(min(sure) if sure else 2)
         ]
+        return made if sure else self._as_uncounted(made)
+
+    def _as_uncounted(self, items: list[Any]) -> list[Any]:
+        """Return a list, noted as one that stands for any number of items."""
+        self.uncounted[id(items)] = items
+        return items
 
     def _builtin_reversed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return list(reversed(items_of(self.trace, args[0]))) if args else []
+        items = self._copied(args[0]) if args else []
+        items.reverse()
+        return items
 
     def _builtin_map(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        columns = [items_of(self.trace, arg) for arg in args[1:]]
         if len(args) == 2 and isinstance(args[1], Flow):
             return self.call(args[0], [args[1]], {})
-        return [self.call(args[0], items, {}) for items in zip(*columns, strict=False)]
+        return [self.call(args[0], items, {}) for items in self._builtin_zip(args[1:], {})]
 
     def _builtin_range(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return range(*args) if args and all(isinstance(arg, int) for arg in args) else Flow()
@@ -68,7 +75,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
     def _builtin_iter(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not args or is_abstract(args[0]):
             return args[0] if args else Flow()
-        return [*items_of(self.trace, args[0])]
+        return self._copied(args[0])
 
     def _builtin_tuple(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._builtin_list(args, kwargs)
@@ -76,7 +83,12 @@ class BuiltinEvaluator(ExpressionEvaluator):
     def _builtin_list(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if args and isinstance(args[0], Flow):
             return args[0]
-        return list(items_of(self.trace, args[0])) if args else []
+        return self._copied(args[0]) if args else []
+
+    def _copied(self, value: Any) -> list[Any]:
+        """Return a list of what a loop over a value sees."""
+        made = [*items_of(self.trace, value)]
+        return self._as_uncounted(made) if self.is_uncounted(value) else made
 
     def _builtin_sum(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = quiet.items(args[0]) if args and not kwargs else None
@@ -101,7 +113,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
         if args and isinstance(args[0], Weight) and args[0].shape:
             return args[0].shape[0]
         held = quiet.items(args[0]) if args else None
-        return Flow() if held is None else len(held)
+        return Flow() if held is None or self.is_uncounted(args[0]) else len(held)
 
     def _builtin_type(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return Flow() if len(args) != 1 or is_abstract(args[0]) else type(args[0])

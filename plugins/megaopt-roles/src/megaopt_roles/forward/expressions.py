@@ -301,13 +301,16 @@ class ExpressionEvaluator(OperatorEvaluator):
             return [self.evaluate(element, frame)]
         first, *rest = generators
         results: list[Any] = []
-        items = items_of(self.trace, self.evaluate(first.iter, frame))
+        source = self.evaluate(first.iter, frame)
+        items = items_of(self.trace, source)
         self.trace.go_through(items)
         for item in items:
             self.assign(first.target, item, frame)
             if any(self.truth(self.evaluate(test, frame)) is False for test in first.ifs):
                 continue
             results.extend(self._generate(element, rest, frame))
+        if self.is_uncounted(source):
+            self.uncounted[id(results)] = results
         return results
 
     def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:

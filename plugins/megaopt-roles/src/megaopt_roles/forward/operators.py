@@ -97,10 +97,15 @@ class OperatorEvaluator(ABC):
         self.trace = trace
         self.assigned: dict[tuple[int, str], Any] = {}
         self.kept: list[Any] = []  # the owners in `assigned`, so that no identity is used twice
+        self.uncounted: dict[int, list[Any]] = {}  # made by going through what is not known, by identity
 
     @abstractmethod
     def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:
         """Return the value of an expression."""
+
+    def is_uncounted(self, value: Any) -> bool:
+        """True for what has some items or other: as many as a list of modules that it is gone through with."""
+        return is_abstract(value) or id(value) in self.uncounted
 
     def truth(self, value: Any) -> bool | None:
         """Return whether a value is true; None when that is not known."""

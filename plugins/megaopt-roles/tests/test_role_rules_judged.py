@@ -166,6 +166,23 @@ class Timed(nn.Module):
         return torch.as_tensor(self.net(torch.cat([x, self.time(t)], -1)))
 
 
+class SkippingByHand(nn.Module):
+    """Lays what it was given beside hidden features again, with weights that are used by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_weight, self.back_weight, self.second_weight, self.last_weight = (
+            nn.Parameter(torch.randn(*sizes))
+            for sizes in ((STATE, 40), (40, STATE), (40 + STATE, 24), (24, 4))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        h = torch.relu(x @ self.first_weight)
+        h = torch.relu((x + h @ self.back_weight) @ self.first_weight)
+        return torch.relu(torch.cat([h, x], -1) @ self.second_weight) @ self.last_weight
+
+
 class Repeated(nn.Module):
     """One layer that takes what it made."""
 
@@ -181,7 +198,11 @@ class Repeated(nn.Module):
         return torch.as_tensor(self.last(h))
 
 
-@pytest.mark.parametrize("model", [Skipping(), Timed(), Repeated()], ids=["skipping", "timed", "repeated"])
+@pytest.mark.parametrize(
+    "model",
+    [Skipping(), Timed(), Repeated(), SkippingByHand()],
+    ids=["skipping", "timed", "repeated", "by hand"],
+)
 def test_what_lies_beside_an_input_otherwise_is_a_matrix(model: nn.Module) -> None:
     """All but the last one, without a doubt."""
     found = infer_roles(model)

@@ -9,7 +9,7 @@ from torch import nn
 from megaopt_core.routing import is_conv1d
 from megaopt_roles.forward.values import Use
 
-__all__ = ["inputs_of", "outputs_of", "widths_taken"]
+__all__ = ["inputs_of", "outputs_of", "widths_made", "widths_taken"]
 
 
 def outputs_of(module: nn.Module) -> int:
@@ -38,6 +38,16 @@ def widths_taken(param: nn.Parameter, uses: Collection[Use]) -> set[int]:
         uses: how it is used.
     """
     return {param.shape[use.inputs[0]] for use in uses if len(use.inputs) == 1}
+
+
+def widths_made(param: nn.Parameter, uses: Collection[Use]) -> set[int]:
+    """Return how many features products with a weight that is used by hand return.
+
+    Args:
+        param: the weight.
+        uses: how it is used.
+    """
+    return {param.shape[use.outputs[0]] for use in uses if len(use.outputs) == 1}
 
 
 def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:

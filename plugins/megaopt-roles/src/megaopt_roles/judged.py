@@ -11,7 +11,7 @@ from torch import nn
 
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
-from megaopt_roles.features import inputs_of, outputs_of
+from megaopt_roles.features import inputs_of, outputs_of, widths_made, widths_taken
 from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, is_mark
 from megaopt_roles.reading import ModelReading
 
@@ -26,7 +26,7 @@ class _Taken:
     """What a layer takes, somewhere where what the model is given can be told from what it makes.
 
     Args:
-        layer: the layer.
+        layer: the layer, or a weight that is used by hand.
         made: the projections whose output it takes.
         given: it takes what the model is given, too.
         joined: these lie side by side.
@@ -34,7 +34,7 @@ class _Taken:
         once: the layer takes nothing else there.
     """
 
-    layer: nn.Module
+    layer: nn.Module | nn.Parameter
     made: frozenset[int]
     given: bool
     joined: bool
@@ -56,7 +56,7 @@ def find_judged(
         modules: its modules by canonical name.
         reading: what its sources say.
     """
-    by_identity = {id(module): module for module in modules.values() if is_projection(module)}
+    by_identity = _layers(modules, reading)
     taken = [part for scope in _scopes(model, reading) for part in _taken(scope, reading)]
     given = {id(part.layer) for part in taken if part.given and not part.made}
     found: dict[int, RoleDecision] = {}
@@ -64,31 +64,44 @@ def find_judged(
     told = [part for part in taken if id(part.layer) in given or (part.given and part.joined)]
     pairs = [*_pairs(told, by_identity, reading)]
     begun: dict[int, set[int]] = {}
-    passed_on = _passed_on(by_identity.values(), given & {id(part.layer) for _, part in pairs})
+    passed_on = _passed_on(by_identity.values(), given & {id(part.layer) for _, part in pairs}, reading)
     for maker, part in pairs:
         if id(part.layer) in given:
             head = output("a layer takes its output in place of what the model is given")
-            hidden = outputs_of(maker) in passed_on
+            hidden = bool(_made(maker, reading) & passed_on)
             found[id(maker)] = doubted(head, "it may be a hidden width") if hidden else head
-            alike.add(_signature(maker, part))
+            alike.add(_signature(maker, part, reading))
         elif _may_lie_beside(maker, part, reading, passed_on):
             if id(part.call) not in begun:
                 begun[id(part.call)] = _widths_of_inputs(part.call, reading)
-            if inputs_of(part.layer) - outputs_of(maker) not in begun[id(part.call)]:
+            (made,) = _made(maker, reading)
+            if not {width - made for width in _widths(part.layer, reading)} & begun[id(part.call)]:
                 continue
             head = doubted(output("it lies beside what its network was given, as an action beside a state"))
             found.setdefault(id(maker), head)
     copies = {
         id(maker): doubted(output("another one like it stands in place of what the model is given"))
         for maker, part in (_pairs(taken, by_identity, reading) if alike else ())
-        if _signature(maker, part) in alike
+        if _signature(maker, part, reading) in alike
     }
     return {**copies, **found}
 
 
+def _layers(modules: Mapping[str, nn.Module], reading: ModelReading) -> dict[int, nn.Module | nn.Parameter]:
+    """Return the projections of a model, and the matrices that it uses by hand, by identity."""
+    found: dict[int, nn.Module | nn.Parameter] = {}
+    for module in modules.values():
+        if is_projection(module):
+            found[id(module)] = module
+            continue
+        own = (param for param in module._parameters.values() if param is not None and param.dim() > 1)
+        found.update({id(param): param for param in own if len(_made(param, reading)) == 1})
+    return found
+
+
 def _pairs(
-    taken: Collection[_Taken], layers: Mapping[int, nn.Module], reading: ModelReading
-) -> Iterator[tuple[nn.Module, _Taken]]:
+    taken: Collection[_Taken], layers: Mapping[int, nn.Module | nn.Parameter], reading: ModelReading
+) -> Iterator[tuple[nn.Module | nn.Parameter, _Taken]]:
     """Yield each projection with what takes its output, but for recurrences."""
     for part in taken:
         makers = part.made & layers.keys()
@@ -122,11 +135,18 @@ def _taken(scope: nn.Module, reading: ModelReading) -> list[_Taken]:
 
 def _first(
     module: nn.Module | nn.Parameter, reading: ModelReading, seen: set[int]
-) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield the projections of a module that take its arguments, and whether something lies side by side there."""
-    if isinstance(module, nn.Parameter) or id(module) in seen:
+) -> Iterator[tuple[nn.Module | nn.Parameter, bool]]:
+    """Yield the projections of a module that take its arguments, and whether something lies side by side there.
+
+    A weight that a product contracts is one, too.
+    """
+    if id(module) in seen:
         return
     seen.add(id(module))
+    if isinstance(module, nn.Parameter):
+        if _widths(module, reading):
+            yield module, False
+        return
     if is_projection(module):
         yield module, False
         return
@@ -137,32 +157,50 @@ def _first(
                 yield layer, joined or JOINED in call.deps
 
 
-def _passed_on(layers: Collection[nn.Module], judges: Collection[int]) -> set[int]:
+def _passed_on(
+    layers: Collection[nn.Module | nn.Parameter], judges: Collection[int], reading: ModelReading
+) -> set[int]:
     """Return the widths that one projection makes and another takes, which judges nothing."""
-    taken = {inputs_of(layer) for layer in layers if id(layer) not in judges}
-    return {outputs_of(layer) for layer in layers} & taken
+    taken = set[int]().union(*(_widths(layer, reading) for layer in layers if id(layer) not in judges))
+    return taken & set[int]().union(*(_made(layer, reading) for layer in layers))
 
 
 def _may_lie_beside(
-    maker: nn.Module, part: _Taken, reading: ModelReading, passed_on: Collection[int]
+    maker: nn.Module | nn.Parameter, part: _Taken, reading: ModelReading, passed_on: Collection[int]
 ) -> bool:
     """True for a projection that narrows, and may lie beside what its network took where a layer takes its output."""
-    width = outputs_of(maker)
+    (width,) = _made(maker, reading)
     hidden = width in passed_on or id(maker) in reading.used_as("rectified")
-    return part.given and part.joined and width < inputs_of(maker) and not hidden
+    narrows = all(width < taken for taken in _widths(maker, reading))
+    return part.given and part.joined and narrows and not hidden
 
 
 def _widths_of_inputs(call: Call, reading: ModelReading) -> set[int]:
     """Return how many features of what the model is given were taken by what made what a call takes."""
     return {
-        inputs_of(layer)
+        width
         for dep in _behind(call)
         if ARGUMENT in dep.deps
         for layer, _ in _first(dep.module, reading, set())
+        for width in _widths(layer, reading)
     }
 
 
-def _feeds(layer: nn.Module, call: Call, reading: ModelReading) -> bool:
+def _widths(layer: nn.Module | nn.Parameter, reading: ModelReading) -> set[int]:
+    """Return how many features a layer takes, or the products with a weight do; none where that is not known."""
+    if isinstance(layer, nn.Parameter):
+        return widths_taken(layer, reading.uses.get(id(layer), ()))
+    return {inputs_of(layer)}
+
+
+def _made(layer: nn.Module | nn.Parameter, reading: ModelReading) -> set[int]:
+    """Return how many features a layer returns, or the products with a weight do; none where that is not known."""
+    if isinstance(layer, nn.Parameter):
+        return widths_made(layer, reading.uses.get(id(layer), ()))
+    return {outputs_of(layer)}
+
+
+def _feeds(layer: nn.Module | nn.Parameter, call: Call, reading: ModelReading) -> bool:
     """True where a layer is among those that made what it takes."""
     return any(
         any(layer is first for first, _ in _first(dep.module, reading, set())) for dep in _behind(call)
@@ -181,5 +219,6 @@ def _behind(call: Call) -> Iterator[Any]:
         stack.extend(dep.deps)
 
 
-def _signature(maker: nn.Module, part: _Taken) -> tuple[object, ...]:
-    return inputs_of(maker), outputs_of(maker), inputs_of(part.layer), outputs_of(part.layer), part.given
+def _signature(maker: nn.Module | nn.Parameter, part: _Taken, reading: ModelReading) -> tuple[object, ...]:
+    sizes = (frozenset(of(layer, reading)) for layer in (maker, part.layer) for of in (_widths, _made))
+    return *sizes, part.given

@@ -67,3 +67,47 @@ def test_one_column_of_codes_is_no_code(generated_models: ModuleType) -> None:
     """Whether something is the first class is a number for each position, and these are mixed."""
     found = roles_of(generated_models, "s = torch.tanh(c[..., 0] @ self.t @ self.w)")
     assert found["t"].role is not Role.EMBEDDING, found["t"].reason
+
+
+LAYER = "self.e, self.a, self.h = nn.Linear(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)"
+CODED = {  # codes, and how a layer takes them
+    "a number": "y = self.e(F.one_hot(ids, 9).float())",
+    "another type": "y = self.e(F.one_hot(ids, 9).to(self.a.weight.dtype))",
+    "by name": "y = self.e(input=F.one_hot(ids, num_classes=9).type(torch.float32))",
+    "a step": "c = F.one_hot(ids, 9).float()\ny = self.e(c[:, 0]) + self.e(c[:, 1])",
+    "a loop": "y = 0\nfor c in F.one_hot(ids, 9).float():\n    y = y + self.e(c)",
+    "dropout": "y = self.e(F.dropout(F.one_hot(ids.clamp(0, 8), 9).float(), 0.1))",
+    "a comparison": "y = self.e((ids[..., None] == torch.arange(9)).float())",
+    "a written one": "y = self.e(torch.zeros(2, 3, 9).scatter(2, ids[..., None], 1.0))",
+    "two of one": "y = self.e(F.one_hot(ids, 9).float()) * self.e(F.one_hot(ids + 1, 9).float())",
+}
+NOT_ALL_CODED = {
+    "features beside them": "more = torch.sin(ids)[..., None].expand(2, 3, 5)\n"
+    "y = self.e(torch.cat([F.one_hot(ids, 4).float(), more], -1))",
+    "another call": "y = self.e(F.one_hot(ids, 9).float()) + self.e(torch.softmax(ids.float(), -1))",
+    "a board": "y = self.e(F.one_hot(ids, 3).float().flatten(1))",
+    "a thermometer": "y = self.e(F.one_hot(ids, 9).float().cumsum(-1))",
+    "a choice": "c = F.one_hot(ids, 9).float() if self.training else ids.float()\ny = self.e(c)",
+    "the weight in a product": "y = self.e(F.one_hot(ids, 9).float()) @ self.e.weight @ self.e.weight.T",
+}
+
+
+@pytest.mark.parametrize("case", CODED)
+def test_a_layer_that_takes_codes_alone_is_a_table(generated_models: ModuleType, case: str) -> None:
+    """It looks a row up for each: that is certain."""
+    forward = f"{CODED[case]}\nreturn self.h(self.a(y).relu())"
+    found = infer_roles(generated_models.model_with_forward(LAYER, "ids", forward)())
+    assert (found["e.weight"].role, found["e.weight"].doubt) == (Role.EMBEDDING, Doubt.NONE), found[
+        "e.weight"
+    ]
+    assert (found["a.weight"].role, found["a.weight"].doubt) == (Role.MATRIX, Doubt.NONE)
+
+
+@pytest.mark.parametrize("case", NOT_ALL_CODED)
+def test_a_layer_that_takes_more_than_codes_is_no_certain_table(
+    generated_models: ModuleType, case: str
+) -> None:
+    """Features beside the codes, sums of them and other calls make it one of two."""
+    forward = f"{NOT_ALL_CODED[case]}\nreturn self.h(self.a(y).relu())"
+    found = infer_roles(generated_models.model_with_forward(LAYER, "ids", forward)())["e.weight"]
+    assert found.role is not Role.EMBEDDING or found.uncertain

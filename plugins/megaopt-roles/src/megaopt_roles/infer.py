@@ -154,6 +154,8 @@ class _Rules:
         if not is_readable(module):
             return doubted(decision, "its forward was replaced by one that cannot be read")
         if any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ())):
+            if self.reading.takes_codes(module, param):
+                return embedding("all that it takes are one-hot codes")
             return doubted(
                 embedding("what is given looks parts of its weight up, by an index or a one-hot encoding")
             )

@@ -138,6 +138,22 @@ class ModelReading:
             holder = self._modules.get(name)
         return holder is None or holder is module or is_torchs(holder)
 
+    def takes_codes(self, module: nn.Module, weight: nn.Parameter) -> bool:
+        """True for a projection that takes one-hot codes wherever it is called, and whose weight is used for no more.
+
+        Args:
+            module: the projection.
+            weight: its weight.
+        """
+        others = {use.kind for use in self.uses.get(id(weight), ())} - {"indexed", "rectified", "choosing"}
+        calls = [
+            call
+            for analysis in list(self._analyses.values())
+            for call in analysis.calls
+            if call.module is module
+        ]
+        return bool(calls) and all(call.coded for call in calls) and not others
+
     @cached_property
     def consumed(self) -> frozenset[int]:
         """The projections, and weights used by hand, whose output a later layer takes, by identity."""

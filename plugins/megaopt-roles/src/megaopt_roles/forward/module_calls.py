@@ -196,6 +196,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         weight = module._parameters.get("weight")
         if weight is not None and isinstance(first, Flow) and first.one_hot:
             self.trace.use(whole_weight(weight), Use("indexed"))
+            call.coded = first.coded and is_linear(module)
         if isinstance(module, _ConvNd):
             if _keeps_channels(module) and isinstance(first, Flow) and first.piece is not None:
                 return evolve(first, deps=frozenset({call}), fresh=False, call=None)

@@ -186,7 +186,7 @@ class OperatorEvaluator(ABC):
                 result = isinstance(kind, ast.IsNot)
             elif is_abstract(left) or is_abstract(right):
                 codes = isinstance(kind, ast.Eq) and equal(left, right)
-                return Flow(frozenset({ARGUMENT}), one_hot=True) if codes else Flow()
+                return Flow(frozenset({ARGUMENT}), one_hot=True, coded=True) if codes else Flow()
             else:
                 result = _compared(type(kind), left, right)
             if result is None:

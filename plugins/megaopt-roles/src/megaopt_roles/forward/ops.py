@@ -63,7 +63,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return _mixed(trace, _symbol(name), args, kwargs)
     if name in KEEPS_SHAPE and args:
         _note_activation(trace, name, args[0])
-        return _keep(trace, args, kwargs)
+        kept = _keep(trace, args, kwargs)
+        return evolve(kept, coded=False) if name == "cumsum" and isinstance(kept, Flow) else kept
     return _anything(trace, name, args, kwargs)
 
 
@@ -183,7 +184,8 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
     weighed = (weight, before) if symbol == "*" and before is not None else None
-    return evolve(other, deps=other.deps | trace.made(weight), fresh=False, call=None, weighed=weighed)
+    deps = other.deps | trace.made(weight)
+    return evolve(other, deps=deps, fresh=False, call=None, weighed=weighed, coded=False)
 
 
 def _of_two(left: Flow, right: Flow) -> Flow:
@@ -263,7 +265,13 @@ def _cut(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     tensor = None if tensor is None else tensor.to("meta")
     soft = name == "detach" and any(flow.soft for flow in flows_of(args[:1]))
     one_hot = name == "one_hot" or (name == "eq" and len(args) == 2 and lookups.equal(*args))
-    return Flow(frozenset({ARGUMENT}) if deps else deps, tensor, one_hot=one_hot, soft=soft)
+    return Flow(
+        frozenset({ARGUMENT}) if deps else deps,
+        tensor,
+        one_hot=one_hot,
+        soft=soft,
+        coded=one_hot and bool(deps),
+    )
 
 
 def _adds_positions(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -327,7 +335,8 @@ def _scatter(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     single = isinstance(at, Flow) and at.tensor is not None and tuple(at.tensor.shape[-1:]) == (1,)
     if not (single and isinstance(written, int | float) and written == 1 and isinstance(made, Flow)):
         return made
-    return evolve(made, one_hot=made.deps == {ARGUMENT})
+    codes = made.deps == {ARGUMENT}
+    return evolve(made, one_hot=codes, coded=codes)
 
 
 def _linear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

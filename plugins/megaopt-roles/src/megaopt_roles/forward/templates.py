@@ -108,7 +108,12 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
         return analysis
     calls = {
         call: Call(
-            twin.get(id(call.module), call.module), frozenset(), call.order, call.site, cut_off=call.cut_off
+            twin.get(id(call.module), call.module),
+            frozenset(),
+            call.order,
+            call.site,
+            cut_off=call.cut_off,
+            coded=call.coded,
         )
         for call in analysis.calls
     }

@@ -61,6 +61,8 @@ class Call:
     site: tuple[ast.expr, ...] = ()
     by_row: bool = False
     """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
+    coded: bool = False
+    """All that it takes are one-hot codes, made where it is called."""
     cut_off: bool = False
     """No gradient flows through it."""
 
@@ -182,6 +184,8 @@ class Flow:
     """The weight that it was multiplied with, element by element, and the shape that it had before."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
+    coded: bool = False
+    """It is one-hot codes along its last axis, each by itself: not joined, added up or laid in one axis."""
 
     def part(self, index: int) -> Flow:
         """Return one item of it, taken for a tuple that a module returned."""

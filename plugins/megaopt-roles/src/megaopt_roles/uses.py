@@ -47,6 +47,7 @@ _KINDS = {  # of what no product contracts; the first that fits
         elementwise("a batch of vectors, of which a product of parameters makes a kernel, say")
     ),
     "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
+    "noise": elementwise("it scales the noise that is added to a weight"),
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
     "row": doubted(elementwise("its rows meet activations one by one")),
     "grouped": elementwise("scales or offsets of groups of something fixed"),
@@ -58,6 +59,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "cropped": _BY_POSITION,
     "expanded": doubted(elementwise("a table that is expanded")),
     "measured": doubted(elementwise("only how large it is, is used")),
+    "penalized": elementwise("only one number is made of it"),
     "returned": elementwise("its module returns it as it is: no matrix product contracts it"),
 }
 
@@ -162,6 +164,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "expanded": "expanded over the batch",
         "looked_up": "looked up by position",
         "elementwise": "used element by element",
+        "noise": "a scale of noise",
         "grouped": "a scale or an offset of groups of something fixed",
         "beside": "laid beside activations",
         "fixed": "multiplied with something fixed",

@@ -16,7 +16,7 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import named_modules
-from megaopt_roles.forward import ops, products, quiet
+from megaopt_roles.forward import noise, ops, products, quiet
 from megaopt_roles.forward.autograd_functions import (
     Context,
     forward_of_function,
@@ -53,8 +53,6 @@ _SEQUENCES = (itertools.chain, itertools.pairwise, itertools.product, itertools.
 _OPERATORS = {"matmul": ast.MatMult, "add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "truediv": ast.Div}
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 
-_AROUND = ("Normal", "LogNormal", "Laplace")
-"""Distributions around what they are given first."""
 _GROWS = ("append", "appendleft", "extend", "insert")
 """Methods of lists, which a forward may have been handed."""
 
@@ -265,11 +263,9 @@ class CallEvaluator(ModuleCallEvaluator):
         if name == "functional_call" and args and isinstance(args[0], nn.Module):
             return self._functional_call(args[0], args, kwargs)
         if module.startswith("torch.distributions"):  # of the values that it is given, entry by entry
-            found = weights_of((args, kwargs))
-            self.trace.use_all(found, "elementwise")
-            if found and name in _AROUND and not deps_of((args, kwargs)):
-                return found[0]  # what is drawn is a weight as well
-            return self.trace.unknown(args, kwargs)
+            if name in noise.DENSITIES:
+                return noise.density(self.trace, args, kwargs)
+            return noise.distribution(self.trace, name, args, kwargs)
         if module.startswith("torch._ops"):
             name, args = products.as_function(name, args)
         return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)

@@ -8,9 +8,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
 
+from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward import ops, quiet, shapes
+from megaopt_roles.forward.noise import is_refilled
 from megaopt_roles.forward.objects import (
     Bound,
     Choice,
@@ -92,6 +94,8 @@ class ExpressionEvaluator(OperatorEvaluator):
             return self._read_abstract(owner, name)
         self.trace.note_read(owner, name)
         value = attribute_of(owner, name)
+        if isinstance(value, Flow) and isinstance(owner, nn.Module) and is_refilled(owner, name):
+            return evolve(value, noise=True)
         if isinstance(value, Property):
             return self._property(Bound(value.owner, value.function, name))
         if isinstance(value, list | dict | set | tuple) and not isinstance(owner, list | dict | set):

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from megaopt_roles.forward import einsums, lookups, packing, products, shapes, weights
 from megaopt_roles.forward.lookups import argument
+from megaopt_roles.forward.noise import DENSITIES, density, drawn, is_drawn
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import (
     BOUNDED,
@@ -46,6 +47,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         args: positional arguments.
         kwargs: keyword arguments.
     """
+    if is_drawn(name, args):
+        return Flow(noise=True)
     if name in ("sum", "mean"):
         _note_sum(trace, args, kwargs)
     if name in CUTS:
@@ -56,16 +59,16 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     if name in CLASS_LOSSES or name.endswith("_loss"):
         return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
     if name in shapes.SHAPE_OPS and args:
-        return _moved(name, args[0], shapes.move(trace, name, args, kwargs))
+        return _moved(name, args[0], drawn(shapes.move(trace, name, args, kwargs), args[:1]))
     if name in JOINS:
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
-        return _mixed(trace, _symbol(name), args, kwargs)
+        return _mixed(trace, name, args, kwargs)
     if name in KEEPS_SHAPE and args:
         _note_activation(trace, name, args[0])
         kept = _keep(trace, args, kwargs)
         return evolve(kept, coded=False) if name == "cumsum" and isinstance(kept, Flow) else kept
-    return _anything(trace, name, args, kwargs)
+    return drawn(_anything(trace, name, args, kwargs), args)
 
 
 def _note_sum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -104,9 +107,11 @@ def _note_activation(trace: Trace, name: str, value: Any) -> None:
         trace.unit |= deps_of(value)
 
 
-def _mixed(trace: Trace, symbol: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _mixed(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a sum or product of two values, and of what else goes into it: the weight of an interpolation."""
-    result, others = arithmetic(trace, symbol, args[0], args[1]), (*args[2:], *kwargs.values())
+    if name == "addcmul" and len(args) == 3:
+        return arithmetic(trace, "+", args[0], arithmetic(trace, "*", *args[1:]))
+    result, others = arithmetic(trace, _symbol(name), args[0], args[1]), (*args[2:], *kwargs.values())
     trace.use_all(weights_of(others), "elementwise")
     deps = deps_of(others)
     return evolve(result, deps=result.deps | deps) if deps and isinstance(result, Flow | Weight) else result
@@ -131,7 +136,7 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     if isinstance(right, Weight):
         return _with_weight(trace, symbol, right, left)
     if isinstance(left, Flow) and isinstance(right, Flow):
-        return _of_activations(trace, symbol, left, right)
+        return drawn(_of_activations(trace, symbol, left, right), (left, right))
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
         return trace.unknown(left, right)
@@ -143,6 +148,7 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
         mixed=flow.mixed,
         terms=flow.terms,
         length=flow.length,
+        noise=flow.noise,
     )
 
 
@@ -175,6 +181,9 @@ def _added(total: Flow, left: Flow, right: Flow) -> Flow:
 
 def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     if not isinstance(other, Flow) or not other.deps:
+        if symbol == "*" and isinstance(other, Flow) and other.noise:
+            trace.noisy.update(map(id, weight.params))
+            return weight
         shape = tuple(other.tensor.shape) if isinstance(other, Flow) and other.tensor is not None else None
         return weights.with_fixed(trace, symbol, weight, shape)
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
@@ -318,6 +327,9 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         if name in EXTREMES and len(found) == 1:
             trace.use_all(found, "measured")
             return Flow()
+        if name in ("sum", "mean") and len(found) == len(args) == 1 and not kwargs:
+            trace.use_all(found, "penalized")
+            return Flow()
         return found[0] if len(found) == 1 else products.of_parameters(trace, name, found)
     if name in HARMLESS:
         trace.use_all(found, "elementwise")
@@ -399,6 +411,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),
     **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), lookups.select),
     "linear": _linear,
+    **dict.fromkeys(DENSITIES, density),
     **dict.fromkeys(("softmax", "gumbel_softmax"), _softmax),
     "cdist": lookups.compare,
     "cosine_similarity": lookups.cosine,

@@ -57,6 +57,7 @@ class Trace(RankSigns):
         takers: what takes the input of a module first, by identity, as far as it was asked for: all evaluations of
             one forward share it.
         masked: parameters, by identity, that something fixed of their shape multiplies.
+        noisy: those that noise multiplies.
         gating: rows of bounded parts that multiply something, by identity of the owner.
         changes: the weight that the module which is read, a parametrization, is given; None for any other module.
         met: what products that sum, of two activations, depend on, and what meets itself in any product: no row of a
@@ -79,6 +80,7 @@ class Trace(RankSigns):
     sites: list[ast.expr] = field(factory=list)
     takers: dict[int, nn.Module | int | None] = field(factory=dict)
     masked: set[int] = field(factory=set)
+    noisy: set[int] = field(factory=set)
     gating: dict[int, set[tuple[int, ...]]] = field(factory=dict)
     changes: Weight | None = None
     met: set[Any] = field(factory=set)

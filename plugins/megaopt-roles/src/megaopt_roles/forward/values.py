@@ -184,6 +184,8 @@ class Flow:
     """The weight that it was multiplied with, element by element, and the shape that it had before."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
+    noise: bool = False
+    """It was drawn, and no layer has made it."""
     coded: bool = False
     """It is one-hot codes along its last axis, each by itself: not joined, added up or laid in one axis."""
 
@@ -265,9 +267,10 @@ class Use:
             (that goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing`
             (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply
             each other), `gating` (several bounded parts of that multiply others), `rectified` (a ReLU or the like is
-            taken of it), `softened` (a softmax is taken of it), `measured` (its largest entry or norm scales what it
-            meets), `ranked` (what the product of a stack makes), `row` (one row of it meets an activation) or `passed`
-            (to something that cannot be read).
+            taken of it), `noise` (it scales noise that is added to a weight), `penalized` (one number is made of it,
+            and of no activation: a penalty), `softened` (a softmax is taken of it), `measured` (its largest entry or
+            norm scales what it meets), `ranked` (what the product of a stack makes), `row` (one row of it meets an
+            activation) or `passed` (to something that cannot be read).
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
+from megaopt_roles.forward.noise import spread
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Axis, Call, Flow, Use, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, together, without_axes
@@ -45,6 +46,9 @@ def combine(first: Weight, second: Weight) -> Weight:
 def add(trace: Trace, first: Weight, second: Weight) -> Weight:
     """Return the sum of two weights; one that something fixed multiplies, entry by entry, is a scale: of noise, say."""
     for one, other in ((first, second), (second, first)):
+        moved = spread(trace, one, other)
+        if moved is not None:
+            return moved
         fixed = all(id(param) in trace.masked for param in one.params)
         if fixed and not any(id(param) in trace.masked for param in other.params):
             trace.use(one, Use("elementwise"))

@@ -1,0 +1,137 @@
+"""Noise, and the weights that scale it: layers of Bayes, and those that explore."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any, Final
+
+from attrs import evolve
+from torch import nn
+
+from megaopt_roles.forward.source import function_tree, own_methods
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Flow, Use, Weight, deps_of, flows_of, weights_of
+
+__all__ = ["DENSITIES", "density", "distribution", "drawn", "is_drawn", "is_refilled", "spread"]
+
+_CREATED: Final = frozenset(["rand", "randn", "rand_like", "randn_like", "normal", "sample", "rsample"])
+_FILLED: Final = frozenset(["normal_", "uniform_", "log_normal_", "cauchy_", "exponential_"])
+DENSITIES: Final = frozenset(["log_prob", "kl_divergence", "entropy", "cdf"])
+"""What is asked of a distribution that makes no value of it."""
+_LOCATED: Final = frozenset(["Normal", "Laplace", "Cauchy", "Gumbel", "LogNormal"])
+"""Distributions of a location and a scale."""
+
+_refilled: dict[type, frozenset[str]] = {}
+
+
+def is_drawn(name: str, args: Sequence[Any]) -> bool:
+    """True for a function, or a method, that returns noise: of more than one number, which would scale a weight.
+
+    Args:
+        name: of the function.
+        args: positional arguments.
+    """
+    of_weight = name in ("sample", "rsample") and weights_of(args[:1])
+    if name not in _CREATED | _FILLED or deps_of(args) or of_weight:
+        return False
+    sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    one = bool(sizes) and all(type(size) is int for size in sizes) and prod(sizes) == 1
+    return not (one and name in ("rand", "randn"))
+
+
+def drawn(result: Any, parts: Iterable[Any]) -> Any:
+    """Return a value, as noise where it was made of noise and of nothing that a layer made.
+
+    Args:
+        result: the value.
+        parts: what it was made of.
+    """
+    made = isinstance(result, Flow) and not result.deps and not result.noise
+    return evolve(result, noise=True) if made and any(flow.noise for flow in flows_of([*parts])) else result
+
+
+def is_refilled(module: nn.Module, name: str) -> bool:
+    """True for a tensor of a module whose methods draw noise and write what they make into it.
+
+    Args:
+        module: the module.
+        name: of the buffer, or of the plain attribute.
+    """
+    kind = type(module)
+    if kind not in _refilled:
+        trees = [tree for tree in map(function_tree, _methods(module)) if tree is not None]
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+        written = {found for node in nodes for found in _written(node)}
+        _refilled[kind] = frozenset(written if names & (_CREATED | _FILLED) else ())
+    return name in _refilled[kind]
+
+
+def _methods(module: nn.Module) -> list[Callable[..., Any]]:
+    forward = getattr(type(module), "forward", None)
+    return [*own_methods(module), *([forward] if inspect.isfunction(forward) else [])]
+
+
+def _written(node: ast.AST) -> list[str]:
+    """Return the attributes of `self` that a statement or a call writes."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        targets = [node.func.value]
+    found = []
+    for target in targets:
+        inner = target.value if isinstance(target, ast.Attribute) and target.attr == "data" else target
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
+            found.append(inner.attr)
+    return found
+
+
+def distribution(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what stands for a distribution that is made of weights: its location, where it has one.
+
+    Args:
+        trace: where uses are noted.
+        name: of its class.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        A value that what is drawn from it depends on, as the weight that noise is added to.
+    """
+    values = [*args, *kwargs.values()]
+    if name == "Independent" and values and isinstance(values[0], Weight):
+        return values[0]
+    location = args[0] if args else kwargs.get("loc")
+    scale = args[1] if len(args) > 1 else kwargs.get("scale")
+    if name in _LOCATED and isinstance(location, Weight) and not deps_of(values):
+        trace.use_all(weights_of(scale), "noise")
+        return location
+    trace.use_all(weights_of(values), "elementwise")
+    return trace.unknown(args, kwargs)
+
+
+def density(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return how likely something is: a number that weights alone make is a penalty, and says nothing of them."""
+    made = trace.unknown(args, kwargs)
+    trace.use_all(weights_of((args, kwargs)), "elementwise" if made.deps else "penalized")
+    return made
+
+
+def spread(trace: Trace, mean: Weight, scale: Weight) -> Weight | None:
+    """Return what a weight becomes to which noise is added that another one scales; None for any other sum.
+
+    Args:
+        trace: where uses are noted.
+        mean: the weight.
+        scale: what may scale noise.
+    """
+    noisy = all(id(param) in trace.noisy for param in scale.params)
+    if not noisy or any(id(param) in trace.noisy or not param.requires_grad for param in mean.params):
+        return None
+    trace.use(scale, Use("noise"))
+    return evolve(mean, deps=mean.deps | scale.deps)

@@ -212,6 +212,7 @@ def lookup(trace: Trace, weight: Weight) -> Weight:
 
 def product(trace: Trace, left: Any, right: Any) -> Any:
     """Return `left @ right`."""
+    left = _as_activation(trace, left)
     if isinstance(left, Weight) and isinstance(right, Weight):
         return _of_parameters(trace, left, right)
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
@@ -228,6 +229,14 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     if weight.shape is None:
         return _somehow(trace, weight, other)
     return _with_activation(trace, weight, other, on_the_right=weight is right)
+
+
+def _as_activation(trace: Trace, value: Any) -> Any:
+    """Return a vector that activations went into as one of them: it may stand for one, or was scaled by one."""
+    if not isinstance(value, Weight) or not value.deps or value.shape is None:
+        return value
+    vector = sum(size > 1 for size in value.shape) < 2
+    return Flow(trace.made(value)) if vector else value
 
 
 def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_right: bool) -> Flow:
@@ -319,6 +328,7 @@ def _rows(trace: Trace, activation: Any, weight: Weight, axis: int, *, over_rows
 
 def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     """Return `F.linear(activation, weight)`."""
+    activation = _as_activation(trace, activation)
     if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
         trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
         return trace.picked(weight, activation.deps)

@@ -75,6 +75,13 @@ def reorder(weight: Weight, order: Sequence[int]) -> Weight:
 
 def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
     """Return a weight in another shape, following each axis as far as it stays recognizable."""
+    made = _reshaped(weight, sizes)
+    kept = _with_own(weight.shape, sizes) if weight.shape and made.axes is None else None
+    return made if kept is None else _reshaped(weight, kept)
+
+
+def _reshaped(weight: Weight, sizes: Sequence[Any]) -> Weight:
+    """Return a weight in a shape as it is written; without axes where these do not line up."""
     lost = without_axes(weight)
     if weight.shape is None or weight.axes is None:
         return lost
@@ -96,6 +103,21 @@ def reshape(weight: Weight, sizes: Sequence[Any]) -> Weight:
     if shape == stored and all(axis in (Axis(-1), Axis(at)) for at, axis in enumerate(axes)):
         axes = [Axis(at) for at in range(len(shape))]  # as it is stored
     return evolve(weight, shape=shape, axes=tuple(axes))
+
+
+def _with_own(shape: tuple[int, ...], sizes: Sequence[Any]) -> Sequence[Any] | None:
+    """Return a new shape of two axes of which one is -1, and the other an axis that is kept; None for any other.
+
+    An activation is asked for it (`weight.view(x.size(1), -1)`), whose own shape is a guess.
+
+    Args:
+        shape: of the weight, which has more axes.
+        sizes: the new shape as it is written.
+    """
+    rest = [type(size) is int and size == -1 for size in sizes]
+    if len(shape) < 3 or rest not in ([False, True], [True, False]):
+        return None
+    return (shape[0], -1) if rest[1] else (-1, shape[-1])
 
 
 def _for_samples(shape: tuple[int, ...], sizes: Sequence[Any]) -> Sequence[Any]:

@@ -52,6 +52,12 @@ CASES = {  # the forward of the function, that of the model, what is expected of
         "def forward(self, ids):\n    return Own.apply(self.h(self.b(Own.apply(self.a(self.e(ids))))))",
         {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
     ),
+    "a step": (
+        "def forward(ctx, u):\n    ctx.save_for_backward(u)\n    return (u > 0).to(u.dtype)",
+        "def forward(self, ids):\n    x = Own.apply(ids.float() - 1) @ self.a.weight.t()\n"
+        "    return self.h(Own.apply(x @ self.b.weight.t()))",
+        {"a.weight": MATRIX, "b.weight": MATRIX, "h.weight": OUTPUT},
+    ),
     "a product in a kernel": (
         "def forward(ctx, x, w):\n    y = torch.empty(2, 8)\n    kernel[(8,)](x, w, y)\n    return y",
         "def forward(self, ids):\n    return self.h(Own.apply(self.a(self.e(ids)).relu(), self.b.weight))",

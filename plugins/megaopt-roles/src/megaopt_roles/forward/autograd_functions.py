@@ -59,6 +59,8 @@ def kept_in_sight(result: Any, given: Sequence[Any], made: Sequence[Call]) -> An
     """
     before = frozenset(dep for dep in deps_of(given) if not is_mark(dep))
     known = before.union(made)
+    if not known and isinstance(result, Flow) and not result.deps:
+        return evolve(result, deps=deps_of(given))  # a step of what is given, say
     if not known or deps_of(result) & known:
         return result
     taken = frozenset[Any]().union(*(call.deps for call in made))

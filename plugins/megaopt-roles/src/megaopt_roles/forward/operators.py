@@ -14,7 +14,7 @@ from megaopt_roles.forward import ops, quiet
 from megaopt_roles.forward.lookups import equal
 from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import ARGUMENT, Flow, Weight
+from megaopt_roles.forward.values import ARGUMENT, Flow, Weight, deps_of
 
 __all__ = ["Closure", "Frame", "OperatorEvaluator"]
 
@@ -186,7 +186,8 @@ class OperatorEvaluator(ABC):
                 result = isinstance(kind, ast.IsNot)
             elif is_abstract(left) or is_abstract(right):
                 codes = isinstance(kind, ast.Eq) and equal(left, right)
-                return Flow(frozenset({ARGUMENT}), one_hot=True, coded=True) if codes else Flow()
+                given = frozenset({ARGUMENT}) if deps_of((left, right)) else frozenset[Any]()
+                return Flow(given, one_hot=codes, coded=codes)
             else:
                 result = _compared(type(kind), left, right)
             if result is None:

@@ -23,7 +23,7 @@ from megaopt_roles.forward.lent_weights import Lent
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.source import forward_of, function_tree, home_of, torchs_class
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Use, Weight, deps_of, weights_of
 from megaopt_roles.forward.weight_forms import whole_weight
 
 __all__ = ["DEEPEST", "ModuleCallEvaluator"]
@@ -235,11 +235,20 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             and len(self.running) < DEEPEST
             and not home_of(kind).startswith("torch.")
         ):
+            before = len(self.trace.calls)
             result = self.inline(module, args, kwargs)
-            if deps_of(result) >= deps_of((args, kwargs)) or not deps_of((args, kwargs)):
+            if _with_taken(deps_of(result), self.trace.calls[before:]) >= deps_of((args, kwargs)):
                 return result
         self.trace.use_all(weights_of((args, kwargs)), "elementwise")
         return self.trace.unknown(args, kwargs)
+
+
+def _with_taken(deps: frozenset[Any], made: Sequence[Call]) -> frozenset[Any]:
+    """Return dependencies, with what those of them took that were made last: weights that a module was handed."""
+    for call in reversed(made):
+        if call in deps:
+            deps |= call.deps
+    return deps
 
 
 def _shaping(module: nn.Flatten | nn.Unflatten) -> list[Any]:

@@ -46,6 +46,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "generated": doubted(
         elementwise("a batch of vectors, of which a product of parameters makes a kernel, say")
     ),
+    "mixing": elementwise("coefficients that mix the matrices of a stack"),
     "fixed": doubted(elementwise("a table that is multiplied with something fixed")),
     "noise": elementwise("it scales the noise that is added to a weight"),
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),

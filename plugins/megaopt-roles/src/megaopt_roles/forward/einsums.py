@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import evolve
 
+from megaopt_roles.forward.mixtures import mixed_by_einsum
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
@@ -58,6 +59,9 @@ def _of_parameters(trace: Trace, equation: Any, operands: Sequence[Weight]) -> W
     if as_matrices is not None:
         made: Weight = product(trace, *as_matrices)
         return made
+    mixed = mixed_by_einsum(trace, operands, terms or [], result)
+    if mixed is not None:
+        return mixed
     counting = set(result).intersection(*terms or ())
     if terms and counting:
         apart = [[i for i, letter in enumerate(term) if letter not in counting] for term in terms]

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from megaopt_roles.forward import shapes, weights
+from megaopt_roles.forward.mixtures import mixed_by_einsum
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
 from megaopt_roles.forward.weight_forms import together
@@ -27,6 +28,9 @@ def tensordot(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return trace.unknown(*args)
     found = weights_of(operands[:2])
     if len(found) == 2:
+        mixed = mixed_by_einsum(trace, found, ["ab", "bcd"], "acd") if dims in (1, ([1], [0])) else None
+        if mixed is not None:
+            return mixed
         if dims == 1 or dims in (([1], [0]), [[1], [0]]):
             return weights.product(trace, *found)
         trace.use_all(found, "factor")

@@ -246,6 +246,8 @@ class Weight:
     base: nn.Parameter
     deps: frozenset[Any] = frozenset()
     right: tuple[Call, ...] = ()
+    mixers: tuple[tuple[int, Weight], ...] = ()
+    """What mixed the matrices of a stack, with the stored axis that counted them: in its place are those it made."""
 
     @property
     def holders(self) -> tuple[nn.Parameter, ...]:
@@ -267,7 +269,8 @@ class Use:
             (that goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing`
             (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply
             each other), `gating` (several bounded parts of that multiply others), `rectified` (a ReLU or the like is
-            taken of it), `noise` (it scales noise that is added to a weight), `penalized` (one number is made of it,
+            taken of it), `noise` (it scales noise that is added to a weight), `mixing` (it holds coefficients
+            of a mixture of matrices), `penalized` (one number is made of it,
             and of no activation: a penalty), `softened` (a softmax is taken of it), `measured` (its largest entry or
             norm scales what it meets), `ranked` (what the product of a stack makes), `row` (one row of it meets an
             activation) or `passed` (to something that cannot be read).

@@ -101,6 +101,7 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             # Rows of a table may have been made matrices: experts, say.
             block = len(shape) > max(weight.base.dim(), 2)
             trace.use(weight, Use("indexed" if deps_of(key) and dim == 0 and not block else "looked_up"))
+            _look_up_mixers(trace, result, dim, key)
             result = taken(result, dim, None)
     if any(isinstance(key, Flow | Weight) for key in keys):
         left = {axis.index for axis in result.axes or ()} - {-1}
@@ -109,6 +110,14 @@ def index_weight(trace: Trace, weight: Weight, keys: list[Any]) -> Any:
             return trace.picked(result, deps_of(keys), width)  # rows of a table: an activation from here on
         result = evolve(result, deps=result.deps | deps_of(keys))
     return result
+
+
+def _look_up_mixers(trace: Trace, weight: Weight, dim: int, key: Any) -> None:
+    """Note the coefficients of a mixture of which some matrices are asked for by an index that is given."""
+    counted = (weight.axes or ())[dim].index
+    for index, mixer in weight.mixers if deps_of(key) else ():
+        if index == counted:
+            trace.use(mixer, Use("indexed"))
 
 
 def _spelled_out(keys: list[Any], rank: int) -> list[Any]:

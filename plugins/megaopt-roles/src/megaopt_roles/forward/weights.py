@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
+from megaopt_roles.forward.mixtures import mixed_flat, note_mixture
 from megaopt_roles.forward.noise import spread
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Axis, Call, Flow, Use, Weight, deps_of
@@ -125,6 +126,7 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
         Whether it is the product with a matrix: not with a vector, or with one row of a table.
     """
     if weight.axes is None:
+        note_mixture(trace, weight, range(weight.base.dim()))
         trace.use(weight, Use("contracted"))
         return weight.base.dim() > 1
     into, out = (
@@ -133,6 +135,8 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
     )
     if not into or not out:
         return False
+    if note_mixture(trace, weight, {*into, *out}):
+        return True
     blocks = [weight.axes[i].block for i in (*inputs, *outputs) if weight.axes[i].block is not None]
     rest = set(range(weight.base.dim())) - set(into) - set(out)
     trace.use(weight, Use("contracted", into, out, tuple(sorted(rest)), blocks[0] if blocks else None))
@@ -270,6 +274,9 @@ def _of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
         contract(trace, right, (0,), (1,))
         shape = None if right.shape is None else right.shape[1:]
         return Weight((*right.params, *made), shape, None, right.base)
+    mixed = mixed_flat(trace, left, right)
+    if mixed is not None:
+        return mixed
     if max(ranks) > 2:  # all axes but the last two count products
         matrices = [tuple(range(rank))[-2:] for rank in ranks]
         factors(trace, ((left, matrices[0]), (right, matrices[1])))

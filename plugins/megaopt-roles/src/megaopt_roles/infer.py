@@ -145,6 +145,14 @@ class _Rules:
             return doubted(found, "it may be a head, or several")
         return doubted(found, "no layer that was read takes the output of the product")
 
+    def _looked_up(self, module: nn.Module, param: nn.Parameter) -> RoleDecision:
+        """Return the decision for a projection whose weight is a table for some of what it is given."""
+        if self.reading.takes_codes(module, param):
+            return embedding("all that it takes are one-hot codes")
+        return doubted(
+            embedding("what is given looks parts of its weight up, by an index or a one-hot encoding")
+        )
+
     def _if_followed(
         self, name: str, module: nn.Module, param: nn.Parameter, decision: RoleDecision
     ) -> RoleDecision:
@@ -154,11 +162,7 @@ class _Rules:
         if not is_readable(module):
             return doubted(decision, "its forward was replaced by one that cannot be read")
         if any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ())):
-            if self.reading.takes_codes(module, param):
-                return embedding("all that it takes are one-hot codes")
-            return doubted(
-                embedding("what is given looks parts of its weight up, by an index or a one-hot encoding")
-            )
+            return self._looked_up(module, param)
         if id(param) in self.reading.used_as("passed"):
             return doubted(decision, "its weight goes to a function whose source cannot be read")
         if id(module) in self.ends & self.reading.scaled and (

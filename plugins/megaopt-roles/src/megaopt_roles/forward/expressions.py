@@ -323,7 +323,9 @@ class ExpressionEvaluator(OperatorEvaluator):
             frame.names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             starred = next((i for i, part in enumerate(target.elts) if isinstance(part, ast.Starred)), None)
-            parts = shapes.unpack(self.trace, value, len(target.elts), starred)
+            unsure = starred is not None and id(value) in self.uncounted
+            several = self.trace.unknown(value) if unsure else value
+            parts = shapes.unpack(self.trace, several, len(target.elts), starred)
             for part, item in zip(target.elts, parts, strict=True):
                 self.assign(part.value if isinstance(part, ast.Starred) else part, item, frame)
         elif isinstance(target, ast.Attribute):

@@ -51,6 +51,7 @@ _KINDS = {  # of what no product contracts; the first that fits
     "noise": elementwise("it scales the noise that is added to a weight"),
     "attending": doubted(elementwise("learned queries, keys or values: only attention meets them")),
     "row": doubted(elementwise("its rows meet activations one by one")),
+    "moved": doubted(elementwise("activations are added to it, and a product takes the sum for a weight")),
     "grouped": elementwise("scales or offsets of groups of something fixed"),
     "elementwise": elementwise("no matrix product contracts it"),
     "beside": elementwise("no matrix product contracts it"),
@@ -146,6 +147,9 @@ def _unsure(decision: RoleDecision, use: Use) -> RoleDecision:
         return doubted(
             elementwise("a matrix product contracts it, but no view has its axes"), "", Doubt.LAYOUT
         )
+    leading = decision.view.batch_dims
+    if into == {leading} and not use.batch and set(use.outputs) == set(range(len(use.outputs) + 1)) - into:
+        return doubted(decision, "what its first axes count makes features as its last ones do", Doubt.LAYOUT)
     return doubted(decision, "its axes fit no view")
 
 

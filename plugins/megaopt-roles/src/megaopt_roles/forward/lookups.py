@@ -92,7 +92,8 @@ def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         trace.use(args[0], Use("padded"))
         return evolve(args[0], shape=None, axes=None)
     trace.use_all(weights_of((args, kwargs)), "elementwise")
-    return trace.unknown(args, kwargs)
+    one_hot = bool(args) and isinstance(args[0], Flow) and args[0].one_hot  # with positions without a one
+    return evolve(trace.unknown(args, kwargs), one_hot=one_hot)
 
 
 def pool(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

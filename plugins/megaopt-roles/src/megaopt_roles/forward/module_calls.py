@@ -196,7 +196,7 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         weight = module._parameters.get("weight")
         if weight is not None and isinstance(first, Flow) and first.one_hot:
             self.trace.use(whole_weight(weight), Use("indexed"))
-            call.coded = first.coded and is_linear(module)
+            call.coded = first.coded and (is_linear(module) or _is_pointwise(module))
         if isinstance(module, _ConvNd):
             if _keeps_channels(module) and isinstance(first, Flow) and first.piece is not None:
                 return evolve(first, deps=frozenset({call}), fresh=False, call=None)
@@ -261,6 +261,11 @@ def _shaping(module: nn.Flatten | nn.Unflatten) -> list[Any]:
 def _keeps_channels(module: _ConvNd) -> bool:
     """True for a depthwise convolution with one filter a channel: each comes out as it went in, by itself."""
     return module.groups == module.in_channels == module.out_channels
+
+
+def _is_pointwise(module: nn.Module) -> bool:
+    """True for a convolution that takes each position by itself."""
+    return isinstance(module, _ConvNd) and max(module.kernel_size) == 1 == module.groups
 
 
 def _width_taken(module: nn.Module) -> int | None:

@@ -164,7 +164,8 @@ def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
     if symbol == "*" and not (left.soft or right.soft):
         apart = left.picked and right.picked and left is not right  # else a square, or an entropy
         alike = left.deps == right.deps
-        factors = () if alike and not apart else (left.deps, right.deps)
+        single = any(shapes.last_size(flow) == 1 for flow in (left, right))  # a weight for each position
+        factors = () if single or (alike and not apart) else (left.deps, right.deps)
         return evolve(result, factors=factors, picked=apart)
     if symbol == "-":
         result = evolve(result, error=error_of(left.deps, right.deps))
@@ -194,7 +195,8 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
     weighed = (weight, before) if symbol == "*" and before is not None else None
     deps = other.deps | trace.made(weight)
-    return evolve(other, deps=deps, fresh=False, call=None, weighed=weighed, coded=False)
+    moved = (*other.moved, weight) if symbol in ("+", "-") and len(weight.shape or ()) > 1 else other.moved
+    return evolve(other, deps=deps, fresh=False, call=None, weighed=weighed, moved=moved, coded=False)
 
 
 def _of_two(left: Flow, right: Flow) -> Flow:

@@ -18,8 +18,9 @@ from megaopt_roles.forward.values import Flow, Use, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, reshape, without_axes
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
 
-__all__ = ["SHAPE_OPS", "index", "move", "unpack"]
+__all__ = ["SHAPE_OPS", "index", "last_size", "move", "unpack"]
 
+_TURNS = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
 SHAPE_OPS = frozenset(
     [
         "view",
@@ -72,7 +73,7 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     if isinstance(value, Flow) and value.terms:
         return _together(value, [move(trace, name, [term, *args[1:]], kwargs) for term in value.terms])
     if not isinstance(value, Flow) or value.tensor is None:
-        return _many(name, _of_no_shape(trace, args, kwargs), args, kwargs)
+        return _many(name, _of_no_shape(trace, name, args, kwargs), args, kwargs)
     arguments = [_size(arg, value) for arg in _together_if_unknown(name, _plain(args[1:]))]
     if name.endswith("_as") and len(args) > 1 and isinstance(args[1], Flow) and args[1].tensor is not None:
         arguments = [args[1].tensor]
@@ -106,10 +107,12 @@ def _note_repeated(trace: Trace, parts: Sequence[Flow]) -> None:
         trace.misfits.update(id(piece.source.owner) for piece in pieces)
 
 
-def _of_no_shape(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+def _of_no_shape(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return what becomes of an activation of unknown shape; one-hot codes stay codes, along any axis."""
     made = trace.unknown(*args, *kwargs.values())
-    return evolve(made, one_hot=True) if isinstance(args[0], Flow) and args[0].one_hot else made
+    if not (isinstance(args[0], Flow) and args[0].one_hot):
+        return made
+    return evolve(made, one_hot=True, coded=args[0].coded and name in _TURNS)
 
 
 def _together(value: Flow, results: list[Any]) -> Any:
@@ -251,7 +254,7 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
     found = _index_flow(trace, value, key)
     if not isinstance(found, Flow):
         return found
-    soft = value.soft and _last_size(value) is not None and _last_size(value) == _last_size(found)
+    soft = value.soft and last_size(value) is not None and last_size(value) == last_size(found)
     return evolve(
         found,
         picked=found.picked or bool(deps_of(key)),
@@ -261,7 +264,7 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
     )
 
 
-def _last_size(flow: Flow) -> int | None:
+def last_size(flow: Flow) -> int | None:
     """Return the size of the last axis of an activation; None where it is not known, or there is none."""
     return flow.tensor.shape[-1] if flow.tensor is not None and flow.tensor.dim() else None
 

@@ -182,6 +182,8 @@ class Flow:
     """It is a norm: what is divided by it is a direction."""
     weighed: tuple[Weight, tuple[int, ...]] | None = None
     """The weight that it was multiplied with, element by element, and the shape that it had before."""
+    moved: tuple[Weight, ...] = ()
+    """The weights that were added to it, which made it: it may be what these become for a sample."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
     noise: bool = False

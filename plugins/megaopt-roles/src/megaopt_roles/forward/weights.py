@@ -222,6 +222,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
     if not isinstance(weight, Weight):
         trace.multiply(left, right)
+        _note_moved(trace, right)
         return trace.unknown(left, right)
     rank = len(weight.shape or ())
     choose(trace, weight, other, [rank - 2 if weight is right else rank - 1] if rank > 1 else ())
@@ -333,6 +334,12 @@ def _rows(trace: Trace, activation: Any, weight: Weight, axis: int, *, over_rows
     return trace.rows_of(weight.base, weight.shape[axis], deps, leading)
 
 
+def _note_moved(trace: Trace, factor: Any) -> None:
+    """Note weights that activations were added to, where a product takes the sum for a weight."""
+    if isinstance(factor, Flow):
+        trace.use_all(factor.moved, "moved")
+
+
 def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     """Return `F.linear(activation, weight)`."""
     activation = _as_activation(trace, activation)
@@ -349,6 +356,7 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
         trace.use(activation, Use("elementwise"))
     if not isinstance(weight, Weight):
         trace.multiply(activation, weight)
+        _note_moved(trace, weight)
         return trace.unknown(activation, weight)
     if is_fixed(activation):
         return lookup(trace, weight)
@@ -381,4 +389,5 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
         else:
             contract(trace, weight, range(1, rank), (0,))
             return Flow(trace.weigh(weight, activation))
+    _note_moved(trace, weight)
     return trace.unknown(activation, weight)

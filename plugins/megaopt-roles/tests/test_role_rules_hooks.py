@@ -86,3 +86,25 @@ def test_what_a_hook_returns(generated_models: ModuleType) -> None:
     decision = infer_roles(model)["a.weight"]
     assert decision.view is not None
     assert (decision.view.split_sizes, decision.doubt) == ((16, 16), Doubt.NONE), decision
+
+
+def test_a_hook_that_watches_changes_nothing(generated_models: ModuleType) -> None:
+    """Blocks whose outputs are collected take the outputs of each other, not what the model is given."""
+    before = (
+        "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)\n"
+        "    def forward(self, x):\n        return self.down(self.up(x).relu())\n"
+        "class Body(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.stem, self.blocks = nn.Linear(6, 8), nn.Sequential(Block(), Block(), Block())\n"
+        "    def forward(self, x):\n        return self.blocks(self.stem(x))\n"
+        "def watched(model):\n    def watch(module, given, made):\n        model.seen.append(made)\n"
+        "    for block in model.body.blocks:\n        block.register_forward_hook(watch)\n"
+    )
+    made = "self.body, self.h, self.seen = Body(), nn.Linear(8, 5), []"
+    forward = "def forward(self, x):\n    return self.h(self.body(x))"
+    plain = infer_roles(generated_models.model(made, forward, before)())
+    found = infer_roles(generated_models.model(f"{made}\nwatched(self)", forward, before)())
+    assert {name: (found[name].role, found[name].doubt) for name in found} == {
+        name: (plain[name].role, plain[name].doubt) for name in plain
+    }
+    assert {found[f"body.blocks.{at}.down.weight"].role for at in range(3)} == {Role.MATRIX}

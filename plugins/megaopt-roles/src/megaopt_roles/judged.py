@@ -119,7 +119,7 @@ def _scopes(model: nn.Module, reading: ModelReading) -> Iterator[nn.Module]:
         seen.add(id(scope))
         yield scope
         calls = reading.analysis(scope).calls if depth < _DEEPEST else []
-        handed = [call.module for call in calls if not reading.origins(call.deps)[0]]
+        handed = [call.module for call in calls if reading.origins(call.deps) == (frozenset(), True)]
         stack.extend((part, depth + 1) for part in handed if isinstance(part, nn.Module))
 
 

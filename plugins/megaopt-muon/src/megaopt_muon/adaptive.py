@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, override
+from typing import Any, ClassVar, Literal, override
 
 import torch
 from emerging_optimizers.orthogonalized_optimizers import AdaptiveMuon
@@ -85,6 +85,8 @@ class TensorParallelAdaptiveMuon(TensorParallelMuon, AdaptiveMuon):  # type: ign
         >>> optimizer.state[weight]["moment2_buffer"].shape
         torch.Size([1, 8])
     """
+
+    _heads_alone: ClassVar[bool] = False  # moments are summed over the ranks
 
     def __init__(
         self,

@@ -110,6 +110,8 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
         True
     """
 
+    _heads_alone: ClassVar[bool] = True
+    """Whether what is done with a head needs nothing of another one."""
     noted_by_steps: ClassVar[Mapping[str, Callable[[Sequence[str]], str]]] = {"ns_plan": joined_plans}
     """Keys of groups that say what steps did with the parameters of this rank, and what joins those of several."""
 
@@ -295,7 +297,7 @@ class TensorParallelMuon(Copied, OrthogonalizedOptimizer):
                 loss = closure()
         for group in self.param_groups:
             given = [param for param in group["params"] if param.grad is not None]
-            self.planner.require_equal_parts(given)
+            self.planner.require_equal_parts(given, heads_alone=self._heads_alone)
             self._init_group(group)
             for params in runs_of([param for param in given if param.numel()]):
                 self._step_params(group, params)

@@ -9,7 +9,14 @@ import torch
 from attrs import define, evolve, field
 
 from megaopt_muon.pieces.groups import group_of
-from megaopt_muon.pieces.plans import MatrixPlan, cut_of, partition_dim_of, plan_parameter, view_of
+from megaopt_muon.pieces.plans import (
+    MatrixPlan,
+    cut_of,
+    cuts_between_heads,
+    partition_dim_of,
+    plan_parameter,
+    view_of,
+)
 from megaopt_muon.scale import get_muon_scale_factor
 from megaopt_muon.tensor_parallel.equal_parts import require_equal_parts
 
@@ -64,11 +71,12 @@ class Planner:
         self._plans[param] = (info, plan)
         return plan
 
-    def require_equal_parts(self, params: Iterable[torch.Tensor]) -> None:
+    def require_equal_parts(self, params: Iterable[torch.Tensor], *, heads_alone: bool) -> None:
         """Raise on all ranks where some hold more of a matrix than others; each parameter is asked about once.
 
         Args:
             params: what is about to be stepped, also parts without elements, in an order that all ranks share.
+            heads_alone: heads that are whole on a rank need nothing of others: ranks may hold unequal numbers of them.
 
         Raises:
             ViewError: ranks hold unequal parts, which only `"blockwise"` takes.
@@ -76,7 +84,7 @@ class Planner:
         if self.tp_mode == "blockwise" or (self.dense_group is None and self.expert_group is None):
             return
         asked: dict[torch.Tensor, object] = {}
-        cut: dict[ProcessGroup, tuple[list[torch.Tensor], list[int]]] = {}
+        cut: dict[ProcessGroup, tuple[list[torch.Tensor], list[int], list[bool]]] = {}
         for param in params:
             info = getattr(param, "param_info", None)
             if param in self._equal and self._equal[param] is info:
@@ -84,13 +92,16 @@ class Planner:
             asked[param] = info
             if partition_dim_of(param) < 0 or getattr(info, "peers", None) is not None:
                 continue  # not cut, or the whole extent is known
-            found = cut_of(param, self.view(param), self.group_of(param))
+            view = self.view(param)
+            found = cut_of(param, view, self.group_of(param))
             if found is not None:
-                members, dims = cut.setdefault(found.group, ([], []))
+                members, dims, by_head = cut.setdefault(found.group, ([], [], []))
                 members.append(param)
                 dims.append(found.stored_dim)
-        for group, (members, dims) in cut.items():
-            require_equal_parts(members, dims, group, self.tp_mode)
+                apart = cuts_between_heads(view, found, param.shape[found.stored_dim])
+                by_head.append(heads_alone and apart)
+        for group, (members, dims, by_head) in cut.items():
+            require_equal_parts(members, dims, by_head, group, self.tp_mode)
         self._equal |= asked
 
     def plan_whole(self, info: ParamInfo) -> MatrixPlan:

@@ -194,13 +194,26 @@ def plan_parameter(
     plan = _local_plan(shape, view, scale)
     if mode == "blockwise":
         return plan
-    if (view.head_sizes or view.head_columns) and splits_cut_dim:
+    if cuts_between_heads(view, cut):
         return evolve(plan, cut=evolve(cut, mode="whole"))
     complete = _local_plan(whole, view, scale)
     if mode == "auto":
         shapes = [piece.shape for piece in complete.pieces]
         mode = choose_tp_mode(shapes, cut.dim, ranks, param.dtype.itemsize, param.device.type)
     return evolve(plan, scales=complete.scales, cut=evolve(cut, mode=mode))
+
+
+def cuts_between_heads(view: MatrixView, cut: Cut, extent: int | None = None) -> bool:
+    """Return whether a parameter is taken apart into heads along the dimension that tensor parallelism cuts.
+
+    Args:
+        view: how it is seen.
+        cut: how it is cut.
+        extent: length of the cut dimension on this rank; given, its heads have to be whole there, too.
+    """
+    if not (view.head_sizes or view.head_columns) or cut.dim != _split_dim(view):
+        return False
+    return extent is None or extent % (view.head_columns or sum(view.split_sizes or view.head_sizes)) == 0
 
 
 def _split_dim(view: MatrixView) -> int | None:

@@ -17,13 +17,18 @@ __all__ = ["require_equal_parts"]
 
 
 def require_equal_parts(
-    params: Sequence[torch.Tensor], dims: Sequence[int], group: ProcessGroup, mode: str
+    params: Sequence[torch.Tensor],
+    dims: Sequence[int],
+    by_head: Sequence[bool],
+    group: ProcessGroup,
+    mode: str,
 ) -> None:
-    """Raise on all ranks unless they hold equal parts of every parameter; all of them call it.
+    """Raise on all ranks unless they hold equal parts of every parameter, or whole heads of it; all of them call it.
 
     Args:
         params: parts of this rank, in an order that all ranks share; at least one.
         dims: the stored dimension that each is cut along.
+        by_head: which of them are taken apart into heads, all of which are whole on this rank.
         group: the ranks.
         mode: how the parameters are orthogonalized, for the message.
 
@@ -31,11 +36,11 @@ def require_equal_parts(
         ViewError: a rank holds more of a parameter than another one.
     """
     extents = [param.shape[dim] for param, dim in zip(params, dims, strict=True)]
-    bounds = torch.tensor([extents, [-extent for extent in extents]], device=params[0].device)
+    smaller, apart = [-extent for extent in extents], [-int(whole) for whole in by_head]
+    bounds = torch.tensor([extents, smaller, apart], device=params[0].device)
     dist.all_reduce(bounds, dist.ReduceOp.MAX, group)
-    largest, smallest = bounds.tolist()
-    for param, dim, most, least in zip(params, dims, largest, smallest, strict=True):
-        if most != -least:
+    for param, dim, most, least, cut_heads in zip(params, dims, *bounds.tolist(), strict=True):
+        if most != -least and cut_heads != -1:
             name = getattr(getattr(param, "param_info", None), "name", None)
             raise ViewError(
                 f"parameter{'' if name is None else f' {name!r}'} of shape {tuple(param.shape)} on this rank: "

@@ -5,6 +5,7 @@ spend hundreds of times. What is tested for what it imports starts a Python of i
 """
 
 import atexit
+import faulthandler
 import importlib.util
 import multiprocessing
 import os
@@ -13,10 +14,12 @@ import shlex
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import types
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -53,6 +56,12 @@ OTHERS = [
     "torch.distributed.tensor",
 ]
 """What takes long to import."""
+
+_TO_TELL = 2.0
+"""Seconds that a program which took too long has to write where its threads stand."""
+
+_kept: list[Path] = []
+"""Where this process, and those that it forks, write that."""
 
 
 def server() -> ForkServerContext:
@@ -115,10 +124,14 @@ def _run(
         process.join(timeout)
         late = process.exitcode is None
         if late:
-            os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGUSR1)  # each tells where it stands
+                time.sleep(_TO_TELL)
+                os.killpg(pid, signal.SIGKILL)
             process.join()
         printed, told = (path.read_text() if path.exists() else "" for path in (out, err))
         if late:
+            told = "\n".join([told, *(path.read_text() for path in sorted(Path(folder).glob("at.*")))])
             raise TimeoutError(f"{shlex.join(arguments)} took more than {timeout} seconds\n{printed}\n{told}")
         status: Any = process.exitcode
         return CompletedProcess(arguments, status, printed, told)
@@ -133,11 +146,18 @@ def _begin(
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, stream)
         os.close(opened)
+    _stand_by(err.parent)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     reset_registry()  # that environment may allow other plugins
     _leave(program, arguments)
+
+
+def _stand_by(folder: Path) -> None:
+    """Let a signal write where the threads of this process stand, in a file of its own."""
+    faulthandler.register(signal.SIGUSR1, (folder / f"at.{os.getpid()}").open("w"))
+    _kept.append(folder)
 
 
 def _leave(program: Any, arguments: list[str]) -> None:
@@ -182,4 +202,5 @@ def _as_launcher(arguments: list[str]) -> None:
 
 
 def _rank(arguments: list[str]) -> None:
+    _stand_by(_kept[-1])
     _leave(_as_main, arguments)

@@ -98,7 +98,7 @@ def run_script(command: str, folder: Path) -> str:
         "COLUMNS": "80",
         "NO_COLOR": "1",
     }
-    done = start(arguments, cwd=folder, env=told, timeout=800)
+    done = start(arguments, cwd=folder, env=told, timeout=400)
     has_ended = done.returncode == 0 or (program == "torchrun" and ABORTED_AT_THE_END in done.stderr)
     assert has_ended, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -45,10 +45,20 @@ def test_how_a_script_ends_is_seen(tmp_path: Path, code: str, status: int, told:
 
 
 def test_a_script_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    """With all that it has printed in the error."""
-    (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
-    with pytest.raises(TimeoutError, match="begun"):
+    """With all that it has printed in the error, and where it stood."""
+    (tmp_path / "script.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)")
+    with pytest.raises(TimeoutError, match=r'(?s)begun.*script.py", line 3 in <module>'):
         run_python(["script.py"], cwd=tmp_path, env=os.environ, timeout=3.0)
+
+
+def test_ranks_that_take_too_long_tell_where_they_stand(tmp_path: Path) -> None:
+    """Each of them, and the launcher that waits."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
+    start = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "train.py"]
+    with pytest.raises(TimeoutError) as late:
+        run_torchrun(start, cwd=tmp_path, env=os.environ, timeout=15.0)
+    assert str(late.value).count('train.py", line 2 in <module>') == 2
+    assert "_as_launcher" in str(late.value)
 
 
 def test_ranks_meet_and_the_fault_of_one_is_everybodys(tmp_path: Path) -> None:

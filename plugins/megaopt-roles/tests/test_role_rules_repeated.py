@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from megaopt_roles.forward import quiet, templates
+from megaopt_roles.forward import templates
+from megaopt_roles.forward.sources import quiet
 from torch import nn
 
 from megaopt_core.routing import infer_roles

@@ -6,14 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_core.params import (
-    NamedParam,
-    Role,
-    RoleDecision,
-    named_modules,
-    named_params,
-    unwrap,
-)
+from megaopt_core.params import NamedParam, Role, RoleDecision, named_modules, named_params, unwrap
 from megaopt_core.routing import (
     by_module_type,
     by_shape,
@@ -28,7 +21,7 @@ from megaopt_core.routing import (
 from megaopt_roles.adapters import adapted_role, factor_role
 from megaopt_roles.example.run import run_example
 from megaopt_roles.example.verdicts import with_example
-from megaopt_roles.forward.source import is_readable
+from megaopt_roles.forward.sources.module_classes import is_readable
 from megaopt_roles.heads import find_heads
 from megaopt_roles.reading import ModelReading
 from megaopt_roles.scripted import stand_ins

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward.source import function_tree, home_of
+from megaopt_roles.forward.sources.module_classes import home_of
+from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.values import Call, Flow, deps_of, is_mark
 
 __all__ = ["Context", "forward_of_function", "kept_in_sight", "takes_context"]

@@ -11,8 +11,8 @@ from torch import nn
 
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.objects import Bound, abstract
-from megaopt_roles.forward.quiet import plain_copy
-from megaopt_roles.forward.source import function_tree
+from megaopt_roles.forward.sources.quiet import plain_copy
+from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.values import Flow
 
 __all__ = ["SuperMethod", "bind", "bind_closure", "is_super", "parent_method"]

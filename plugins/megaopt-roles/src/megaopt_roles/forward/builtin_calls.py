@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaopt_roles.forward import quiet
 from megaopt_roles.forward.expressions import ExpressionEvaluator
 from megaopt_roles.forward.objects import entries, is_abstract, items_of
+from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.values import Flow, Weight
 
 __all__ = ["BuiltinEvaluator"]

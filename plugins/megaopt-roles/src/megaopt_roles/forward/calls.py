@@ -16,7 +16,7 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import named_modules
-from megaopt_roles.forward import noise, ops, products, quiet
+from megaopt_roles.forward import noise, ops, products
 from megaopt_roles.forward.autograd_functions import (
     Context,
     forward_of_function,
@@ -25,7 +25,6 @@ from megaopt_roles.forward.autograd_functions import (
 )
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
 from megaopt_roles.forward.expressions import Closure, Frame
-from megaopt_roles.forward.gradients import is_cut_off
 from megaopt_roles.forward.lent_weights import lent_to
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
@@ -38,7 +37,10 @@ from megaopt_roles.forward.objects import (
     items_of,
     merge_values,
 )
-from megaopt_roles.forward.source import forward_of, function_tree, home_of
+from megaopt_roles.forward.sources import quiet
+from megaopt_roles.forward.sources.gradients import is_cut_off
+from megaopt_roles.forward.sources.module_classes import forward_of, home_of
+from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_mark, weights_of
 

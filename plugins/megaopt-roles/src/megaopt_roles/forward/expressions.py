@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import evolve
 from torch import nn
 
-from megaopt_roles.forward import ops, quiet, shapes
+from megaopt_roles.forward import ops, shapes
 from megaopt_roles.forward.noise import is_refilled
 from megaopt_roles.forward.objects import (
     Bound,
@@ -25,7 +25,8 @@ from megaopt_roles.forward.objects import (
     one_of,
 )
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
-from megaopt_roles.forward.source import global_of
+from megaopt_roles.forward.sources import quiet
+from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
 from megaopt_roles.forward.values import Flow, Weight, deps_of
 

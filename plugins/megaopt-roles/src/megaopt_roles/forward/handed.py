@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward.cutting import is_cut
-from megaopt_roles.forward.source import function_tree, own_methods
+from megaopt_roles.forward.sources.cutting import is_cut
+from megaopt_roles.forward.sources.module_classes import own_methods
+from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.values import Flow, deps_of, flows_of
 
 __all__ = ["are_cut", "without_rows"]

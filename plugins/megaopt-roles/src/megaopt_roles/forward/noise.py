@@ -11,7 +11,8 @@ from typing import Any, Final
 from attrs import evolve
 from torch import nn
 
-from megaopt_roles.forward.source import function_tree, own_methods
+from megaopt_roles.forward.sources.module_classes import own_methods
+from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Use, Weight, deps_of, flows_of, weights_of
 

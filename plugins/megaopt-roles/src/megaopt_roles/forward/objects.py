@@ -13,11 +13,12 @@ import torch
 from attrs import evolve, field, frozen
 from torch import nn
 
-from megaopt_roles.forward import quiet
-from megaopt_roles.forward.source import forward_of, home_of
+from megaopt_roles.forward.sources import quiet
+from megaopt_roles.forward.sources.module_classes import forward_of, home_of
+from megaopt_roles.forward.sources.stored_weights import made_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
-from megaopt_roles.forward.weight_forms import any_of, made_of, whole_weight
+from megaopt_roles.forward.weight_forms import any_of, whole_weight
 from megaopt_roles.forward.weight_parts import taken
 
 __all__ = [

@@ -10,9 +10,10 @@ from typing import Any
 
 from attrs import define, field
 
-from megaopt_roles.forward import ops, quiet
+from megaopt_roles.forward import ops
 from megaopt_roles.forward.lookups import equal
 from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
+from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import ARGUMENT, Flow, Weight, deps_of
 

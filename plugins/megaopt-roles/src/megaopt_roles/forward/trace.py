@@ -12,6 +12,7 @@ from torch import nn
 
 from megaopt_roles.forward.rank_signs import RankSigns
 from megaopt_roles.forward.rows import is_bounded, numbered
+from megaopt_roles.forward.sources.stored_weights import stored_weight
 from megaopt_roles.forward.values import (
     ARGUMENT,
     JOINED,
@@ -25,7 +26,6 @@ from megaopt_roles.forward.values import (
     is_mark,
     weights_of,
 )
-from megaopt_roles.forward.weight_forms import stored_weight
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace", "error_of"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
-from megaopt_roles.forward import quiet
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import items_of
+from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, weights_of
 from megaopt_roles.forward.weight_parts import taken

@@ -11,17 +11,7 @@ from attrs import evolve
 
 from megaopt_roles.forward.values import Axis, Call, Weight
 
-__all__ = [
-    "any_of",
-    "join",
-    "made_of",
-    "reorder",
-    "reshape",
-    "stored_weight",
-    "together",
-    "whole_weight",
-    "without_axes",
-]
+__all__ = ["any_of", "join", "reorder", "reshape", "together", "transposed", "whole_weight", "without_axes"]
 
 
 def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None) -> Weight:
@@ -29,34 +19,6 @@ def whole_weight(*params: torch.nn.Parameter, shape: Sequence[int] | None = None
     base = params[0]
     sizes = tuple(base.shape if shape is None else shape)
     return Weight(params, sizes, tuple(Axis(index) for index in range(len(sizes))), base)
-
-
-def made_of(module: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:
-    """Return the parameters that a parametrization, or a hook, makes a weight of, the largest first.
-
-    Args:
-        module: the layer.
-        name: of the weight; nothing is returned where the layer holds it as it is.
-    """
-    parametrized = module._modules.get("parametrizations")
-    if isinstance(parametrized, torch.nn.ModuleDict) and name in parametrized._modules:
-        originals = [*parametrized[name]._parameters.values()]
-    elif name in module._parameters or name not in module.__dict__:
-        return []
-    else:
-        originals = [module._parameters.get(f"{name}_{suffix}") for suffix in ("v", "orig", "g")]
-    found = (param for param in originals if param is not None and not torch.nn.parameter.is_lazy(param))
-    return sorted(found, key=lambda param: -param.numel())
-
-
-def stored_weight(module: torch.nn.Module) -> torch.nn.Parameter | None:
-    """Return the parameter that holds the weight of a layer, or most of what it is made of.
-
-    Args:
-        module: the layer.
-    """
-    weight = module._parameters.get("weight")
-    return next(iter(made_of(module, "weight")), None) if weight is None else weight
 
 
 def without_axes(weight: Weight) -> Weight:

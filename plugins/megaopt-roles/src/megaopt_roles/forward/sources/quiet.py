@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from megaopt_roles.forward.source import home_of
+from megaopt_roles.forward.sources.module_classes import home_of
 
 __all__ = ["has", "is_instance", "is_plain", "items", "own_attributes", "plain_copy", "static", "truth"]
 

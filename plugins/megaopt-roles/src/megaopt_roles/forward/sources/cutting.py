@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward.source import function_tree, own_methods
+from megaopt_roles.forward.sources.module_classes import own_methods
+from megaopt_roles.forward.sources.trees import function_tree
 
 __all__ = ["is_cut", "may_split"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward.source import function_tree
+from megaopt_roles.forward.sources.trees import function_tree
 
 __all__ = ["hooked_inside", "readable_hooks"]
 

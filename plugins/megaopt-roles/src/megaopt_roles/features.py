@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from megaopt_core.routing import is_conv1d
-from megaopt_roles.forward.values import Use
+from megaopt_roles.forward.uses import Use
 
 __all__ = ["inputs_of", "outputs_of", "widths_made", "widths_taken"]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from megaopt_core.routing import is_linear
 from megaopt_roles.features import inputs_of, outputs_of
-from megaopt_roles.forward.values import ARGUMENT
+from megaopt_roles.forward.dependencies import ARGUMENT
 
 if TYPE_CHECKING:
     from megaopt_roles.reading import ModelReading

@@ -12,7 +12,7 @@ from torch import nn
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.features import inputs_of, outputs_of, widths_made, widths_taken
-from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, is_mark
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["find_judged"]

@@ -11,10 +11,11 @@ from torch import nn
 from megaopt_core.routing import is_projection
 from megaopt_roles.adapters import changed_by
 from megaopt_roles.forward.analysis import Analysis
+from megaopt_roles.forward.dependencies import ARGUMENT, Call, Part, is_mark
 from megaopt_roles.forward.sources.module_classes import forward_of, own_methods
 from megaopt_roles.forward.sources.stored_weights import stored_weight
 from megaopt_roles.forward.templates import Templates
-from megaopt_roles.forward.values import ARGUMENT, Call, Part, Use, is_mark
+from megaopt_roles.forward.uses import Use
 from megaopt_roles.head_columns import find_head_columns
 from megaopt_roles.unread import guessed_ends, is_torchs
 

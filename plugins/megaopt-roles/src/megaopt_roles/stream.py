@@ -11,7 +11,7 @@ from torch import nn
 
 from megaopt_core.routing import is_projection
 from megaopt_roles.features import inputs_of, outputs_of, widths_taken
-from megaopt_roles.forward.values import ARGUMENT, JOINED, Call, Part, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, Part, is_mark
 from megaopt_roles.reading import ModelReading
 
 __all__ = ["Stream"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from megaopt_core.params import MATRIX, Doubt, MatrixView, RoleDecision
 from megaopt_core.routing import doubted, elementwise, embedding, matrix
-from megaopt_roles.forward.values import Use
+from megaopt_roles.forward.uses import Use
 
 __all__ = ["by_uses", "is_stack_bias", "oriented"]
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, is_projection
+from megaopt_roles.forward.dependencies import ARGUMENT, Call, Part
 from megaopt_roles.forward.evaluator import Evaluator
 from megaopt_roles.forward.objects import Bound, Choice
 from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered
@@ -21,7 +22,8 @@ from megaopt_roles.forward.sources.cutting import may_split
 from megaopt_roles.forward.sources.module_classes import forward_of, own_methods
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import ARGUMENT, Call, Flow, Part, Use, deps_of, held_by, weights_of
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Flow, deps_of, held_by, weights_of
 from megaopt_roles.forward.weight_forms import whole_weight
 
 __all__ = ["Analysis", "analyze", "returned_by"]

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from attrs import evolve
 
+from megaopt_roles.forward.dependencies import Call, is_mark
 from megaopt_roles.forward.sources.module_classes import home_of
 from megaopt_roles.forward.sources.trees import function_tree
-from megaopt_roles.forward.values import Call, Flow, deps_of, is_mark
+from megaopt_roles.forward.values import Flow, deps_of
 
 __all__ = ["Context", "forward_of_function", "kept_in_sight", "takes_context"]
 

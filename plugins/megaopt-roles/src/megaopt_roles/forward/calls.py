@@ -24,6 +24,7 @@ from megaopt_roles.forward.autograd_functions import (
     takes_context,
 )
 from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
+from megaopt_roles.forward.dependencies import is_mark
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.lent_weights import lent_to
 from megaopt_roles.forward.lookups import argument
@@ -42,7 +43,7 @@ from megaopt_roles.forward.sources.gradients import is_cut_off
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
-from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_mark, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 
 __all__ = ["CallEvaluator"]
 

@@ -13,7 +13,8 @@ from attrs import evolve
 from megaopt_roles.forward.mixtures import mixed_by_einsum
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, together
 from megaopt_roles.forward.weights import choose, contract, factors, lookup, product
 

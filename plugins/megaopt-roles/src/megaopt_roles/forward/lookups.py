@@ -9,8 +9,11 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.forward import weights
-from megaopt_roles.forward.trace import Trace, error_of
-from megaopt_roles.forward.values import ARGUMENT, Flow, Use, Weight, deps_of, is_mark, weights_of
+from megaopt_roles.forward.comparisons import error_of
+from megaopt_roles.forward.dependencies import ARGUMENT, is_mark
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
 from megaopt_roles.forward.weight_parts import index_weight
 
 __all__ = [

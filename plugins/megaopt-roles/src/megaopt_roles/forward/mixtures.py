@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from attrs import evolve
 
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Axis, Use, Weight
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Axis, Weight
 
 __all__ = ["mixed_by_einsum", "mixed_flat", "mixture", "note_mixture"]
 

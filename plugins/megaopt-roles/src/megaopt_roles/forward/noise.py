@@ -14,7 +14,8 @@ from torch import nn
 from megaopt_roles.forward.sources.module_classes import own_methods
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Use, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 
 __all__ = ["DENSITIES", "density", "distribution", "drawn", "is_drawn", "is_refilled", "spread"]
 

@@ -9,6 +9,8 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.forward import einsums, lookups, packing, products, shapes, weights
+from megaopt_roles.forward.comparisons import error_of
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.noise import DENSITIES, density, drawn, is_drawn
 from megaopt_roles.forward.objects import is_abstract
@@ -26,8 +28,9 @@ from megaopt_roles.forward.op_names import (
     SUMS,
 )
 from megaopt_roles.forward.rows import bound, lies_along, merge
-from megaopt_roles.forward.trace import BATCH, Trace, error_of
-from megaopt_roles.forward.values import ARGUMENT, JOINED, Flow, Use, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weight_forms import join
 
 __all__ = ["arithmetic", "is_known", "operation"]

@@ -9,9 +9,10 @@ from typing import Any
 from attrs import evolve
 
 from megaopt_roles.forward import shapes
+from megaopt_roles.forward.dependencies import JOINED
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import JOINED, Flow, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
 
 __all__ = ["pack", "unpack"]
 

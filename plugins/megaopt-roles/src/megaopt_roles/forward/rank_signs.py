@@ -7,8 +7,9 @@ from typing import Any
 from attrs import define, field
 from torch import nn
 
+from megaopt_roles.forward.pieces import Piece
 from megaopt_roles.forward.rows import lies_along
-from megaopt_roles.forward.values import Flow, Piece, flows_of
+from megaopt_roles.forward.values import Flow, flows_of
 
 __all__ = ["RankSigns"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from megaopt_roles.forward.values import Flow, Piece, Source
+from megaopt_roles.forward.pieces import Piece, Source
+from megaopt_roles.forward.values import Flow
 
 __all__ = [
     "are_gates",

@@ -14,7 +14,8 @@ from torch import nn
 from megaopt_roles.forward.objects import Choice, items_of
 from megaopt_roles.forward.rows import lies_along, note_axes, note_heads, relabel
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Use, Weight, deps_of
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Flow, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, reshape, without_axes
 from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 from torch import nn
 
 from megaopt_roles.forward.analysis import Analysis, analyze
+from megaopt_roles.forward.dependencies import Call, Part
 from megaopt_roles.forward.sources import quiet
-from megaopt_roles.forward.values import Call, Part
 
 __all__ = ["Templates"]
 

@@ -2,145 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
 from torch import nn
 
-__all__ = [
-    "ARGUMENT",
-    "JOINED",
-    "Axis",
-    "Call",
-    "Flow",
-    "Part",
-    "Piece",
-    "Source",
-    "Use",
-    "Weight",
-    "deps_of",
-    "flows_of",
-    "held_by",
-    "is_mark",
-    "weights_of",
-]
+from megaopt_roles.forward.dependencies import Call, Part
+from megaopt_roles.forward.pieces import Piece
 
-ARGUMENT = "argument"
-"""The dependency of a value on what the caller passed."""
-
-JOINED = "joined"
-"""Among the dependencies of a value: it was put together of several, side by side; nothing was added to it since."""
-
-
-def is_mark(dep: Any) -> bool:
-    """True for what stands among dependencies and is no call.
-
-    Args:
-        dep: one of the dependencies of a value.
-    """
-    return isinstance(dep, str)
-
-
-@define(eq=False)
-class Call:
-    """One call of a child module, or one product with a weight.
-
-    Args:
-        module: what was called, or the weight.
-        deps: what its arguments depend on.
-        order: position among the calls of one evaluation.
-        site: where in the source it stands: the expressions around it, from the outermost call inwards. The calls of
-            one module in the rounds of a loop have the same.
-    """
-
-    module: nn.Module | nn.Parameter
-    deps: frozenset[Any]
-    order: int
-    site: tuple[ast.expr, ...] = ()
-    by_row: bool = False
-    """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
-    coded: bool = False
-    """All that it takes are one-hot codes, made where it is called."""
-    cut_off: bool = False
-    """No gradient flows through it."""
-
-
-@frozen
-class Part:
-    """One item of the tuple that a call returned.
-
-    Args:
-        call: the call.
-        index: position of the item.
-    """
-
-    call: Call
-    index: int
-
-    @property
-    def module(self) -> nn.Module | nn.Parameter:
-        """What was called."""
-        return self.call.module
-
-    @property
-    def deps(self) -> frozenset[Any]:
-        """What the arguments of the call depend on."""
-        return self.call.deps
-
-    @property
-    def order(self) -> int:
-        """Position among the calls of one evaluation."""
-        return self.call.order
-
-
-@define(eq=False)
-class Source:
-    """What makes the rows of an activation: a projection, or a weight used by hand.
-
-    Args:
-        owner: the module, or the parameter.
-        size: number of rows.
-        root: all rows together.
-    """
-
-    owner: nn.Module | nn.Parameter
-    size: int
-    root: Piece = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.root = Piece(self, None, tuple(range(self.size)))
-
-
-@define(eq=False)
-class Piece:
-    """Some rows of a source, cut out of a larger piece.
-
-    Args:
-        source: whose rows.
-        parent: the piece that it was cut from; None for all rows.
-        rows: the rows, ascending.
-    """
-
-    source: Source
-    parent: Piece | None
-    rows: tuple[int, ...]
-    children: dict[tuple[int, ...], Piece] = field(factory=dict)
-    heads: int = 0
-    """Rows of a head, where the activation is shaped into heads; 0 where that was not seen, -1 where it is not so."""
-    bounded: bool = False
-    """A sigmoid or a tanh is taken of it, or of a sum that it is in."""
-    merged: bool = False
-    """The pieces that this one was cut into were put together again: the cut says nothing."""
-
-    def cut(self, rows: tuple[int, ...]) -> Piece:
-        """Return the piece of these rows, the same object every time."""
-        if rows == self.rows:
-            return self
-        if rows not in self.children:
-            self.children[rows] = Piece(self.source, self, rows)
-        return self.children[rows]
+__all__ = ["Axis", "Flow", "Weight", "deps_of", "flows_of", "held_by", "weights_of"]
 
 
 @frozen(eq=False)
@@ -256,37 +127,6 @@ class Weight:
         """The parameters that hold its rows: all but right-hand factors."""
         others = {id(call.module) for call in self.right}
         return tuple(param for param in self.params if id(param) not in others)
-
-
-@frozen
-class Use:
-    """One way in which a parameter is used.
-
-    Args:
-        kind: `contracted`, `factor` (of a product of parameters), `generated` (a batch of vectors in one), `indexed`
-            (by what the caller passed), `looked_up` (by something fixed), `sliced`, `cropped` (sliced along all of
-            `inputs`), `expanded`, `fixed` (contracted with something fixed), `depthwise`, `elementwise`, `beside` (laid
-            beside activations), `grouped` (each entry meets a group of entries of something fixed), `modulated`
-            (a kernel that is scaled, for each sample), `returned`, `padded` (the result of its product), `attending`
-            (that goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing`
-            (a softmax is taken of what several products make), `paired` (two parts of what its product makes multiply
-            each other), `gating` (several bounded parts of that multiply others), `rectified` (a ReLU or the like is
-            taken of it), `noise` (it scales noise that is added to a weight), `mixing` (it holds coefficients
-            of a mixture of matrices), `penalized` (one number is made of it,
-            and of no activation: a penalty), `softened` (a softmax is taken of it), `measured` (its largest entry or
-            norm scales what it meets), `ranked` (what the product of a stack makes), `row` (one row of it meets an
-            activation) or `passed` (to something that cannot be read).
-        inputs: stored axes that a product sums over.
-        outputs: stored axes that become features of the result.
-        batch: stored axes that count independent matrices.
-        block: stored axis 0 is a stack of blocks of this many, each a matrix of its own.
-    """
-
-    kind: str
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    batch: tuple[int, ...] = ()
-    block: int | None = None
 
 
 def flows_of(value: Any) -> list[Flow]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward.values import Axis, Call, Weight
+from megaopt_roles.forward.dependencies import Call
+from megaopt_roles.forward.values import Axis, Weight
 
 __all__ = ["any_of", "join", "reorder", "reshape", "together", "transposed", "whole_weight", "without_axes"]
 

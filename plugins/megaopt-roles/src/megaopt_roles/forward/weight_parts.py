@@ -9,7 +9,8 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Axis, Flow, Use, Weight, deps_of
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
 
 __all__ = ["cut_weight", "index_weight", "taken", "widened"]
 

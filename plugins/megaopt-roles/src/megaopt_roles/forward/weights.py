@@ -8,10 +8,12 @@ from typing import Any
 
 from attrs import evolve
 
+from megaopt_roles.forward.dependencies import Call
 from megaopt_roles.forward.mixtures import mixed_flat, note_mixture
 from megaopt_roles.forward.noise import spread
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Axis, Call, Flow, Use, Weight, deps_of
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
 from megaopt_roles.forward.weight_forms import reorder, together, without_axes
 
 __all__ = [

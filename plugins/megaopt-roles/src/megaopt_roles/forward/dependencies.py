@@ -1,0 +1,79 @@
+"""What values depend on: calls, parts of what they returned, and marks among them."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from attrs import define, frozen
+from torch import nn
+
+__all__ = ["ARGUMENT", "JOINED", "Call", "Part", "is_mark"]
+
+
+ARGUMENT = "argument"
+"""The dependency of a value on what the caller passed."""
+
+JOINED = "joined"
+"""Among the dependencies of a value: it was put together of several, side by side; nothing was added to it since."""
+
+
+def is_mark(dep: Any) -> bool:
+    """True for what stands among dependencies and is no call.
+
+    Args:
+        dep: one of the dependencies of a value.
+    """
+    return isinstance(dep, str)
+
+
+@define(eq=False)
+class Call:
+    """One call of a child module, or one product with a weight.
+
+    Args:
+        module: what was called, or the weight.
+        deps: what its arguments depend on.
+        order: position among the calls of one evaluation.
+        site: where in the source it stands: the expressions around it, from the outermost call inwards. The calls of
+            one module in the rounds of a loop have the same.
+    """
+
+    module: nn.Module | nn.Parameter
+    deps: frozenset[Any]
+    order: int
+    site: tuple[ast.expr, ...] = ()
+    by_row: bool = False
+    """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
+    coded: bool = False
+    """All that it takes are one-hot codes, made where it is called."""
+    cut_off: bool = False
+    """No gradient flows through it."""
+
+
+@frozen
+class Part:
+    """One item of the tuple that a call returned.
+
+    Args:
+        call: the call.
+        index: position of the item.
+    """
+
+    call: Call
+    index: int
+
+    @property
+    def module(self) -> nn.Module | nn.Parameter:
+        """What was called."""
+        return self.call.module
+
+    @property
+    def deps(self) -> frozenset[Any]:
+        """What the arguments of the call depend on."""
+        return self.call.deps
+
+    @property
+    def order(self) -> int:
+        """Position among the calls of one evaluation."""
+        return self.call.order

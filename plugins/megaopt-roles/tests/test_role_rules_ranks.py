@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from megaopt_roles.forward.einsums import with_letters
+from megaopt_roles.forward.weights.einsums import with_letters
 from torch import nn
 from torch.nn import functional
 

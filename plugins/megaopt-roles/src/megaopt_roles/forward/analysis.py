@@ -24,7 +24,7 @@ from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, deps_of, held_by, weights_of
-from megaopt_roles.forward.weight_forms import whole_weight
+from megaopt_roles.forward.weights.forms import whole_weight
 
 __all__ = ["Analysis", "analyze", "returned_by"]
 

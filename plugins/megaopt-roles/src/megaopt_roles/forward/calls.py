@@ -16,7 +16,7 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import named_modules
-from megaopt_roles.forward import noise, ops, products
+from megaopt_roles.forward import ops
 from megaopt_roles.forward.autograd_functions import (
     Context,
     forward_of_function,
@@ -38,12 +38,14 @@ from megaopt_roles.forward.objects import (
     items_of,
     merge_values,
 )
+from megaopt_roles.forward.operations import aten
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.gradients import is_cut_off
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.weights import noise
 
 __all__ = ["CallEvaluator"]
 
@@ -270,7 +272,7 @@ class CallEvaluator(ModuleCallEvaluator):
                 return noise.density(self.trace, args, kwargs)
             return noise.distribution(self.trace, name, args, kwargs)
         if module.startswith("torch._ops"):
-            name, args = products.as_function(name, args)
+            name, args = aten.as_function(name, args)
         return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)
 
     def _apply(self, kind: type, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

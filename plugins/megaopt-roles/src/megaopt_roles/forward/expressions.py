@@ -12,7 +12,6 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward import ops, shapes
-from megaopt_roles.forward.noise import is_refilled
 from megaopt_roles.forward.objects import (
     Bound,
     Choice,
@@ -29,6 +28,7 @@ from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
 from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.weights.noise import is_refilled
 
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
 

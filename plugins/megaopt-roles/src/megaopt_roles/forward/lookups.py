@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward import weights
 from megaopt_roles.forward.comparisons import error_of
 from megaopt_roles.forward.dependencies import ARGUMENT, is_mark
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
-from megaopt_roles.forward.weight_parts import index_weight
+from megaopt_roles.forward.weights import contractions
+from megaopt_roles.forward.weights.parts import index_weight
 
 __all__ = [
     "argument",
@@ -109,7 +109,7 @@ def bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.bilinear(a, b, weight)`, whose weight is `[out, a, b]`."""
     weight = argument(2, "weight", args, kwargs)
     if isinstance(weight, Weight):
-        weights.contract(trace, weight, (1, 2), (0,))
+        contractions.contract(trace, weight, (1, 2), (0,))
     return trace.unknown(args, kwargs)
 
 
@@ -134,7 +134,7 @@ def cosine(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def equal(left: Any, right: Any) -> bool:
     """True where `left == right` makes one-hot codes: of what is given, compared with all of something fixed."""
     return any(
-        isinstance(given, Flow) and given.deps == {ARGUMENT} and weights.is_fixed(fixed)
+        isinstance(given, Flow) and given.deps == {ARGUMENT} and contractions.is_fixed(fixed)
         for given, fixed in ((left, right), (right, left))
     )
 
@@ -173,7 +173,7 @@ def multi_head_attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, An
     deps = deps_of((args, kwargs))
     for weight in weights_of((args, kwargs)):
         if len(weight.shape or ()) == 2:
-            weights.contract(trace, weight, (1,), (0,))
+            contractions.contract(trace, weight, (1,), (0,))
             deps |= trace.weigh(weight, Flow(deps))
         else:
             trace.use(weight, Use("elementwise"))

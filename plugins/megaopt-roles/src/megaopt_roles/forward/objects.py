@@ -18,8 +18,8 @@ from megaopt_roles.forward.sources.module_classes import forward_of, home_of
 from megaopt_roles.forward.sources.stored_weights import made_of
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
-from megaopt_roles.forward.weight_forms import any_of, whole_weight
-from megaopt_roles.forward.weight_parts import taken
+from megaopt_roles.forward.weights.forms import any_of, whole_weight
+from megaopt_roles.forward.weights.parts import taken
 
 __all__ = [
     "MOST_ITEMS",

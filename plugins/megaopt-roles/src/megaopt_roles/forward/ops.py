@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward import einsums, lookups, packing, products, shapes, weights
+from megaopt_roles.forward import lookups, packing, shapes
 from megaopt_roles.forward.comparisons import error_of
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED
 from megaopt_roles.forward.lookups import argument
-from megaopt_roles.forward.noise import DENSITIES, density, drawn, is_drawn
 from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import (
     BOUNDED,
@@ -27,11 +26,21 @@ from megaopt_roles.forward.op_names import (
     RECTIFIES,
     SUMS,
 )
+from megaopt_roles.forward.operations import aten
 from megaopt_roles.forward.rows import bound, lies_along, merge
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
-from megaopt_roles.forward.weight_forms import join
+from megaopt_roles.forward.weights import (
+    contractions,
+    einsums,
+    parameter_products,
+    products,
+    scales,
+    tensordots,
+)
+from megaopt_roles.forward.weights.forms import join
+from megaopt_roles.forward.weights.noise import DENSITIES, density, drawn, is_drawn
 
 __all__ = ["arithmetic", "is_known", "operation"]
 
@@ -80,7 +89,7 @@ def _note_sum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> None
     if isinstance(summed, Flow) and summed.factors:
         trace.compare(*summed.factors)
     if isinstance(summed, Flow) and summed.weighed:
-        weights.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
+        contractions.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
 
 
 def _moved(name: str, before: Any, after: Any) -> Any:
@@ -131,9 +140,9 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
         right: the other.
     """
     if symbol == "@":
-        return weights.product(trace, left, right)
+        return products.product(trace, left, right)
     if isinstance(left, Weight) and isinstance(right, Weight):
-        return weights.scale(trace, left, right) if symbol == "*" else weights.add(trace, left, right)
+        return scales.scale(trace, left, right) if symbol == "*" else scales.add(trace, left, right)
     if isinstance(left, Weight):
         return _with_weight(trace, symbol, left, right)
     if isinstance(right, Weight):
@@ -189,7 +198,7 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
             trace.noisy.update(map(id, weight.params))
             return weight
         shape = tuple(other.tensor.shape) if isinstance(other, Flow) and other.tensor is not None else None
-        return weights.with_fixed(trace, symbol, weight, shape)
+        return scales.with_fixed(trace, symbol, weight, shape)
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
     before = None if other.tensor is None else tuple(other.tensor.shape)
     modulated = symbol == "*" and len(weight.shape or ()) > 3 and sum(n > 1 for n in weight.shape or ()) > 1
@@ -335,7 +344,7 @@ def _anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         if name in ("sum", "mean") and len(found) == len(args) == 1 and not kwargs:
             trace.use_all(found, "penalized")
             return Flow()
-        return found[0] if len(found) == 1 else products.of_parameters(trace, name, found)
+        return found[0] if len(found) == 1 else parameter_products.function_of_parameters(trace, name, found)
     if name in HARMLESS:
         trace.use_all(found, "elementwise")
         return evolve(trace.unknown(args, kwargs), length=name in LENGTHS)
@@ -358,12 +367,12 @@ def _scatter(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _linear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     trace.use_all(weights_of(argument(2, "bias", args, kwargs)), "elementwise")
-    return weights.linear(trace, argument(0, "input", args, kwargs), argument(1, "weight", args, kwargs))
+    return products.linear(trace, argument(0, "input", args, kwargs), argument(1, "weight", args, kwargs))
 
 
 def _product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     operands = [*args, *kwargs.values()]  # scales and dtypes of quantized products come third
-    return weights.product(trace, *operands[:2]) if len(operands) > 1 else trace.unknown(*operands)
+    return products.product(trace, *operands[:2]) if len(operands) > 1 else trace.unknown(*operands)
 
 
 def _add_product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -371,7 +380,7 @@ def _add_product(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     trace.use_all(weights_of(added), "elementwise")
     if len(factors) < 2:
         return trace.unknown(added, *factors)
-    result = weights.product(trace, factors[0], factors[1])
+    result = products.product(trace, factors[0], factors[1])
     if isinstance(result, Weight):
         return result
     return Flow(result.deps | deps_of(added), result.tensor, result.piece)
@@ -384,7 +393,7 @@ def _convolve(*, transposed: bool) -> Callable[[Trace, Sequence[Any], dict[str, 
         trace.use_all(weights_of(argument(2, "bias", args, kwargs)), "elementwise")
         groups = 1 if groups is None else groups
         activation = argument(0, "input", args, kwargs)
-        return weights.convolve(trace, activation, weight, groups, transposed=transposed)
+        return products.convolve(trace, activation, weight, groups, transposed=transposed)
 
     return convolve
 
@@ -406,11 +415,11 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
         ),
         _product,
     ),
-    **dict.fromkeys(("multi_dot", "chain_matmul"), products.chain),
-    "tensordot": products.tensordot,
-    "inner": products.inner,
-    "slice": products.cut,
-    "index": products.item,
+    **dict.fromkeys(("multi_dot", "chain_matmul"), tensordots.chain),
+    "tensordot": tensordots.tensordot,
+    "inner": tensordots.inner,
+    "slice": aten.cut,
+    "index": aten.item,
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addmm_", "baddbmm_"), _add_product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_nd"), _convolve(transposed=False)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolve(transposed=True)),

@@ -16,8 +16,8 @@ from megaopt_roles.forward.rows import lies_along, note_axes, note_heads, relabe
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of
-from megaopt_roles.forward.weight_forms import reorder, reshape, without_axes
-from megaopt_roles.forward.weight_parts import cut_weight, index_weight, taken, widened
+from megaopt_roles.forward.weights.forms import reorder, reshape, without_axes
+from megaopt_roles.forward.weights.parts import cut_weight, index_weight, taken, widened
 
 __all__ = ["SHAPE_OPS", "index", "last_size", "move", "unpack"]
 

@@ -13,7 +13,7 @@ from megaopt_roles.forward.objects import items_of
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, weights_of
-from megaopt_roles.forward.weight_parts import taken
+from megaopt_roles.forward.weights.parts import taken
 
 __all__ = ["TRANSFORMS", "Prepared"]
 

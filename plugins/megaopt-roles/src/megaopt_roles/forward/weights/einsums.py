@@ -10,13 +10,15 @@ from typing import Any
 
 from attrs import evolve
 
-from megaopt_roles.forward.mixtures import mixed_by_einsum
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
-from megaopt_roles.forward.weight_forms import reorder, together
-from megaopt_roles.forward.weights import choose, contract, factors, lookup, product
+from megaopt_roles.forward.weights.contractions import choose, contract, lookup
+from megaopt_roles.forward.weights.forms import reorder, together
+from megaopt_roles.forward.weights.mixtures import mixed_by_einsum
+from megaopt_roles.forward.weights.parameter_products import factors
+from megaopt_roles.forward.weights.products import product
 
 __all__ = ["einsum", "lettered", "with_letters"]
 

@@ -1,0 +1,1 @@
+"""What functions and methods of torch do to activations."""

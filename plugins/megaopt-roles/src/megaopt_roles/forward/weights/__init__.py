@@ -1,0 +1,1 @@
+"""What is done to weights that are used by hand, and to their axes."""

@@ -1,0 +1,136 @@
+"""Products of activations with weights that are used by hand: `@`, linear layers, convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.uses import Use
+from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup, somehow
+from megaopt_roles.forward.weights.forms import reorder
+from megaopt_roles.forward.weights.parameter_products import product_of_parameters
+
+__all__ = ["convolve", "linear", "product"]
+
+
+def product(trace: Trace, left: Any, right: Any) -> Any:
+    """Return `left @ right`."""
+    left = _as_activation(trace, left)
+    if isinstance(left, Weight) and isinstance(right, Weight):
+        return product_of_parameters(trace, left, right)
+    weight, other = (right, left) if isinstance(right, Weight) else (left, right)
+    if not isinstance(weight, Weight):
+        trace.multiply(left, right)
+        _note_moved(trace, right)
+        return trace.unknown(left, right)
+    rank = len(weight.shape or ())
+    choose(trace, weight, other, [rank - 2 if weight is right else rank - 1] if rank > 1 else ())
+    if isinstance(other, Flow) and other.one_hot:
+        trace.use(weight, Use("indexed" if other.deps else "looked_up"))
+        return trace.picked(weight, other.deps)
+    if is_fixed(other):
+        return lookup(trace, weight)
+    if weight.shape is None:
+        return somehow(trace, weight, other)
+    return _with_activation(trace, weight, other, on_the_right=weight is right)
+
+
+def _as_activation(trace: Trace, value: Any) -> Any:
+    """Return a vector that activations went into as one of them: it may stand for one, or was scaled by one."""
+    if not isinstance(value, Weight) or not value.deps or value.shape is None:
+        return value
+    vector = sum(size > 1 for size in value.shape) < 2
+    return Flow(trace.made(value)) if vector else value
+
+
+def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_right: bool) -> Flow:
+    """Return the product of an activation and a weight, which stands on one side of it."""
+    rank = len(weight.shape or ())
+    if rank < 2:
+        return _row(trace, weight, activation)
+    inputs, outputs = (rank - 2, rank - 1) if on_the_right else (rank - 1, rank - 2)
+    if not contract(trace, weight, (inputs,), (outputs,)):
+        return trace.unknown(weight, activation)
+    if on_the_right:
+        trace.expect(activation, (weight.shape or ())[inputs])
+        return _rows(trace, activation, weight, outputs, over_rows=True)
+    return Flow(trace.weigh(weight, activation, by_row=True))
+
+
+def _row(trace: Trace, weight: Weight, activation: Any) -> Flow:
+    """Return the product of an activation with a vector: a score, of a parameter or of one row of a matrix."""
+    trace.use(weight, Use("elementwise" if weight.base.dim() < 2 else "row"))
+    deps = deps_of((activation, weight))
+    return Flow(frozenset(trace.call(param, deps) for param in weight.params))
+
+
+def _rows(trace: Trace, activation: Any, weight: Weight, axis: int, *, over_rows: bool = False) -> Flow:
+    """Return the product of an activation with a weight, its rows numbered where they can be."""
+    deps = trace.weigh(weight, activation, over_rows=over_rows)
+    if weight.shape is None or weight.axes is None:
+        return Flow(deps)
+    stored = weight.axes[axis]
+    if stored.index < 0 or stored.rows is not None or weight.shape[axis] != weight.base.shape[stored.index]:
+        return Flow(deps)
+    leading = trace.leading(activation, len(weight.shape) if len(weight.shape) > 2 else None)
+    return trace.rows_of(weight.base, weight.shape[axis], deps, leading)
+
+
+def _note_moved(trace: Trace, factor: Any) -> None:
+    """Note weights that activations were added to, where a product takes the sum for a weight."""
+    if isinstance(factor, Flow):
+        trace.use_all(factor.moved, "moved")
+
+
+def linear(trace: Trace, activation: Any, weight: Any) -> Any:
+    """Return `F.linear(activation, weight)`."""
+    activation = _as_activation(trace, activation)
+    if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
+        trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
+        return trace.picked(weight, activation.deps)
+    if isinstance(activation, Weight):
+        rank = len(activation.shape or ())
+        if isinstance(weight, Weight) and rank == 2 == len(weight.shape or ()):
+            return product_of_parameters(trace, activation, reorder(weight, (1, 0)))
+        if isinstance(weight, Weight) and rank == 2:
+            trace.use_all((activation, weight), "factor")
+            return Flow(activation.deps | weight.deps)
+        trace.use(activation, Use("elementwise"))
+    if not isinstance(weight, Weight):
+        trace.multiply(activation, weight)
+        _note_moved(trace, weight)
+        return trace.unknown(activation, weight)
+    if is_fixed(activation):
+        return lookup(trace, weight)
+    choose(trace, weight, activation)
+    rank = len(weight.shape or ())
+    if weight.shape is None:
+        return somehow(trace, weight, activation)
+    if rank < 2:
+        return _row(trace, weight, activation)
+    trace.expect(activation, weight.shape[-1])
+    if not contract(trace, weight, (rank - 1,), (rank - 2,)):
+        return trace.unknown(activation, weight)
+    return _rows(trace, activation, weight, rank - 2)
+
+
+def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transposed: bool) -> Flow:
+    """Return a convolution with a weight that is used by hand."""
+    if isinstance(activation, Weight):
+        trace.use(activation, Use("elementwise"))
+    if isinstance(weight, Weight):
+        if weight.shape is None:  # made anew for each of a batch, say
+            return somehow(trace, weight, activation)
+        rank = len(weight.shape)
+        depthwise = rank > 2 and weight.shape[1] == 1 and groups != 1
+        if depthwise or rank < 3:
+            trace.use(weight, Use("depthwise"))
+        elif transposed:
+            contract(trace, weight, (0,), range(1, rank))
+            return Flow(trace.weigh(weight, activation))
+        else:
+            contract(trace, weight, range(1, rank), (0,))
+            return Flow(trace.weigh(weight, activation))
+    _note_moved(trace, weight)
+    return trace.unknown(activation, weight)

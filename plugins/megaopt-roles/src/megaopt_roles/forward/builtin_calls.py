@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaopt_roles.forward.expressions import ExpressionEvaluator
-from megaopt_roles.forward.objects import entries, is_abstract, items_of
+from megaopt_roles.forward.objects import entries, items_of
 from megaopt_roles.forward.sources import quiet
-from megaopt_roles.forward.values import Flow, Weight
+from megaopt_roles.forward.values import Flow, Weight, is_abstract
 
 __all__ = ["BuiltinEvaluator"]
 

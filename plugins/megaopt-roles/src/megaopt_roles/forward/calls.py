@@ -29,22 +29,14 @@ from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.lent_weights import lent_to
 from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
-from megaopt_roles.forward.objects import (
-    Bound,
-    Choice,
-    abstract,
-    entries,
-    is_abstract,
-    items_of,
-    merge_values,
-)
+from megaopt_roles.forward.objects import Bound, Choice, abstract, entries, items_of, merge_values
 from megaopt_roles.forward.operations import aten
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.gradients import is_cut_off
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
-from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_abstract, weights_of
 from megaopt_roles.forward.weights import noise
 
 __all__ = ["CallEvaluator"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from attrs import evolve
 from torch import nn
 
-from megaopt_roles.forward import ops, shapes
+from megaopt_roles.forward import ops
 from megaopt_roles.forward.objects import (
     Bound,
     Choice,
@@ -19,15 +19,15 @@ from megaopt_roles.forward.objects import (
     abstract,
     attribute_of,
     entries,
-    is_abstract,
     items_of,
     one_of,
 )
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
+from megaopt_roles.forward.shapes import indexing, moves, unpacking
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
-from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
 from megaopt_roles.forward.weights.noise import is_refilled
 
 __all__ = ["Closure", "ExpressionEvaluator", "Frame"]
@@ -138,7 +138,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             if rank < 2:
                 return owner
             swap = (-2, -1) if rank > 2 else (0, 1)
-            return shapes.move(self.trace, "transpose", (owner, *swap), {})
+            return moves.move(self.trace, "transpose", (owner, *swap), {})
         if name in ("data", "weight", "real"):
             return owner
         unknown = (
@@ -227,7 +227,7 @@ class ExpressionEvaluator(OperatorEvaluator):
     def item(self, value: Any, key: Any) -> Any:
         """Return `value[key]`."""
         if is_abstract(value):
-            return shapes.index(self.trace, value, key)
+            return indexing.index(self.trace, value, key)
         if isinstance(value, Choice):
             return one_of([self.item(module, key) for module in value.modules])
         if isinstance(value, _STACKS) and is_abstract(key):
@@ -326,7 +326,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             starred = next((i for i, part in enumerate(target.elts) if isinstance(part, ast.Starred)), None)
             unsure = starred is not None and id(value) in self.uncounted
             several = self.trace.unknown(value) if unsure else value
-            parts = shapes.unpack(self.trace, several, len(target.elts), starred)
+            parts = unpacking.unpack(self.trace, several, len(target.elts), starred)
             for part, item in zip(target.elts, parts, strict=True):
                 self.assign(part.value if isinstance(part, ast.Starred) else part, item, frame)
         elif isinstance(target, ast.Attribute):

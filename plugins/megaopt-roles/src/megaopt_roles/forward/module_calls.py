@@ -20,13 +20,12 @@ from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.dependencies import ARGUMENT, Call
 from megaopt_roles.forward.handed import are_cut, without_rows
 from megaopt_roles.forward.lent_weights import Lent
-from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.sources.hooks import hooked_inside, readable_hooks
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract, weights_of
 from megaopt_roles.forward.weights.forms import whole_weight
 
 __all__ = ["DEEPEST", "ModuleCallEvaluator"]

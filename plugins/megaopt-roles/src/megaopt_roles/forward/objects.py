@@ -17,7 +17,7 @@ from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of
 from megaopt_roles.forward.sources.stored_weights import made_of
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
+from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by, is_abstract
 from megaopt_roles.forward.weights.forms import any_of, whole_weight
 from megaopt_roles.forward.weights.parts import taken
 
@@ -29,7 +29,6 @@ __all__ = [
     "abstract",
     "attribute_of",
     "entries",
-    "is_abstract",
     "items_of",
     "merge_values",
     "one_of",
@@ -98,11 +97,6 @@ def one_of(values: Sequence[Any]) -> Any:
     if there and all(isinstance(value, Weight) for value in there):
         return any_of(there)
     return functools.reduce(merge_values, there, None)
-
-
-def is_abstract(value: Any) -> bool:
-    """True for values that are not plain Python objects."""
-    return isinstance(value, Flow | Weight)
 
 
 def entries(value: Any) -> dict[Any, Any] | None:

@@ -13,10 +13,10 @@ from attrs import define, field
 from megaopt_roles.forward import ops
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.lookups import equal
-from megaopt_roles.forward.objects import Bound, Choice, abstract, is_abstract, merge_values
+from megaopt_roles.forward.objects import Bound, Choice, abstract, merge_values
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
 
 __all__ = ["Closure", "Frame", "OperatorEvaluator"]
 

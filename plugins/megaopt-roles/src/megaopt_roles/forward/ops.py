@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward import lookups, packing, shapes
+from megaopt_roles.forward import lookups, packing
 from megaopt_roles.forward.comparisons import error_of
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED
 from megaopt_roles.forward.lookups import argument
-from megaopt_roles.forward.objects import is_abstract
 from megaopt_roles.forward.op_names import (
     BOUNDED,
     CLASS_LOSSES,
@@ -28,9 +27,10 @@ from megaopt_roles.forward.op_names import (
 )
 from megaopt_roles.forward.operations import aten
 from megaopt_roles.forward.rows import bound, lies_along, merge
+from megaopt_roles.forward.shapes import functions, indexing, moves
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_abstract, weights_of
 from megaopt_roles.forward.weights import (
     contractions,
     einsums,
@@ -47,7 +47,7 @@ __all__ = ["arithmetic", "is_known", "operation"]
 
 def is_known(name: str) -> bool:
     """True for the names of tensor methods that `operation` says more about than what they depend on."""
-    return any(name in names for names in (CUTS, _SPECIAL, shapes.SHAPE_OPS, SUMS, PRODUCTS, LENGTHS))
+    return any(name in names for names in (CUTS, _SPECIAL, functions.SHAPE_OPS, SUMS, PRODUCTS, LENGTHS))
 
 
 def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -70,8 +70,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return special(trace, args, kwargs)
     if name in CLASS_LOSSES or name.endswith("_loss"):
         return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
-    if name in shapes.SHAPE_OPS and args:
-        return _moved(name, args[0], drawn(shapes.move(trace, name, args, kwargs), args[:1]))
+    if name in functions.SHAPE_OPS and args:
+        return _moved(name, args[0], drawn(moves.move(trace, name, args, kwargs), args[:1]))
     if name in JOINS:
         return _join(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:
@@ -176,7 +176,7 @@ def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
     if symbol == "*" and not (left.soft or right.soft):
         apart = left.picked and right.picked and left is not right  # else a square, or an entropy
         alike = left.deps == right.deps
-        single = any(shapes.last_size(flow) == 1 for flow in (left, right))  # a weight for each position
+        single = any(indexing.last_size(flow) == 1 for flow in (left, right))  # a weight for each position
         factors = () if single or (alike and not apart) else (left.deps, right.deps)
         return evolve(result, factors=factors, picked=apart)
     if symbol == "-":

@@ -8,9 +8,9 @@ from typing import Any
 
 from attrs import evolve
 
-from megaopt_roles.forward import shapes
 from megaopt_roles.forward.dependencies import JOINED
 from megaopt_roles.forward.lookups import argument
+from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
 
@@ -82,4 +82,4 @@ def _reshaped(
     if shape is None or inside is None or around is None:
         return trace.unknown(tensor) if isinstance(tensor, Flow) else tensor
     sizes = (*shape[: around[0]], *inside, *shape[len(shape) - around[1] :])
-    return shapes.move(trace, "reshape", (tensor, sizes), {})
+    return moves.move(trace, "reshape", (tensor, sizes), {})

@@ -11,7 +11,7 @@ from torch import nn
 from megaopt_roles.forward.dependencies import Call, Part
 from megaopt_roles.forward.pieces import Piece
 
-__all__ = ["Axis", "Flow", "Weight", "deps_of", "flows_of", "held_by", "weights_of"]
+__all__ = ["Axis", "Flow", "Weight", "deps_of", "flows_of", "held_by", "is_abstract", "weights_of"]
 
 
 @frozen(eq=False)
@@ -127,6 +127,11 @@ class Weight:
         """The parameters that hold its rows: all but right-hand factors."""
         others = {id(call.module) for call in self.right}
         return tuple(param for param in self.params if id(param) not in others)
+
+
+def is_abstract(value: Any) -> bool:
+    """True for values that are not plain Python objects."""
+    return isinstance(value, Flow | Weight)
 
 
 def flows_of(value: Any) -> list[Flow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaopt_roles.forward import shapes
+from megaopt_roles.forward.shapes import indexing
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of
 
@@ -39,11 +39,11 @@ def cut(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     bounds = [None if bound == 2**63 - 1 else bound for bound in bounds]
     if not isinstance(value, Flow | Weight) or not isinstance(dim, int) or dim < 0:
         return Flow(deps_of((args, kwargs)))
-    return shapes.index(trace, value, (*[slice(None)] * dim, slice(*(bounds or [None]))))
+    return indexing.index(trace, value, (*[slice(None)] * dim, slice(*(bounds or [None]))))
 
 
 def item(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `aten.index(value, [keys])`."""
     value, *keys = [*args, *kwargs.values()]
     given = keys[0] if keys and isinstance(keys[0], list | tuple) else keys
-    return shapes.index(trace, value, tuple(slice(None) if key is None else key for key in given))
+    return indexing.index(trace, value, tuple(slice(None) if key is None else key for key in given))

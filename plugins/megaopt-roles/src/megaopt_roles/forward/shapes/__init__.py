@@ -1,0 +1,1 @@
+"""What functions that change shapes, and indices, do to activations and weights."""

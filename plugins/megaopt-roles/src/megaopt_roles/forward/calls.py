@@ -16,7 +16,6 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import named_modules
-from megaopt_roles.forward import ops
 from megaopt_roles.forward.autograd_functions import (
     Context,
     forward_of_function,
@@ -27,10 +26,11 @@ from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_m
 from megaopt_roles.forward.dependencies import is_mark
 from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.lent_weights import lent_to
-from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
 from megaopt_roles.forward.objects import Bound, Choice, abstract, entries, items_of, merge_values
 from megaopt_roles.forward.operations import aten
+from megaopt_roles.forward.operations.arguments import argument
+from megaopt_roles.forward.operations.functions import is_known, operation
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.gradients import is_cut_off
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of
@@ -38,6 +38,7 @@ from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_abstract, weights_of
 from megaopt_roles.forward.weights import noise
+from megaopt_roles.forward.weights.noise import density
 
 __all__ = ["CallEvaluator"]
 
@@ -158,7 +159,7 @@ class CallEvaluator(ModuleCallEvaluator):
                 return self.read(owner, "ndim")
             if method.name == "is_floating_point" and isinstance(owner, Weight):
                 return True  # it has a gradient
-            return ops.operation(self.trace, method.name, [owner, *args], kwargs)
+            return operation(self.trace, method.name, [owner, *args], kwargs)
         return self._container_method(owner, method.name, args, kwargs)
 
     def _size(self, owner: Flow | Weight, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -199,8 +200,8 @@ class CallEvaluator(ModuleCallEvaluator):
             return self._call_plain_function(callee, args, kwargs)
         if module.split(".")[0] in _LIBRARIES or getattr(callee, "__objclass__", None) is _TENSOR:
             return self._call_torch(callee, name, module, args, kwargs)
-        if module.startswith("torchvision.ops.") and ops.is_known(name):
-            return ops.operation(self.trace, name, args, kwargs)
+        if module.startswith("torchvision.ops.") and is_known(name):
+            return operation(self.trace, name, args, kwargs)
         if inspect.isfunction(callee):
             return self._call_python(callee, args, kwargs)
         return self._call_unread(callee, args, kwargs)
@@ -261,11 +262,11 @@ class CallEvaluator(ModuleCallEvaluator):
             return self._functional_call(args[0], args, kwargs)
         if module.startswith("torch.distributions"):  # of the values that it is given, entry by entry
             if name in noise.DENSITIES:
-                return noise.density(self.trace, args, kwargs)
+                return density(self.trace, args, kwargs)
             return noise.distribution(self.trace, name, args, kwargs)
         if module.startswith("torch._ops"):
             name, args = aten.as_function(name, args)
-        return ops.operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)
+        return operation(self.trace, name.removesuffix("_default").removeprefix("linalg_"), args, kwargs)
 
     def _apply(self, kind: type, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of a function of autograd: what its forward says, where that can be read."""

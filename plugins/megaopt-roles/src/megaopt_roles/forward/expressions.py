@@ -11,7 +11,6 @@ from typing import Any, Final
 from attrs import evolve
 from torch import nn
 
-from megaopt_roles.forward import ops
 from megaopt_roles.forward.objects import (
     Bound,
     Choice,
@@ -22,8 +21,10 @@ from megaopt_roles.forward.objects import (
     items_of,
     one_of,
 )
+from megaopt_roles.forward.operations.functions import is_known
 from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
-from megaopt_roles.forward.shapes import indexing, moves, unpacking
+from megaopt_roles.forward.shapes import indexing, moves
+from megaopt_roles.forward.shapes.unpacking import unpack
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
@@ -149,7 +150,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             and owner.tensor is None
             and not (owner.factors and owner.picked)
         )
-        if unknown and not ops.is_known(name):
+        if unknown and not is_known(name):
             return Flow(deps_of(owner))
         return Bound(owner, None, name)
 
@@ -326,7 +327,7 @@ class ExpressionEvaluator(OperatorEvaluator):
             starred = next((i for i, part in enumerate(target.elts) if isinstance(part, ast.Starred)), None)
             unsure = starred is not None and id(value) in self.uncounted
             several = self.trace.unknown(value) if unsure else value
-            parts = unpacking.unpack(self.trace, several, len(target.elts), starred)
+            parts = unpack(self.trace, several, len(target.elts), starred)
             for part, item in zip(target.elts, parts, strict=True):
                 self.assign(part.value if isinstance(part, ast.Starred) else part, item, frame)
         elif isinstance(target, ast.Attribute):

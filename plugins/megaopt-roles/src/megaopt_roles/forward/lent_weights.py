@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from megaopt_core.routing import is_conv1d, is_linear
-from megaopt_roles.forward import ops
+from megaopt_roles.forward.operations.functions import operation
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Weight
 
@@ -42,14 +42,14 @@ class Lent:
         if weight is None:
             return None
         if is_linear(module):
-            return ops.operation(trace, "linear", [first, weight, bias], {})
+            return operation(trace, "linear", [first, weight, bias], {})
         if is_conv1d(module):
-            return ops.operation(trace, "addmm", [bias, first, weight], {})
+            return operation(trace, "addmm", [bias, first, weight], {})
         if isinstance(module, _ConvNd):
             name = f"conv{'_transpose' * isinstance(module, _ConvTransposeNd)}{len(module.kernel_size)}d"
-            return ops.operation(trace, name, [first, weight, bias], {"groups": module.groups})
+            return operation(trace, name, [first, weight, bias], {"groups": module.groups})
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            return ops.operation(trace, "embedding", [first, weight], {})
+            return operation(trace, "embedding", [first, weight], {})
         if "norm" in type(module).__name__.lower():
             trace.use_all(own.values(), "elementwise")
             return first

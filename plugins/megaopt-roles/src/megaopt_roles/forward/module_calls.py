@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, stated
-from megaopt_roles.forward import ops
 from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.dependencies import ARGUMENT, Call
 from megaopt_roles.forward.handed import are_cut, without_rows
 from megaopt_roles.forward.lent_weights import Lent
+from megaopt_roles.forward.operations.functions import operation
 from megaopt_roles.forward.sources.hooks import hooked_inside, readable_hooks
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
 from megaopt_roles.forward.sources.trees import function_tree
@@ -215,23 +215,23 @@ class ModuleCallEvaluator(BuiltinEvaluator):
         """Return the output of a module without parameters."""
         kind = torchs_class(type(module))
         if isinstance(module, nn.GLU):
-            return ops.operation(self.trace, "glu", [first, module.dim], {})
+            return operation(self.trace, "glu", [first, module.dim], {})
         if isinstance(module, nn.Softmax) and is_abstract(first):
-            return ops.operation(self.trace, "softmax", [first, module.dim], {})
+            return operation(self.trace, "softmax", [first, module.dim], {})
         if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
             name = "tanh" if kind in _BOUNDED else "relu"
             name = "identity" if isinstance(module, nn.Identity | nn.Dropout) else name
-            return ops.operation(self.trace, name, [first], {}) if is_abstract(first) else first
+            return operation(self.trace, name, [first], {}) if is_abstract(first) else first
         if home_of(kind) == "torch.nn.modules.loss":
             return self.trace.loss(*args, *kwargs.values(), classes=issubclass(kind, _LOSSES_OF_CLASSES))
         if home_of(kind) == "einops.layers.torch" and kind.__name__ == "Rearrange" and is_abstract(first):
             pattern, sizes = (self.read(module, name) for name in ("pattern", "axes_lengths"))
-            return ops.operation(self.trace, "rearrange", [first, pattern], sizes)
+            return operation(self.trace, "rearrange", [first, pattern], sizes)
         if isinstance(module, nn.Flatten | nn.Unflatten) and is_abstract(first):
             name = "flatten" if isinstance(module, nn.Flatten) else "unflatten"
-            return ops.operation(self.trace, name, [first, *_shaping(module)], {})
+            return operation(self.trace, name, [first, *_shaping(module)], {})
         if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:
-            return ops.operation(self.trace, "roi_align", args, kwargs)
+            return operation(self.trace, "roi_align", args, kwargs)
         if (
             forward_of(module) is not None
             and len(self.running) < DEEPEST

@@ -10,10 +10,10 @@ from typing import Any
 
 from attrs import define, field
 
-from megaopt_roles.forward import ops
 from megaopt_roles.forward.dependencies import ARGUMENT
-from megaopt_roles.forward.lookups import equal
 from megaopt_roles.forward.objects import Bound, Choice, abstract, merge_values
+from megaopt_roles.forward.operations.arithmetic import arithmetic
+from megaopt_roles.forward.operations.codes import equal
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
@@ -146,7 +146,7 @@ class OperatorEvaluator(ABC):
         elif is_abstract(left) or is_abstract(right):
             if kind is ast.Pow:
                 self.trace.square(left)
-            return ops.arithmetic(self.trace, symbol, left, right)
+            return arithmetic(self.trace, symbol, left, right)
         if not (quiet.is_plain(left) and quiet.is_plain(right)):
             return Flow()
         try:

@@ -8,8 +8,8 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
-from megaopt_roles.forward.lookups import argument
 from megaopt_roles.forward.objects import items_of
+from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, weights_of

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import evolve
-
-from megaopt_roles.forward.dependencies import JOINED
-from megaopt_roles.forward.lookups import argument
+from megaopt_roles.forward.operations.arguments import argument
+from megaopt_roles.forward.operations.joins import marked
 from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
@@ -33,8 +31,7 @@ def pack(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(tensors) == 1:
         return [_reshaped(trace, tensors[0], inside[0] and (math.prod(inside[0]),), around), inside]
     trace.use_all(weights_of(tensors), "elementwise")
-    made = trace.unknown(tensors)
-    return [evolve(made, deps=made.deps | {JOINED}) if len(made.deps) > 1 else made, inside]
+    return [marked(trace.unknown(tensors)), inside]
 
 
 def unpack(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 from megaopt_core.routing import is_conv1d, is_linear, is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT, Call, Part
 from megaopt_roles.forward.evaluator import Evaluator
-from megaopt_roles.forward.objects import Bound, Choice
+from megaopt_roles.forward.objects.alternatives import Choice
+from megaopt_roles.forward.objects.attributes import Bound
 from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered
 from megaopt_roles.forward.sources.cutting import may_split
 from megaopt_roles.forward.sources.module_classes import forward_of, own_methods

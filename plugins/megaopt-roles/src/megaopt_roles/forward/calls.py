@@ -16,18 +16,21 @@ from attrs import evolve
 from torch import nn
 
 from megaopt_core.params import named_modules
-from megaopt_roles.forward.autograd_functions import (
+from megaopt_roles.forward.dependencies import is_mark
+from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
+from megaopt_roles.forward.objects.alternatives import Choice, abstract, merge_values
+from megaopt_roles.forward.objects.attributes import Bound
+from megaopt_roles.forward.objects.autograd_functions import (
     Context,
     forward_of_function,
     kept_in_sight,
     takes_context,
 )
-from megaopt_roles.forward.binding import bind, bind_closure, is_super, parent_method
-from megaopt_roles.forward.dependencies import is_mark
-from megaopt_roles.forward.expressions import Closure, Frame
-from megaopt_roles.forward.lent_weights import lent_to
-from megaopt_roles.forward.module_calls import DEEPEST, ModuleCallEvaluator
-from megaopt_roles.forward.objects import Bound, Choice, abstract, entries, items_of, merge_values
+from megaopt_roles.forward.objects.binding import bind, bind_closure, is_super, parent_method
+from megaopt_roles.forward.objects.containers import entries, items_of
+from megaopt_roles.forward.objects.lent_weights import lent_to
+from megaopt_roles.forward.objects.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.operations import aten
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.operations.functions import is_known, operation
@@ -35,7 +38,6 @@ from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.gradients import is_cut_off
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of
 from megaopt_roles.forward.sources.trees import function_tree
-from megaopt_roles.forward.transforms import TRANSFORMS, Prepared
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, is_abstract, weights_of
 from megaopt_roles.forward.weights import noise
 from megaopt_roles.forward.weights.noise import density

@@ -11,20 +11,14 @@ from typing import Any, Final
 from attrs import evolve
 from torch import nn
 
-from megaopt_roles.forward.objects import (
-    Bound,
-    Choice,
-    Property,
-    abstract,
-    attribute_of,
-    entries,
-    items_of,
-    one_of,
-)
+from megaopt_roles.forward.objects.alternatives import Choice, abstract, one_of
+from megaopt_roles.forward.objects.attributes import Bound, Property, attribute_of
+from megaopt_roles.forward.objects.containers import entries, items_of
+from megaopt_roles.forward.objects.frames import Closure, Frame
+from megaopt_roles.forward.objects.unpacking import unpack
 from megaopt_roles.forward.operations.functions import is_known
-from megaopt_roles.forward.operators import Closure, Frame, OperatorEvaluator
+from megaopt_roles.forward.operators import OperatorEvaluator
 from megaopt_roles.forward.shapes import indexing, moves
-from megaopt_roles.forward.shapes.unpacking import unpack
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError

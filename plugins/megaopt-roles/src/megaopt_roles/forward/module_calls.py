@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, stated
-from megaopt_roles.forward.binding import bind
 from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.dependencies import ARGUMENT, Call
-from megaopt_roles.forward.handed import are_cut, without_rows
-from megaopt_roles.forward.lent_weights import Lent
+from megaopt_roles.forward.objects.binding import bind
+from megaopt_roles.forward.objects.handed import are_cut, without_rows
+from megaopt_roles.forward.objects.lent_weights import Lent
 from megaopt_roles.forward.operations.functions import operation
 from megaopt_roles.forward.sources.hooks import hooked_inside, readable_hooks
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class

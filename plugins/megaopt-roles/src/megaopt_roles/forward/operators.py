@@ -8,17 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from attrs import define, field
-
 from megaopt_roles.forward.dependencies import ARGUMENT
-from megaopt_roles.forward.objects import Bound, Choice, abstract, merge_values
+from megaopt_roles.forward.objects.alternatives import Choice, abstract, merge_values
+from megaopt_roles.forward.objects.attributes import Bound
+from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.operations.arithmetic import arithmetic
 from megaopt_roles.forward.operations.codes import equal
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
 
-__all__ = ["Closure", "Frame", "OperatorEvaluator"]
+__all__ = ["OperatorEvaluator"]
+
 
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
@@ -59,33 +60,6 @@ def _compared(kind: type[ast.cmpop], left: Any, right: Any) -> bool | None:
         return bool(_COMPARE[kind](left, right))
     except (TypeError, ValueError):
         return None
-
-
-@define(eq=False)
-class Frame:
-    """One running function.
-
-    Args:
-        function: whose globals names are looked up in.
-        names: the local variables.
-        outer: the frame of the enclosing function, for lambdas and nested functions.
-        yielded: what it has yielded, in order.
-        comprehends: of a comprehension, which binds nothing but what it loops over.
-    """
-
-    function: Callable[..., Any]
-    names: dict[str, Any] = field(factory=dict)
-    outer: Frame | None = None
-    yielded: list[Any] = field(factory=list)
-    comprehends: bool = False
-
-
-@define(eq=False)
-class Closure:
-    """A lambda or a nested function."""
-
-    node: ast.Lambda | ast.FunctionDef
-    frame: Frame
 
 
 class OperatorEvaluator(ABC):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from megaopt_roles.forward.objects import Choice, items_of
+from megaopt_roles.forward.objects.alternatives import Choice
+from megaopt_roles.forward.objects.containers import items_of
 from megaopt_roles.forward.rows import relabel
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
-from megaopt_roles.forward.objects import items_of
+from megaopt_roles.forward.objects.containers import items_of
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.trace import Trace

@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT, Call, Part
-from megaopt_roles.forward.evaluator import Evaluator
+from megaopt_roles.forward.evaluation.statements import Evaluator
 from megaopt_roles.forward.objects.alternatives import Choice
 from megaopt_roles.forward.objects.attributes import Bound
 from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.forward.expressions import Closure, Frame
 from megaopt_roles.forward.objects.alternatives import abstract
 from megaopt_roles.forward.objects.attributes import Bound
+from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.sources.quiet import plain_copy
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.values import Flow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaopt_roles.forward.expressions import ExpressionEvaluator
+from megaopt_roles.forward.evaluation.expressions import ExpressionEvaluator
 from megaopt_roles.forward.objects.containers import entries, items_of
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.values import Flow, Weight, is_abstract

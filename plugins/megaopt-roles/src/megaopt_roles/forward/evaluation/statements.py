@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from megaopt_roles.forward.calls import CallEvaluator
-from megaopt_roles.forward.expressions import Closure, Frame
+from megaopt_roles.forward.evaluation.calls import CallEvaluator
 from megaopt_roles.forward.objects.alternatives import abstract, merge_values
 from megaopt_roles.forward.objects.containers import MOST_ITEMS, items_of
+from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.sources.gradients import stops_gradients
 from megaopt_roles.forward.sources.trees import function_tree, imported
 from megaopt_roles.forward.values import Flow, deps_of, held_by

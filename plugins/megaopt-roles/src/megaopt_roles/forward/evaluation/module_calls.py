@@ -1,47 +1,38 @@
-"""Evaluating calls of child modules: projections, small modules that are read on the spot, and all others."""
+"""Evaluating calls of child modules: those that are read on the spot, and all others."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from attrs import evolve
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_conv1d, is_linear, stated
-from megaopt_roles.forward.builtin_calls import BuiltinEvaluator
-from megaopt_roles.forward.dependencies import ARGUMENT, Call
+from megaopt_roles.forward.dependencies import ARGUMENT
+from megaopt_roles.forward.evaluation.layer_calls import DEEPEST, LayerCallEvaluator
 from megaopt_roles.forward.objects.binding import bind
 from megaopt_roles.forward.objects.handed import are_cut, without_rows
 from megaopt_roles.forward.objects.lent_weights import Lent
-from megaopt_roles.forward.operations.functions import operation
 from megaopt_roles.forward.sources.hooks import hooked_inside, readable_hooks
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
 from megaopt_roles.forward.sources.trees import function_tree
-from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract, weights_of
-from megaopt_roles.forward.weights.forms import whole_weight
+from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
 
-__all__ = ["DEEPEST", "ModuleCallEvaluator"]
+__all__ = ["ModuleCallEvaluator"]
 
-DEEPEST = 12
-"""How many calls deep functions are read."""
+
 _WORTH_OF_HANDED: Final = 3_000
 """Steps that a module is worth for what it takes apart of what it is handed."""
 _ENOUGH_ALIKE: Final = 8
 """Layers of one class that are read for the weights which they are handed."""
 
-_LOSSES_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.CTCLoss)
-_BOUNDED = frozenset((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Softsign))
 
-
-class ModuleCallEvaluator(BuiltinEvaluator):
+class ModuleCallEvaluator(LayerCallEvaluator):
     """Evaluates calls of child modules.
 
     Args:
@@ -50,15 +41,10 @@ class ModuleCallEvaluator(BuiltinEvaluator):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self.running: list[Any] = []  # the modules and functions that are being read, the outermost first
         self.hooked: dict[int, list[nn.Module]] = {}  # what inside of modules has hooks after its forward
         self.handed: set[Any] = set()  # what modules were read for, by their class and its rows
         self.lent: list[Lent] = []  # weights that modules which are being read were lent, the outermost first
         self.takers: Counter[Any] = Counter()  # read for weights that they were handed, by class and these
-
-    @abstractmethod
-    def run(self, function: Callable[..., Any], names: dict[str, Any]) -> Any:
-        """Return what the body of a plain function returns."""
 
     def call_module(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a child module, after its hooks have seen it."""
@@ -127,17 +113,6 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             return Flow(frozenset({call}), torch.empty(shape, device="meta"), call=call)
         return Flow(frozenset({call}), call=call)
 
-    def inline(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a child module by reading its forward."""
-        forward = forward_of(module)
-        if forward is None:
-            return self.trace.unknown(args, kwargs)
-        self.running.append(module)
-        try:
-            return self.run(forward, bind(forward, [module, *args], kwargs))
-        finally:
-            self.running.pop()
-
     def call_with(self, module: nn.Module, lent: Lent, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a module that is called with other weights than its own."""
         lent_now = {
@@ -191,83 +166,6 @@ class ModuleCallEvaluator(BuiltinEvaluator):
             child._modules for child in module._modules.values() if child
         )
         return bool(handed) or small
-
-    def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
-        self.trace.use_all(weights_of(values), "elementwise")
-        call = self.trace.call(of or module, deps_of(values))
-        weight = module._parameters.get("weight")
-        if weight is not None and isinstance(first, Flow) and first.one_hot:
-            self.trace.use(whole_weight(weight), Use("indexed"))
-            call.coded = first.coded and (is_linear(module) or _is_pointwise(module))
-        if isinstance(module, _ConvNd):
-            if _keeps_channels(module) and isinstance(first, Flow) and first.piece is not None:
-                return evolve(first, deps=frozenset({call}), fresh=False, call=None)
-            spatial = (4, 6, 7)[: len(module.kernel_size)]
-            return self.trace.rows_of(module, module.out_channels, frozenset({call}), BATCH[:1], spatial)
-        size = stated(module, "out_features") or stated(module, "nf")
-        if size is None and weight is not None:
-            size = weight.shape[0]
-        if not isinstance(size, int):
-            return Flow(frozenset({call}))
-        return self.trace.rows_of(module, size, frozenset({call}), self.trace.leading(first))
-
-    def _call_plain(self, module: nn.Module, first: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a module without parameters."""
-        kind = torchs_class(type(module))
-        if isinstance(module, nn.GLU):
-            return operation(self.trace, "glu", [first, module.dim], {})
-        if isinstance(module, nn.Softmax) and is_abstract(first):
-            return operation(self.trace, "softmax", [first, module.dim], {})
-        if isinstance(module, nn.Identity | nn.Dropout) or home_of(kind) == "torch.nn.modules.activation":
-            name = "tanh" if kind in _BOUNDED else "relu"
-            name = "identity" if isinstance(module, nn.Identity | nn.Dropout) else name
-            return operation(self.trace, name, [first], {}) if is_abstract(first) else first
-        if home_of(kind) == "torch.nn.modules.loss":
-            return self.trace.loss(*args, *kwargs.values(), classes=issubclass(kind, _LOSSES_OF_CLASSES))
-        if home_of(kind) == "einops.layers.torch" and kind.__name__ == "Rearrange" and is_abstract(first):
-            pattern, sizes = (self.read(module, name) for name in ("pattern", "axes_lengths"))
-            return operation(self.trace, "rearrange", [first, pattern], sizes)
-        if isinstance(module, nn.Flatten | nn.Unflatten) and is_abstract(first):
-            name = "flatten" if isinstance(module, nn.Flatten) else "unflatten"
-            return operation(self.trace, name, [first, *_shaping(module)], {})
-        if home_of(kind).startswith("torchvision.ops.") and "RoI" in kind.__name__:
-            return operation(self.trace, "roi_align", args, kwargs)
-        if (
-            forward_of(module) is not None
-            and len(self.running) < DEEPEST
-            and not home_of(kind).startswith("torch.")
-        ):
-            before = len(self.trace.calls)
-            result = self.inline(module, args, kwargs)
-            if _with_taken(deps_of(result), self.trace.calls[before:]) >= deps_of((args, kwargs)):
-                return result
-        self.trace.use_all(weights_of((args, kwargs)), "elementwise")
-        return self.trace.unknown(args, kwargs)
-
-
-def _with_taken(deps: frozenset[Any], made: Sequence[Call]) -> frozenset[Any]:
-    """Return dependencies, with what those of them took that were made last: weights that a module was handed."""
-    for call in reversed(made):
-        if call in deps:
-            deps |= call.deps
-    return deps
-
-
-def _shaping(module: nn.Flatten | nn.Unflatten) -> list[Any]:
-    """Return the arguments of the function that a layer is which shapes features."""
-    if isinstance(module, nn.Flatten):
-        return [module.start_dim, module.end_dim]
-    return [module.dim, [size[1] if isinstance(size, tuple) else size for size in module.unflattened_size]]
-
-
-def _keeps_channels(module: _ConvNd) -> bool:
-    """True for a depthwise convolution with one filter a channel: each comes out as it went in, by itself."""
-    return module.groups == module.in_channels == module.out_channels
-
-
-def _is_pointwise(module: nn.Module) -> bool:
-    """True for a convolution that takes each position by itself."""
-    return isinstance(module, _ConvNd) and max(module.kernel_size) == 1 == module.groups
 
 
 def _width_taken(module: nn.Module) -> int | None:

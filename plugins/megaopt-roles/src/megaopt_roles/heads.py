@@ -10,9 +10,10 @@ from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
 from megaopt_roles.judged import find_judged
-from megaopt_roles.reading import HOLDERS, ModelReading
+from megaopt_roles.model.analyses import HOLDERS
+from megaopt_roles.model.reading import ModelReading
+from megaopt_roles.model.unread import is_torchs
 from megaopt_roles.stream import Stream
-from megaopt_roles.unread import is_torchs
 from megaopt_roles.widths import Widths
 
 __all__ = ["find_heads"]

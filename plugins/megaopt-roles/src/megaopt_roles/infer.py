@@ -23,7 +23,7 @@ from megaopt_roles.example.run import run_example
 from megaopt_roles.example.verdicts import with_example
 from megaopt_roles.forward.sources.module_classes import is_readable
 from megaopt_roles.heads import find_heads
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.model.reading import ModelReading
 from megaopt_roles.scripted import stand_ins
 from megaopt_roles.splits import with_split
 from megaopt_roles.stream import Stream

@@ -11,9 +11,9 @@ from torch import nn
 
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
-from megaopt_roles.features import inputs_of, outputs_of, widths_made, widths_taken
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, is_mark
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
+from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["find_judged"]
 

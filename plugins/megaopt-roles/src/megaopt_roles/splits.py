@@ -8,7 +8,7 @@ from torch import nn
 from megaopt_core.errors import ViewError
 from megaopt_core.params import Doubt, Fused, MatrixView, Role, RoleDecision
 from megaopt_core.routing import doubted
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["with_split"]
 

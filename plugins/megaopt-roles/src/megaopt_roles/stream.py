@@ -10,9 +10,9 @@ from attrs import frozen
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.features import inputs_of, outputs_of, widths_taken
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, Part, is_mark
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.model.features import inputs_of, outputs_of, widths_taken
+from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Stream"]
 

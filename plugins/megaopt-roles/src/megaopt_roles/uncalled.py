@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["called_twins"]
 

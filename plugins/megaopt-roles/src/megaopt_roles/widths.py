@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.features import inputs_of, outputs_of, widths_taken
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.reading import ModelReading
+from megaopt_roles.model.features import inputs_of, outputs_of, widths_taken
+from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Widths"]
 

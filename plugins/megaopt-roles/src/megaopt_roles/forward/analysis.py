@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
 from attrs import define, field
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
-from megaopt_core.routing import is_conv1d, is_linear, is_projection
-from megaopt_roles.forward.dependencies import ARGUMENT, Call, Part
+from megaopt_roles.forward.dependencies import Call, Part
 from megaopt_roles.forward.evaluation.statements import Evaluator
+from megaopt_roles.forward.inputs import run_forward
 from megaopt_roles.forward.objects.alternatives import Choice
 from megaopt_roles.forward.objects.attributes import Bound
 from megaopt_roles.forward.rows import are_gates, find_heads, find_split, is_covered
 from megaopt_roles.forward.sources.cutting import may_split
 from megaopt_roles.forward.sources.module_classes import forward_of, own_methods
 from megaopt_roles.forward.sources.trees import function_tree
-from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, deps_of, held_by, weights_of
+from megaopt_roles.forward.values import deps_of, held_by, weights_of
 from megaopt_roles.forward.weights.forms import whole_weight
 
 __all__ = ["Analysis", "analyze", "returned_by"]
-
-_HINT_BUDGET = 5_000
-"""Steps that the shape of an input is worth: what takes it stands early in a forward."""
 
 
 @define(eq=False)
@@ -158,7 +152,7 @@ def _evaluate(
     returned, parts, held = frozenset[Any](), tuple[frozenset[Any], ...](), tuple[frozenset[Any], ...]()
     try:
         if forward is not None:
-            value = _run(evaluator, module, forward)
+            value = run_forward(evaluator, module, forward)
             returned |= deps_of(value)
             if trace.changes is None:
                 trace.use_all(weights_of(value), "returned")
@@ -170,7 +164,7 @@ def _evaluate(
     with suppress(Exception):  # the same, in methods that nobody may call
         if not trace.calls or _unused(module, trace):
             for method in methods:
-                value = _run(evaluator, module, method)
+                value = run_forward(evaluator, module, method)
                 if forward is None or not any(_came_from(call, returned) for call in trace.calls):
                     returned |= deps_of(value)
     own = {id(param) for param in module._parameters.values()}
@@ -187,74 +181,6 @@ def _came_from(call: Call, deps: frozenset[Any]) -> bool:
 
 def _unused(module: nn.Module, trace: Trace) -> bool:
     return any(param is not None and id(param) not in trace.uses for param in module._parameters.values())
-
-
-def _run(
-    evaluator: Evaluator, module: nn.Module, function: Callable[..., Any], *, shaped: bool = True
-) -> Any:
-    tree = function_tree(function)
-    if tree is None:
-        return None
-    names: dict[str, Any] = {}
-    parameters = [*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs]
-    for parameter in parameters:
-        names[parameter.arg] = Flow(frozenset({ARGUMENT}))
-    if parameters:
-        names[parameters[0].arg] = module
-    if len(parameters) > 1 and evaluator.trace.changes is not None:
-        names[parameters[1].arg] = evaluator.trace.changes
-    elif len(parameters) > 1 and shaped:
-        shape = _input_shape(module, evaluator.trace)
-        names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
-    if tree.args.vararg is not None:
-        several = [Flow(frozenset({ARGUMENT}))]
-        names[tree.args.vararg.arg] = evaluator.uncounted[id(several)] = several
-    if tree.args.kwarg is not None:
-        names[tree.args.kwarg.arg] = {}
-    return evaluator.run(function, names)
-
-
-def _input_shape(module: nn.Module, trace: Trace) -> tuple[int, ...]:
-    """Return the shape that the first argument probably has: what takes it first expects."""
-    rank = trace.rank
-    children = [module, *(child for child in module._modules.values() if child is not None)]
-    own = [param for param in module._parameters.values() if param is not None and param.dim() > 1]
-    mixed = len({isinstance(child, _ConvNd) for child in children if is_projection(child)}) > 1
-    by_hand = bool(own) and not is_projection(module)
-    first: nn.Module | int | None = None
-    if mixed or by_hand:
-        if id(module) not in trace.takers:
-            trace.takers[id(module)] = _first_taker(module)
-        first = trace.takers[id(module)]
-    if isinstance(first, int):
-        return (*BATCH[: rank - 1], first)
-    for child in children if first is None else [first, *children]:
-        if isinstance(child, _ConvNd):
-            return (BATCH[0], child.in_channels, *(4, 6, 7)[: len(child.kernel_size)])
-        weight = child._parameters.get("weight")
-        if weight is not None and (is_linear(child) or is_conv1d(child)):
-            return (*BATCH[: rank - 1], weight.shape[1 if is_linear(child) else 0])
-    held = [param for param in module._parameters.values() if param is not None and param.dim()]
-    gains = [child._parameters.get("weight") for child in children[1:]]
-    held += [gain for gain in gains if gain is not None and gain.dim() == 1]  # of norms
-    return (*BATCH[: rank - 1], next((param.shape[-1] for param in held), 8))
-
-
-def _first_taker(module: nn.Module) -> nn.Module | int | None:
-    """Return the projection that takes the input first, or the width that a weight used by hand takes."""
-    forward, trace = forward_of(module), Trace(budget=_HINT_BUDGET)
-    evaluator = Evaluator(trace)
-    if forward is not None:
-        with suppress(Exception):  # it is a hint about a shape, no more
-            _run(evaluator, module, forward, shaped=False)
-    for call in trace.calls:
-        if isinstance(call.module, nn.Module) and is_projection(call.module):
-            return call.module
-        if isinstance(call.module, nn.Parameter):
-            sizes = {use.inputs for use in trace.uses.get(id(call.module), ()) if use.inputs}
-            if len(sizes) == 1:
-                return math.prod(call.module.shape[axis] for axis in sizes.pop())
-    return None
 
 
 def _collect(trace: Trace, result: Analysis, doubted: dict[int, tuple[int, ...] | None]) -> None:

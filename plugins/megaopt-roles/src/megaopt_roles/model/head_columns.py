@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from megaopt_core.routing import is_linear
-from megaopt_roles.features import inputs_of, outputs_of
 from megaopt_roles.forward.dependencies import ARGUMENT
+from megaopt_roles.model.features import inputs_of, outputs_of
 
 if TYPE_CHECKING:
-    from megaopt_roles.reading import ModelReading
+    from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["find_head_columns"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.features import inputs_of, outputs_of
 from megaopt_roles.forward.sources.module_classes import home_of, torchs_class
+from megaopt_roles.model.features import inputs_of, outputs_of
 
 __all__ = ["guessed_ends", "is_torchs"]
 

@@ -1,0 +1,1 @@
+"""What the forwards of a whole model say, taken together."""

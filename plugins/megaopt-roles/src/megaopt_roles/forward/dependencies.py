@@ -10,7 +10,6 @@ from torch import nn
 
 __all__ = ["ARGUMENT", "JOINED", "Call", "Part", "is_mark"]
 
-
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""
 

@@ -21,7 +21,6 @@ from megaopt_roles.forward.values import Flow
 
 __all__ = ["run_forward"]
 
-
 _HINT_BUDGET = 5_000
 """Steps that the shape of an input is worth: what takes it stands early in a forward."""
 

@@ -19,7 +19,6 @@ from megaopt_roles.forward.values import Flow, Weight, deps_of
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
-
 BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
 _MOST_ROWS = 100_000

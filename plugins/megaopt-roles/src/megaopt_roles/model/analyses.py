@@ -20,7 +20,6 @@ from megaopt_roles.model.unread import is_torchs
 
 __all__ = ["HOLDERS", "ModelAnalyses", "Split", "holds_more"]
 
-
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)

@@ -16,7 +16,6 @@ from megaopt_roles.model.unread import guessed_ends, is_torchs
 
 __all__ = ["Ends", "ModelEnds"]
 
-
 type Ends = tuple[frozenset[int], bool]
 """Identities of the projections that a module's output comes from, and whether its input comes through."""
 

@@ -24,7 +24,6 @@ from megaopt_roles.forward.weights.noise import is_refilled
 
 __all__ = ["AttributeEvaluator"]
 
-
 _WORTH_OF_A_PROPERTY: Final = 1_000
 """Steps: a model has 20 times as many."""
 

@@ -24,7 +24,6 @@ from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
 
 __all__ = ["CallEvaluator"]
 
-
 _LISTINGS = ("children", "named_children", "modules", "named_modules", "parameters", "named_parameters")
 
 _GROWS = ("append", "appendleft", "extend", "insert")

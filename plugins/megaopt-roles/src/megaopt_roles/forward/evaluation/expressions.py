@@ -18,7 +18,6 @@ from megaopt_roles.forward.values import Flow
 
 __all__ = ["ExpressionEvaluator"]
 
-
 _method_names: dict[type, str] = {}
 
 

@@ -42,7 +42,6 @@ from megaopt_roles.forward.weights.noise import density
 
 __all__ = ["FunctionCallEvaluator"]
 
-
 _PLAIN = (
     int, float, bool, str, abs, min, max, sum, round, all, any, divmod, repr, slice, pow,
 )  # fmt: skip

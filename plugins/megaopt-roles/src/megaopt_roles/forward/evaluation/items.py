@@ -18,7 +18,6 @@ from megaopt_roles.forward.values import Flow, deps_of, is_abstract
 
 __all__ = ["ItemEvaluator"]
 
-
 _STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 

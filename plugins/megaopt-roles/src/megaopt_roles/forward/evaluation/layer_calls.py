@@ -23,7 +23,6 @@ from megaopt_roles.forward.weights.forms import whole_weight
 
 __all__ = ["DEEPEST", "LayerCallEvaluator"]
 
-
 DEEPEST = 12
 """How many calls deep functions are read."""
 

@@ -25,7 +25,6 @@ from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
 
 __all__ = ["ModuleCallEvaluator"]
 
-
 _WORTH_OF_HANDED: Final = 3_000
 """Steps that a module is worth for what it takes apart of what it is handed."""
 _ENOUGH_ALIKE: Final = 8

@@ -20,7 +20,6 @@ from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
 
 __all__ = ["OperatorEvaluator"]
 
-
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
     ast.Sub: ("-", operator.sub),

@@ -16,7 +16,6 @@ from megaopt_roles.forward.weights.parts import taken
 
 __all__ = ["MOST_ITEMS", "entries", "items_of"]
 
-
 MOST_ITEMS = 64
 """Rounds of a loop that are read: as many as models have layers."""
 

@@ -9,7 +9,6 @@ import torch
 
 __all__ = ["PIECEWISE", "SHAPE_OPS", "plain", "run"]
 
-
 SHAPE_OPS = frozenset(
     [
         "view",

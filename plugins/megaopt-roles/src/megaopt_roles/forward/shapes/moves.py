@@ -17,7 +17,6 @@ from megaopt_roles.forward.values import Flow, Weight
 
 __all__ = ["move", "of_sum"]
 
-
 _TURNS = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")
 _SHAPING = frozenset(["view", "reshape", "unflatten", "rearrange"])
 _MERGING = frozenset(["view", "reshape", "flatten", "rearrange", "ravel"])

@@ -13,7 +13,6 @@ from megaopt_roles.forward.sources.trees import function_tree
 
 __all__ = ["forward_of", "home_of", "is_readable", "own_methods", "torchs_class"]
 
-
 _ONLY_MAKE = frozenset(["__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters"])
 """Methods that a subclass of a module of torch may have while its forward stays that module's."""
 

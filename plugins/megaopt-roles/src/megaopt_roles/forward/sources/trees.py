@@ -14,7 +14,6 @@ from typing import Any
 
 __all__ = ["function_tree", "global_of", "imported"]
 
-
 _trees: dict[Any, ast.FunctionDef | None] = {}
 
 

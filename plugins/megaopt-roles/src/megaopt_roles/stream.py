@@ -10,8 +10,8 @@ from attrs import frozen
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, Part, is_mark
-from megaopt_roles.model.features import inputs_of, outputs_of, widths_taken
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, Part, call_behind, is_mark
+from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Stream"]
@@ -52,7 +52,7 @@ class Stream:
 
     def _by_hand(self, param: nn.Parameter) -> None:
         uses = self._reading.uses.get(id(param), ())
-        outputs = {param.shape[use.outputs[0]] for use in uses if len(use.outputs) == 1}
+        outputs = widths_made(param, uses)
         if len(outputs) == 1:
             self._widths.setdefault(id(param), outputs.pop())
         if param.dim() == 2 and any(use.kind == "indexed" for use in uses):
@@ -190,7 +190,7 @@ def _began_with(call: Call, deps: frozenset[Any]) -> bool:
         if is_mark(dep) or id(dep) in seen:
             return False
         seen.add(id(dep))
-        call = dep.call if isinstance(dep, Part) else dep
+        call = call_behind(dep)
     return True
 
 

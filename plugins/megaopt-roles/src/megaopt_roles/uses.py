@@ -11,7 +11,7 @@ from megaopt_core.params import MATRIX, Doubt, MatrixView, RoleDecision
 from megaopt_core.routing import doubted, elementwise, embedding, matrix
 from megaopt_roles.forward.uses import Use
 
-__all__ = ["by_uses", "is_stack_bias", "oriented"]
+__all__ = ["by_uses", "is_stack_bias"]
 
 
 def by_uses(shape: tuple[int, ...], uses: Collection[Use], *, readable: bool = False) -> RoleDecision:
@@ -122,7 +122,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
             turned = made == {(0,)}  # it makes features of the rows of a left-hand factor
             return matrix("a factor of a matrix product", MatrixView(transposed=True) if turned else view)
         return doubted(matrix("a matrix product contracts it, over axes that were not found", view))
-    view, sure = oriented(shape, exact[0])
+    view, sure = _oriented(shape, exact[0])
     if not sure and not view.batch_dims:  # its matrices, if it holds any, do not lie one after the other
         return doubted(elementwise("a matrix product contracts it, but its axes fit no view"))
     what = (
@@ -185,7 +185,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
     return next((word for kind, word in words.items() if kind in kinds - silent), "")
 
 
-def oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
+def _oriented(shape: tuple[int, ...], use: Use) -> tuple[MatrixView, bool]:
     """Return the view that a product implies, and whether it says all of it.
 
     Args:

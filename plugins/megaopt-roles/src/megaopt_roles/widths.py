@@ -10,7 +10,7 @@ from torch import nn
 from megaopt_core.routing import is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.model.features import inputs_of, outputs_of, widths_taken
+from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Widths"]
@@ -60,7 +60,7 @@ class Widths:
 
     def _by_hand(self, param: nn.Parameter, uses: Collection[Use], tables: set[int]) -> None:
         """Note the width that a product with a bare weight returns, and the sizes of a bare table."""
-        outputs = {param.shape[use.outputs[0]] for use in uses if len(use.outputs) == 1}
+        outputs = widths_made(param, uses)
         if id(param) not in self._by_identity and len(outputs) == 1:
             self._by_identity[id(param)] = outputs.pop()
         if any(use.kind == "indexed" for use in uses):

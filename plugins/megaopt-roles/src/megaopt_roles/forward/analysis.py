@@ -10,7 +10,7 @@ from typing import Any
 from attrs import define, field
 from torch import nn
 
-from megaopt_roles.forward.dependencies import Call, Part
+from megaopt_roles.forward.dependencies import Call, call_behind, is_mark
 from megaopt_roles.forward.evaluation.statements import Evaluator
 from megaopt_roles.forward.inputs import run_forward
 from megaopt_roles.forward.objects.alternatives import Choice
@@ -176,7 +176,7 @@ def _evaluate(
 
 
 def _came_from(call: Call, deps: frozenset[Any]) -> bool:
-    return any(dep is call or (isinstance(dep, Part) and dep.call is call) for dep in deps)
+    return any(not is_mark(dep) and call_behind(dep) is call for dep in deps)
 
 
 def _unused(module: nn.Module, trace: Trace) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from megaopt_roles.forward.dependencies import JOINED, Call, is_mark
 from megaopt_roles.forward.pieces import Piece
 from megaopt_roles.forward.rows import is_bounded
-from megaopt_roles.forward.uses import Use, UseNotes
+from megaopt_roles.forward.uses import UseNotes
 from megaopt_roles.forward.values import Flow, deps_of, weights_of
 
 __all__ = ["Comparisons", "error_of"]
@@ -56,7 +56,7 @@ class Comparisons(UseNotes):
         if summed and not (left.behind and right.behind):  # parts of what was lost sight of
             for dep in left.deps & right.deps:
                 if not is_mark(dep):
-                    self._note_owner(dep.module, "paired")
+                    self.note_owner(dep.module, "paired")
         if summed and not (left.soft or right.soft):
             self.compare(left.deps, right.deps)
 
@@ -68,7 +68,7 @@ class Comparisons(UseNotes):
             if piece.parent is None:
                 continue
             if id(piece.source.owner) in others and id(piece) not in same:
-                self._note_owner(piece.source.owner, "paired")
+                self.note_owner(piece.source.owner, "paired")
             if not summed and other.deps and is_bounded(piece):
                 self._gate(piece)
 
@@ -77,7 +77,7 @@ class Comparisons(UseNotes):
         gates = self.gating.setdefault(id(piece.source.owner), set())
         gates.add(piece.rows)
         if len(gates) > 1:
-            self._note_owner(piece.source.owner, "gating")
+            self.note_owner(piece.source.owner, "gating")
 
     def compare(self, left: frozenset[Any], right: frozenset[Any]) -> None:
         """Note that the outputs of different layers are compared, unless one of them is made of the other.
@@ -145,7 +145,7 @@ class Comparisons(UseNotes):
             # Rows that lie beside what they met are queries, in a table or a stack.
             keys = dep.module.dim() == 2 or (stacks and dep not in self.met)
             if (dep.by_row and dep not in self.met) if by_row else keys:
-                self.uses.setdefault(id(dep.module), set()).add(Use("attending"))
+                self.note_owner(dep.module, "attending")
 
     def note_scores(self, deps: frozenset[Any]) -> None:
         """Note the projections that make together what a softmax is taken of: queries and keys, by which it chooses.
@@ -159,7 +159,7 @@ class Comparisons(UseNotes):
         if len(made) == 1 or JOINED in deps:
             return
         for owner in made:
-            self._note_owner(owner, "choosing")
+            self.note_owner(owner, "choosing")
 
     def note_memory(self, deps: frozenset[Any]) -> None:
         """Note stacks whose products lie beside the scores of others: they hold keys of a memory.
@@ -170,7 +170,7 @@ class Comparisons(UseNotes):
         made = {dep for dep in deps if not is_mark(dep)}
         for dep in made - self.met if JOINED in deps and len(made) > 1 else ():
             if isinstance(dep.module, nn.Parameter) and dep.module.dim() > 2:
-                self._note_owner(dep.module, "attending")
+                self.note_owner(dep.module, "attending")
 
 
 def error_of(left: frozenset[Any], right: frozenset[Any]) -> frozenset[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import define, frozen
 from torch import nn
 
-__all__ = ["ARGUMENT", "JOINED", "Call", "Part", "is_mark"]
+__all__ = ["ARGUMENT", "JOINED", "Call", "Part", "call_behind", "is_mark"]
 
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""
@@ -76,3 +76,13 @@ class Part:
     def order(self) -> int:
         """Position among the calls of one evaluation."""
         return self.call.order
+
+
+def call_behind(dep: Any) -> Call:
+    """Return the call that a dependency is, or that returned the tuple of which it is an item.
+
+    Args:
+        dep: one of the dependencies of a value, but no mark.
+    """
+    call: Call = dep.call if isinstance(dep, Part) else dep
+    return call

@@ -51,8 +51,7 @@ def run_forward(
         shape = _input_shape(module, evaluator.trace)
         names[parameters[1].arg] = Flow(frozenset({ARGUMENT}), torch.empty(shape, device="meta"))
     if tree.args.vararg is not None:
-        several = [Flow(frozenset({ARGUMENT}))]
-        names[tree.args.vararg.arg] = evaluator.uncounted[id(several)] = several
+        names[tree.args.vararg.arg] = evaluator.as_uncounted([Flow(frozenset({ARGUMENT}))])
     if tree.args.kwarg is not None:
         names[tree.args.kwarg.arg] = {}
     return evaluator.run(function, names)

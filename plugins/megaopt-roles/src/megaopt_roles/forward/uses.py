@@ -76,10 +76,15 @@ class UseNotes:
     def rectify(self, flows: Iterable[Flow]) -> None:
         """Note that an activation as hidden features go through is taken of what projections made."""
         for piece in (piece for flow in flows for piece in flow.pieces):
-            self._note_owner(piece.source.owner, "rectified")
+            self.note_owner(piece.source.owner, "rectified")
 
-    def _note_owner(self, owner: nn.Module | nn.Parameter, kind: str) -> None:
-        """Note one kind of use of the weight of a projection, or of a weight used by hand."""
+    def note_owner(self, owner: nn.Module | nn.Parameter, kind: str) -> None:
+        """Note one kind of use of the weight of a projection, or of a weight used by hand.
+
+        Args:
+            owner: the projection, or the weight.
+            kind: as `Use` has it.
+        """
         weight = stored_weight(owner) if isinstance(owner, nn.Module) else owner
         if weight is not None:
             self.uses.setdefault(id(weight), set()).add(Use(kind))

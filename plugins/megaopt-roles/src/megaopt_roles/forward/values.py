@@ -11,7 +11,17 @@ from torch import nn
 from megaopt_roles.forward.dependencies import Call, Part
 from megaopt_roles.forward.pieces import Piece
 
-__all__ = ["Axis", "Flow", "Weight", "deps_of", "flows_of", "held_by", "is_abstract", "weights_of"]
+__all__ = [
+    "Axis",
+    "Flow",
+    "Weight",
+    "deps_of",
+    "flows_of",
+    "held_by",
+    "is_abstract",
+    "shape_of",
+    "weights_of",
+]
 
 
 @frozen(eq=False)
@@ -132,6 +142,14 @@ class Weight:
 def is_abstract(value: Any) -> bool:
     """True for values that are not plain Python objects."""
     return isinstance(value, Flow | Weight)
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an activation or a weight; None where it is not known, and for anything else."""
+    if isinstance(value, Weight):
+        return value.shape
+    known = isinstance(value, Flow) and value.tensor is not None
+    return tuple(value.tensor.shape) if known else None
 
 
 def flows_of(value: Any) -> list[Flow]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import Call, Part, is_mark
+from megaopt_roles.forward.dependencies import Call, call_behind, is_mark
 from megaopt_roles.model.analyses import HOLDERS, holds_more
 from megaopt_roles.model.ends import ModelEnds
 from megaopt_roles.model.head_columns import find_head_columns
@@ -76,7 +76,7 @@ class ModelReading(ModelEnds):
                     for dep in call.deps
                     if not is_mark(dep)
                     and dep.module is not call.module
-                    and not (_is_cut_off(dep) and id(dep.module) in trained and not call.cut_off)
+                    and not (call_behind(dep).cut_off and id(dep.module) in trained and not call.cut_off)
                     and (dep.order < start or _stands_before(dep, call) or not _comes_from(dep, call))
                 ]
                 which = self._only_scales(call.module)
@@ -98,13 +98,9 @@ class ModelReading(ModelEnds):
         return find_head_columns(self, self._modules)
 
 
-def _is_cut_off(dep: Any) -> bool:
-    return bool((dep.call if isinstance(dep, Part) else dep).cut_off)
-
-
 def _stands_before(dep: Any, call: Call) -> bool:
     """True for a dependency that is made before a call in each round of a loop: the source has it further above."""
-    made = dep.call if isinstance(dep, Part) else dep
+    made = call_behind(dep)
     for one, other in zip(made.site, call.site, strict=False):
         if one is not other:
             ends = [(node.end_lineno or 0, node.end_col_offset or 0) for node in (one, other)]
@@ -120,7 +116,7 @@ def _comes_from(dep: Any, call: Call) -> bool:
         if is_mark(at) or at in seen:
             continue
         seen.add(at)
-        made = at.call if isinstance(at, Part) else at
+        made = call_behind(at)
         if made.module is call.module and made.site == call.site:
             return True
         stack.extend(made.deps)

@@ -19,7 +19,7 @@ from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
-from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract
+from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract, shape_of
 from megaopt_roles.forward.weights.noise import is_refilled
 
 __all__ = ["AttributeEvaluator"]
@@ -73,16 +73,12 @@ class AttributeEvaluator(OperatorEvaluator):
 
     def _read_abstract(self, owner: Flow | Weight, name: str) -> Any:
         if name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"):
-            shape = (
-                owner.shape
-                if isinstance(owner, Weight)
-                else (None if owner.tensor is None else owner.tensor.shape)
-            )
+            shape = shape_of(owner)
             if shape is None or name not in ("shape", "ndim"):
                 return Flow()
-            return tuple(shape) if name == "shape" else len(shape)
+            return shape if name == "shape" else len(shape)
         if name in ("T", "mT", "H", "mH"):
-            rank = len(owner.shape or ()) if isinstance(owner, Weight) else getattr(owner.tensor, "ndim", 0)
+            rank = len(shape_of(owner) or ())
             if rank < 2:
                 return owner
             swap = (-2, -1) if rank > 2 else (0, 1)

@@ -27,7 +27,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
         start = args[1] if len(args) > 1 else kwargs.get("start", 0)
         numbered = not self.is_uncounted(args[0]) and isinstance(start, int)
         made = [(start + i if numbered else Flow(), item) for i, item in enumerate(items)]
-        return made if numbered else self._as_uncounted(made)
+        return made if numbered else self.as_uncounted(made)
 
     def _builtin_zip(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         columns = [items_of(self.trace, arg) for arg in args]
@@ -36,12 +36,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
             tuple(column[min(i, len(column) - 1)] if column else Flow() for column in columns)
             for i in range(min(sure) if sure else 2)
         ]
-        return made if sure else self._as_uncounted(made)
-
-    def _as_uncounted(self, items: list[Any]) -> list[Any]:
-        """Return a list, noted as one that stands for any number of items."""
-        self.uncounted[id(items)] = items
-        return items
+        return made if sure else self.as_uncounted(made)
 
     def _builtin_reversed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = self._copied(args[0]) if args else []
@@ -88,7 +83,7 @@ class BuiltinEvaluator(ExpressionEvaluator):
     def _copied(self, value: Any) -> list[Any]:
         """Return a list of what a loop over a value sees."""
         made = [*items_of(self.trace, value)]
-        return self._as_uncounted(made) if self.is_uncounted(value) else made
+        return self.as_uncounted(made) if self.is_uncounted(value) else made
 
     def _builtin_sum(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         items = quiet.items(args[0]) if args and not kwargs else None

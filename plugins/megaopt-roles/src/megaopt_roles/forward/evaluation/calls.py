@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from megaopt_roles.forward.evaluation.function_calls import FunctionCallEvaluator
-from megaopt_roles.forward.objects.alternatives import Choice, abstract, merge_values
+from megaopt_roles.forward.objects.alternatives import Choice, abstract
 from megaopt_roles.forward.objects.attributes import Bound
 from megaopt_roles.forward.objects.binding import bind_closure, is_super, parent_method
 from megaopt_roles.forward.objects.containers import entries
@@ -50,11 +50,12 @@ class CallEvaluator(FunctionCallEvaluator):
             callee: Any = parent_method(node.func, frame)
         else:
             callee = self.evaluate(node.func, frame)
-        self.trace.silent += _is_opaque(callee)
+        opaque = _is_opaque(callee)
+        self.trace.silent += opaque
         try:
             args, kwargs = self._arguments(node, frame)
         finally:
-            self.trace.silent -= _is_opaque(callee)
+            self.trace.silent -= opaque
         self.trace.sites.append(node)
         try:
             result = self.call(callee, args, kwargs)
@@ -98,8 +99,7 @@ class CallEvaluator(FunctionCallEvaluator):
         if isinstance(callee, nn.Module):
             return self.call_module(callee, args, kwargs)
         if isinstance(callee, Choice):
-            results = [self.call_module(module, args, kwargs) for module in callee.modules]
-            return functools.reduce(merge_values, results)
+            return self._either([self.call_module(module, args, kwargs) for module in callee.modules])
         if isinstance(callee, Closure):
             return self.run_closure(callee, bind_closure(callee, args, kwargs))
         if isinstance(callee, functools.partial):

@@ -156,6 +156,4 @@ class ExpressionEvaluator(ItemEvaluator):
             if any(self.truth(self.evaluate(test, frame)) is False for test in first.ifs):
                 continue
             results.extend(self._generate(element, rest, frame))
-        if self.is_uncounted(source):
-            self.uncounted[id(results)] = results
-        return results
+        return self.as_uncounted(results) if self.is_uncounted(source) else results

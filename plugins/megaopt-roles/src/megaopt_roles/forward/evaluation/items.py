@@ -21,11 +21,6 @@ __all__ = ["ItemEvaluator"]
 _STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-def _indexable(value: Any, held: list[Any]) -> Any:
-    """Return what stands for a container when one item, or a slice, of it is asked for."""
-    return held if isinstance(value, nn.Module) else value
-
-
 def _item(found: Any) -> Any:
     """Return an item in the form that the evaluator computes with; a list stays that list: more may be put into it."""
     if type(found) is list and any(abstract(part) is not part for part in found):
@@ -75,9 +70,9 @@ class ItemEvaluator(AttributeEvaluator):
         if isinstance(value, nn.ParameterDict):
             return abstract(value._parameters[key]) if key in value._parameters else Flow()
         try:
-            return _item((value if isinstance(value, dict) else _indexable(value, held))[key])
+            return _item((held if isinstance(value, nn.Module) else value)[key])
         except Exception:  # noqa: BLE001 - any container, any key
-            return self._either(list(value.values())) if isinstance(value, dict) else self._either(held)
+            return self._either(list(value.values()) if isinstance(value, dict) else held)
 
     def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
         """Assign a value to names, attributes and items."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -72,7 +73,7 @@ class OperatorEvaluator(ABC):
         self.trace = trace
         self.assigned: dict[tuple[int, str], Any] = {}
         self.kept: list[Any] = []  # the owners in `assigned`, so that no identity is used twice
-        self.uncounted: dict[int, list[Any]] = {}  # made by going through what is not known, by identity
+        self.uncounted: dict[int, list[Any]] = {}  # lists of any number of items, by identity
 
     @abstractmethod
     def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:
@@ -82,6 +83,11 @@ class OperatorEvaluator(ABC):
         """True for what has some items or other: as many as a list of modules that it is gone through with."""
         return is_abstract(value) or id(value) in self.uncounted
 
+    def as_uncounted(self, items: list[Any]) -> list[Any]:
+        """Return a list, noted as one that stands for any number of items."""
+        self.uncounted[id(items)] = items
+        return items
+
     def truth(self, value: Any) -> bool | None:
         """Return whether a value is true; None when that is not known."""
         if is_abstract(value):
@@ -89,10 +95,8 @@ class OperatorEvaluator(ABC):
         return True if isinstance(value, Bound | Choice | Closure) else quiet.truth(value)
 
     def _either(self, values: list[Any]) -> Any:
-        result = values[0] if values else Flow()
-        for value in values[1:]:
-            result = merge_values(result, value)
-        return result
+        """Return a value that may be any of several; nothing is known of one of none."""
+        return functools.reduce(merge_values, values) if values else Flow()
 
     def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)

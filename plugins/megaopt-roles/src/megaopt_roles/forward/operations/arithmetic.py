@@ -14,7 +14,7 @@ from megaopt_roles.forward.operations.names import PRODUCTS
 from megaopt_roles.forward.shapes import indexing
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, shape_of, weights_of
 from megaopt_roles.forward.weights import products, scales
 from megaopt_roles.forward.weights.noise import drawn
 
@@ -105,14 +105,13 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
         if symbol == "*" and isinstance(other, Flow) and other.noise:
             trace.noisy.update(map(id, weight.params))
             return weight
-        shape = tuple(other.tensor.shape) if isinstance(other, Flow) and other.tensor is not None else None
-        return scales.with_fixed(trace, symbol, weight, shape)
+        return scales.with_fixed(trace, symbol, weight, shape_of(other))
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.
-    before = None if other.tensor is None else tuple(other.tensor.shape)
     modulated = symbol == "*" and len(weight.shape or ()) > 3 and sum(n > 1 for n in weight.shape or ()) > 1
     trace.use(weight, Use("modulated" if modulated else "elementwise"))
     if modulated:
         return Weight(weight.params, weight.shape, weight.axes, weight.base, weight.deps | other.deps)
+    before = shape_of(other)
     weighed = (weight, before) if symbol == "*" and before is not None else None
     deps = other.deps | trace.made(weight)
     moved = (*other.moved, weight) if symbol in ("+", "-") and len(weight.shape or ()) > 1 else other.moved

@@ -27,8 +27,6 @@ def as_function(name: str, args: Sequence[Any]) -> tuple[str, list[Any]]:
         if transposed is True:
             return "conv_transpose2d", [data, weight, bias, stride, padding, more, dilation, groups]
         return "conv2d", [data, weight, bias, stride, padding, dilation, groups]
-    elif name == "slice" and len(values) > 1:
-        return "slice", values
     return name, values
 
 

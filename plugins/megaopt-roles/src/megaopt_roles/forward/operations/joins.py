@@ -12,7 +12,7 @@ from megaopt_roles.forward.dependencies import JOINED
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.rows import lies_along, merge
 from megaopt_roles.forward.trace import BATCH, Trace
-from megaopt_roles.forward.values import Flow, Weight, flows_of, weights_of
+from megaopt_roles.forward.values import Flow, Weight, flows_of, shape_of, weights_of
 from megaopt_roles.forward.weights.forms import join
 
 __all__ = ["joined", "marked"]
@@ -55,8 +55,7 @@ def _laid_beside(parts: Sequence[Flow | Weight], dim: Any) -> torch.Tensor | Non
     What is known of one tells how many dimensions they have, and how many features; not how many positions.
     """
     for part in parts if isinstance(dim, int) and dim > 0 else ():
-        tensor = part.tensor if isinstance(part, Flow) and part.piece is not None else None
-        shape = part.shape if isinstance(part, Weight) else None if tensor is None else tuple(tensor.shape)
+        shape = shape_of(part) if isinstance(part, Weight) or part.piece is not None else None
         if shape is None or dim >= len(shape) - 1 or (isinstance(part, Flow) and lies_along(part, dim)):
             continue
         return torch.empty((BATCH[0], *shape[1:dim], shape[dim] + BATCH[1], *shape[dim + 1 :]), device="meta")

@@ -60,14 +60,14 @@ def note_ranks(trace: Trace, values: Any) -> None:
     """
     for dep in deps_of(values):
         if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter) and dep.module.dim() > 2:
-            trace.uses.setdefault(id(dep.module), set()).add(Use("ranked"))
+            trace.note_owner(dep.module, "ranked")
 
 
 def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
     for dep in deps_of((args, kwargs)):
         if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter):
-            trace.uses.setdefault(id(dep.module), set()).add(Use("padded"))
+            trace.note_owner(dep.module, "padded")
     if args and isinstance(args[0], Weight):
         trace.use(args[0], Use("padded"))
         return evolve(args[0], shape=None, axes=None)

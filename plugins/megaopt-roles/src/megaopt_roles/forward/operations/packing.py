@@ -10,7 +10,7 @@ from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.operations.joins import marked
 from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, Weight, deps_of, weights_of
+from megaopt_roles.forward.values import Flow, deps_of, shape_of, weights_of
 
 __all__ = ["pack", "unpack"]
 
@@ -27,7 +27,7 @@ def pack(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if not isinstance(tensors, list | tuple):
         return [trace.unknown(args, kwargs), Flow()]
     around = _around(pattern)
-    inside = [_inside(_shape(tensor), around) for tensor in tensors]
+    inside = [_inside(shape_of(tensor), around) for tensor in tensors]
     if len(tensors) == 1:
         return [_reshaped(trace, tensors[0], inside[0] and (math.prod(inside[0]),), around), inside]
     trace.use_all(weights_of(tensors), "elementwise")
@@ -58,13 +58,6 @@ def _around(pattern: Any) -> tuple[int, int] | None:
     return (names.index("*"), len(names) - names.index("*") - 1) if "*" in names else None
 
 
-def _shape(tensor: Any) -> tuple[int, ...] | None:
-    if isinstance(tensor, Weight):
-        return tensor.shape
-    known = isinstance(tensor, Flow) and tensor.tensor is not None
-    return tuple(tensor.tensor.shape) if known else None
-
-
 def _inside(shape: tuple[int, ...] | None, around: tuple[int, int] | None) -> tuple[int, ...] | None:
     if shape is None or around is None or len(shape) < sum(around):
         return None
@@ -75,7 +68,7 @@ def _reshaped(
     trace: Trace, tensor: Any, inside: tuple[int, ...] | None, around: tuple[int, int] | None
 ) -> Any:
     """Return a tensor with other axes in the place of `*`; what was done to it is not known where these are not."""
-    shape = _shape(tensor)
+    shape = shape_of(tensor)
     if shape is None or inside is None or around is None:
         return trace.unknown(tensor) if isinstance(tensor, Flow) else tensor
     sizes = (*shape[: around[0]], *inside, *shape[len(shape) - around[1] :])

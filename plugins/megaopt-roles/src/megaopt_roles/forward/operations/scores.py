@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from attrs import evolve
 
 from megaopt_roles.forward.comparisons import error_of
@@ -35,14 +34,10 @@ def softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return evolve(result, soft=True)
 
 
-def _is_matrix(owner: torch.nn.Module | torch.nn.Parameter) -> bool:
-    return isinstance(owner, torch.nn.Parameter) and owner.dim() == 2
-
-
 def attention(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.scaled_dot_product_attention(q, k, v)`."""
     for weight in weights_of((args, kwargs)):
-        trace.use(weight, Use("attending" if _is_matrix(weight.base) else "elementwise"))
+        trace.use(weight, Use("attending" if weight.base.dim() == 2 else "elementwise"))
     query, key = argument(0, "query", args, kwargs), argument(1, "key", args, kwargs)
     trace.note_scores(deps_of((query, key)))
     trace.multiply(query, key)

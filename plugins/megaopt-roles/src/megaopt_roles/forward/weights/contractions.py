@@ -11,7 +11,16 @@ from megaopt_roles.forward.values import Flow, Weight
 from megaopt_roles.forward.weights.forms import without_axes
 from megaopt_roles.forward.weights.mixtures import note_mixture
 
-__all__ = ["choose", "contract", "is_fixed", "lookup", "somehow", "sum_of_products", "sum_over"]
+__all__ = [
+    "choose",
+    "chosen_rows",
+    "contract",
+    "is_fixed",
+    "lookup",
+    "somehow",
+    "sum_of_products",
+    "sum_over",
+]
 
 
 def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Sequence[int]) -> bool:
@@ -72,8 +81,7 @@ def somehow(trace: Trace, weight: Weight, other: Any) -> Flow:
 def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: Any) -> Any:
     """Return a product of a weight with something else that sums over some of its axes (None: not known which)."""
     if isinstance(other, Flow) and other.one_hot:
-        trace.use(weight, Use("indexed" if other.deps else "looked_up"))
-        return trace.picked(weight, other.deps)
+        return chosen_rows(trace, weight, other)
     if is_fixed(other):
         return lookup(trace, weight)
     if inputs is None or weight.shape is None:
@@ -102,6 +110,12 @@ def choose(trace: Trace, weight: Weight, other: Any, summed: Sequence[int] = ())
     if weight.base.dim() == 2 or among:
         trace.use(weight, Use("attending"))
     trace.choose(other, stacks=among and weight.base.dim() > 2)
+
+
+def chosen_rows(trace: Trace, weight: Weight, codes: Flow) -> Flow:
+    """Return the rows of a weight that one-hot codes choose: codes of what is given, or of something fixed."""
+    trace.use(weight, Use("indexed" if codes.deps else "looked_up"))
+    return trace.picked(weight, codes.deps)
 
 
 def is_fixed(other: Any) -> bool:

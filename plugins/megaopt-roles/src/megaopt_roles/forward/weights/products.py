@@ -7,7 +7,14 @@ from typing import Any
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of
-from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup, somehow
+from megaopt_roles.forward.weights.contractions import (
+    choose,
+    chosen_rows,
+    contract,
+    is_fixed,
+    lookup,
+    somehow,
+)
 from megaopt_roles.forward.weights.forms import reorder
 from megaopt_roles.forward.weights.parameter_products import product_of_parameters
 
@@ -27,8 +34,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
     rank = len(weight.shape or ())
     choose(trace, weight, other, [rank - 2 if weight is right else rank - 1] if rank > 1 else ())
     if isinstance(other, Flow) and other.one_hot:
-        trace.use(weight, Use("indexed" if other.deps else "looked_up"))
-        return trace.picked(weight, other.deps)
+        return chosen_rows(trace, weight, other)
     if is_fixed(other):
         return lookup(trace, weight)
     if weight.shape is None:
@@ -87,8 +93,7 @@ def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     """Return `F.linear(activation, weight)`."""
     activation = _as_activation(trace, activation)
     if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
-        trace.use(weight, Use("indexed" if activation.deps else "looked_up"))
-        return trace.picked(weight, activation.deps)
+        return chosen_rows(trace, weight, activation)
     if isinstance(activation, Weight):
         rank = len(activation.shape or ())
         if isinstance(weight, Weight) and rank == 2 == len(weight.shape or ()):

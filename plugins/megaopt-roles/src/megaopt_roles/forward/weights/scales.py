@@ -12,7 +12,7 @@ from megaopt_roles.forward.values import Weight
 from megaopt_roles.forward.weights.forms import together
 from megaopt_roles.forward.weights.noise import spread
 
-__all__ = ["add", "combine", "is_repeated", "scale", "with_fixed"]
+__all__ = ["add", "combine", "scale", "with_fixed"]
 
 
 def combine(first: Weight, second: Weight) -> Weight:
@@ -39,7 +39,7 @@ def add(trace: Trace, first: Weight, second: Weight) -> Weight:
         if fixed and not any(id(param) in trace.masked for param in other.params):
             trace.use(one, Use("elementwise"))
         scaled = any(Use("grouped") in trace.uses.get(id(param), ()) for param in other.params)
-        if (scaled or not other.base.requires_grad) and is_repeated(one.shape, other.shape):
+        if (scaled or not other.base.requires_grad) and _is_repeated(one.shape, other.shape):
             trace.use(one, Use("grouped"))
     return combine(first, second)
 
@@ -55,13 +55,13 @@ def with_fixed(trace: Trace, symbol: str, weight: Weight, shape: tuple[int, ...]
     """
     if symbol == "*" and shape is not None and shape == weight.shape:
         trace.masked.update(map(id, weight.params))
-    if symbol in ("*", "+", "-") and is_repeated(weight.shape, shape):
+    if symbol in ("*", "+", "-") and _is_repeated(weight.shape, shape):
         trace.use(weight, Use("grouped"))
         return evolve(weight, shape=shape, axes=None)
     return weight
 
 
-def is_repeated(small: tuple[int, ...] | None, large: tuple[int, ...] | None) -> bool:
+def _is_repeated(small: tuple[int, ...] | None, large: tuple[int, ...] | None) -> bool:
     """True for a shape each of whose entries belongs to a group of the entries of another one, inside of it.
 
     What is repeated as a whole, along a first axis of one, is no such shape.

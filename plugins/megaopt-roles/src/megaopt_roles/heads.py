@@ -103,9 +103,8 @@ def _last(projection: int, reading: ModelReading) -> RoleDecision:
     head = output("the last projection before the model's output")
     if projection in reading.used_as("choosing"):
         return doubted(head, "a softmax chooses by it")
-    if (
-        projection in reading.compared - reading.unit
-    ):  # directions are compared as they are: nothing stands behind them
+    # Directions are compared as they are: nothing stands behind them.
+    if projection in reading.compared - reading.unit:
         return doubted(head, "the output of another layer is compared with it")
     return head
 

@@ -32,7 +32,7 @@ class Analysis:
     """What the forward of one module says.
 
     Args:
-        calls: calls of children, in order.
+        calls: calls of children and products with weights, in order.
         returned: what the result depends on.
         parts: the same for each item, where it is a tuple or a dictionary.
         held: the same for each item of whatever may be returned, an object too.

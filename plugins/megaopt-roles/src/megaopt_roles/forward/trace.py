@@ -35,7 +35,7 @@ class Trace(RankSigns, Comparisons):
     Args:
         rank: number of dimensions that activations of unknown shape are taken to have.
         budget: steps that are left.
-        calls: calls of child modules, in order.
+        calls: calls of child modules and products with weights, in order.
         sources: rows of projections and weights, by identity of the owner and axis.
         cuts: axes of weights that were cut before use, by identity of the parameter and axis.
         reads: plain attributes of modules that the result may depend on: `(module, name, value)`.
@@ -89,7 +89,7 @@ class Trace(RankSigns, Comparisons):
         return kept
 
     def call(self, module: nn.Module | nn.Parameter, deps: frozenset[Any]) -> Call:
-        """Note the call of a child module."""
+        """Note the call of a child module, or a product with a weight."""
         call = Call(module, deps, len(self.calls), tuple(self.sites), cut_off=self.cut_off > 0)
         self.calls.append(call)
         return call

@@ -17,19 +17,49 @@ __all__ = ["Use", "UseNotes"]
 class Use:
     """One way in which a parameter is used.
 
+    Of products, `kind` is one of
+
+    - `contracted`: a product with an activation sums over some of its axes
+    - `factor`: it is a factor of a product of parameters alone; `generated`: it holds a vector for each of many of them
+    - `depthwise`: a convolution takes each channel by itself
+    - `row`: one row of it meets an activation
+    - `modulated`: it is a kernel, which something of each sample scales
+    - `moved`: activations are added to it, and a product takes the sum for a weight
+    - `mixing`: it holds coefficients of a mixture of matrices
+    - `fixed`: a product with something fixed sums over its axes
+
+    of what is picked or laid out,
+
+    - `indexed`, `looked_up`: its rows are picked, by what the caller passed or by something fixed
+    - `sliced`: a part of it is taken; `cropped`: along all of `inputs`
+    - `expanded`, `padded`: it, or the result of its product, is made larger
+    - `beside`: it is laid beside activations
+
+    of what goes entry by entry,
+
+    - `elementwise`: no product sums over its axes
+    - `grouped`: each entry meets a group of entries of something fixed
+    - `noise`: it scales noise that is added to a weight
+
+    of what one number or a choice is made of,
+
+    - `penalized`: one number is made of it, and of no activation
+    - `measured`: its largest entry or its norm scales what it meets
+    - `softened`: a softmax is taken of it
+    - `attending`: it goes through a softmax over what it met, is chosen among by one, or is handed to attention
+    - `ranked`: what the product of a stack makes is ranked
+
+    of what its product makes,
+
+    - `choosing`: with other products, what a softmax is taken of
+    - `paired`: two parts that multiply each other
+    - `gating`: several bounded parts that multiply others
+    - `rectified`: what a ReLU or the like is taken of
+
+    and of what leaves sight, `returned` as it is, or `passed` to something that cannot be read.
+
     Args:
-        kind: `contracted`, `factor` (of a product of parameters), `generated` (a batch of vectors in one), `indexed`
-            (by what the caller passed), `looked_up` (by something fixed), `sliced`, `cropped` (sliced along all of
-            `inputs`), `expanded`, `fixed` (contracted with something fixed), `depthwise`, `elementwise`, `beside` (laid
-            beside activations), `grouped` (each entry meets a group of entries of something fixed), `modulated` (a
-            kernel that is scaled, for each sample), `returned`, `padded` (the result of its product), `attending` (that
-            goes through a softmax over what it met, or chosen among by one, or handed to attention), `choosing` (a
-            softmax is taken of what several products make), `paired` (two parts of what its product makes multiply each
-            other), `gating` (several bounded parts of that multiply others), `rectified` (a ReLU or the like is taken
-            of it), `noise` (it scales noise that is added to a weight), `mixing` (it holds coefficients of a mixture of
-            matrices), `penalized` (one number is made of it, and of no activation: a penalty), `softened` (a softmax is
-            taken of it), `measured` (its largest entry or norm scales what it meets), `ranked` (what the product of a
-            stack makes), `row` (one row of it meets an activation) or `passed` (to something that cannot be read).
+        kind: one of these.
         inputs: stored axes that a product sums over.
         outputs: stored axes that become features of the result.
         batch: stored axes that count independent matrices.
@@ -44,6 +74,7 @@ class Use:
 
 
 _OF_ROWS = ("indexed", "looked_up", "sliced", "fixed", "elementwise", "beside")
+"""Kinds that say nothing of a right-hand factor of a product of parameters."""
 
 
 @define(eq=False, slots=False)

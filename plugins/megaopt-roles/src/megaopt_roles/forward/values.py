@@ -64,7 +64,7 @@ class Flow:
     weighed: tuple[Weight, tuple[int, ...]] | None = None
     """The weight that it was multiplied with, element by element, and the shape that it had before."""
     moved: tuple[Weight, ...] = ()
-    """The weights that were added to it, which made it: it may be what these become for a sample."""
+    """The weights, of several axes, that it was added to: the sum may be what these become for a sample."""
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
     noise: bool = False

@@ -1,4 +1,4 @@
-"""Functions that call what they are given: checkpoints, `functional_call`, `vmap`, `partial`, `reduce`, scans."""
+"""Functions that call what they are given: checkpoints, `vmap`, `partial`, `reduce`, scans."""
 
 from __future__ import annotations
 

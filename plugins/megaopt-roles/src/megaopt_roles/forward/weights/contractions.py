@@ -1,4 +1,4 @@
-"""Which axes of a weight a product sums over, and what it looks up instead."""
+"""Which axes of a weight a product sums over, and which of its rows are picked instead."""
 
 from __future__ import annotations
 

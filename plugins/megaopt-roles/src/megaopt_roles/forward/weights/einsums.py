@@ -150,9 +150,8 @@ def _einsum_operand(
 ) -> Flow | None:
     """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
     added = len(term) - len(operand.shape or ())
-    if (
-        operand.shape is not None and operand.deps and added > 0
-    ):  # picked for each entry, like experts for each token
+    # What is picked for each entry, as experts are for each token, has axes that the entries count.
+    if operand.shape is not None and operand.deps and added > 0:
         axes = (*[Axis(-1)] * added, *(operand.axes or ()))
         operand = evolve(operand, shape=(1,) * added + operand.shape, axes=axes)
     if operand.shape is None or len(term) != len(operand.shape):

@@ -64,3 +64,16 @@ def test_layers_that_make_weights(generated_models: ModuleType, case: str) -> No
     for name, decision in infer_roles(model).items():
         if name.endswith("weight"):
             assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), (name, decision.reason)
+
+
+def test_what_stands_behind_a_matrix_that_is_made_for_each_sample(generated_models: ModuleType) -> None:
+    """An einsum with a matrix that several parameters make for each sample is read, and what follows it, too."""
+    model = generated_models.model_with_forward(
+        "self.a, self.h = nn.Linear(8, 8), nn.Linear(8, 5)\nself.t = nn.Parameter(torch.randn(5, 8, 8))\n"
+        "self.b, self.c = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))",
+        "x, ids",
+        "w = torch.einsum('...io,op,pj->...ij', self.t[ids], self.b, self.c)\n"
+        "return self.h(torch.einsum('bsi,bij->bsj', self.a(x), w))",
+    )
+    found = infer_roles(model())["a.weight"]
+    assert (found.role, found.doubt) == (Role.MATRIX, Doubt.NONE), found.reason

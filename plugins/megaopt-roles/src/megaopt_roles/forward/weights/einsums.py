@@ -13,11 +13,12 @@ from attrs import evolve
 from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of
 from megaopt_roles.forward.weights.contractions import choose, contract, lookup
 from megaopt_roles.forward.weights.forms import reorder, together
 from megaopt_roles.forward.weights.mixtures import mixed_by_einsum
 from megaopt_roles.forward.weights.parameter_products import factors
+from megaopt_roles.forward.weights.parts import widened
 from megaopt_roles.forward.weights.products import product
 
 __all__ = ["einsum", "lettered", "with_letters"]
@@ -149,11 +150,8 @@ def _einsum_operand(
     trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
 ) -> Flow | None:
     """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
-    added = len(term) - len(operand.shape or ())
-    # What is picked for each entry, as experts are for each token, has axes that the entries count.
-    if operand.shape is not None and operand.deps and added > 0:
-        axes = (*[Axis(-1)] * added, *(operand.axes or ()))
-        operand = evolve(operand, shape=(1,) * added + operand.shape, axes=axes)
+    if operand.deps:  # picked for each entry, as experts are for each token: these count axes, too
+        operand = widened(operand, len(term))
     if operand.shape is None or len(term) != len(operand.shape):
         several = operand.axes is None or len({axis.index for axis in operand.axes} - {-1}) > 1
         contracted = several and set(term) - set(result)

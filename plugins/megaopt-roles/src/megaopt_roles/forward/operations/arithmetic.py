@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.forward.comparisons import error_of
-from megaopt_roles.forward.dependencies import JOINED
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED
 from megaopt_roles.forward.operations.names import PRODUCTS
 from megaopt_roles.forward.shapes import indexing
 from megaopt_roles.forward.trace import Trace
@@ -53,6 +53,7 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
         terms=flow.terms,
         length=flow.length,
         noise=flow.noise,
+        soft=flow.soft and symbol != "?",
     )
 
 
@@ -87,11 +88,21 @@ def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
         single = any(indexing.last_size(flow) == 1 for flow in (left, right))  # a weight for each position
         factors = () if single or (alike and not apart) else (left.deps, right.deps)
         return evolve(result, factors=factors, picked=apart)
+    if symbol == "*" and _only_scales(left, right):
+        result = evolve(result, soft=True)
     if symbol == "-":
         result = evolve(result, error=error_of(left.deps, right.deps))
     if symbol in ("+", "-") and all(flow.soft or flow.one_hot for flow in (left, right)):
         result = evolve(result, soft=left.soft or right.soft)  # a choice, with the gradient of a softmax
     return _added(result, left, right) if symbol in ("+", "-") else result
+
+
+def _only_scales(left: Flow, right: Flow) -> bool:
+    """True for a softmax that is multiplied with a mask, or with what was made of it: it chooses still."""
+    return any(
+        one.soft and (other.soft or other.deps <= one.deps | {ARGUMENT})
+        for one, other in ((left, right), (right, left))
+    )
 
 
 def _added(total: Flow, left: Flow, right: Flow) -> Flow:

@@ -123,6 +123,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("multi_dot", "chain_matmul"), tensordots.chain),
     # scores
     **dict.fromkeys(("softmax", "gumbel_softmax"), scores.softmax),
+    **dict.fromkeys(("_transformer_encoder_layer_fwd", "_native_multi_head_attention"), scores.fused),
     "scaled_dot_product_attention": scores.attention,
     "multi_head_attention_forward": scores.multi_head_attention,
     "cdist": scores.compare,
@@ -142,4 +143,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("scatter", "scatter_"), codes.scatter),
     "zeros": codes.zeros,
     "grad": codes.gradients,
+    **dict.fromkeys(
+        ("_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"), codes.asked
+    ),
 }

@@ -16,7 +16,7 @@ from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, deps_of, weights_of
 from megaopt_roles.forward.weights import contractions
 
-__all__ = ["attention", "compare", "cosine", "multi_head_attention", "softmax"]
+__all__ = ["attention", "compare", "cosine", "fused", "multi_head_attention", "softmax"]
 
 
 def softmax(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -72,3 +72,8 @@ def cosine(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return the cosine of the angle between activations, of which only the directions matter."""
     trace.unit |= deps_of((args, kwargs))
     return compare(trace, args, kwargs)
+
+
+def fused(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what one kernel makes for a whole layer of torch's; its weights are told by what is done without it."""
+    return Flow(deps_of((args, kwargs)))

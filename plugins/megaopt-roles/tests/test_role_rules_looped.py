@@ -1,5 +1,7 @@
 """Loops over parts of what a projection made: of positions, of features, and of either."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -261,3 +263,18 @@ def test_a_sum_that_a_number_scales_is_still_a_sum() -> None:
     assert (decision.role, decision.doubt) == (Role.MATRIX, Doubt.NONE), decision.reason
     assert decision.view is not None
     assert not decision.view.split_sizes
+
+
+@pytest.mark.parametrize("cut", ["h.unbind(0)", "h.unbind()", "h", "torch.unbind(h, 0)"])
+def test_a_loop_over_parts_that_have_names(generated_models: ModuleType, cut: str) -> None:
+    """Queries, keys and values that a loop shapes alike are three, whatever else may have three positions."""
+    made = "self.e, self.qkv, self.o, self.h = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 9)"
+    forward = (
+        "x = self.e(ids)\nb, n, _ = x.shape\nh = self.qkv(x).reshape(b, n, 3, 2, -1).permute(2, 0, 3, 1, 4)\n"
+        f"q, k, v = {cut}\nq, k, v = (part.transpose(1, 2).flatten(2) for part in (q, k, v))\n"
+        "return self.h(self.o((q @ k.mT).softmax(-1) @ v))"
+    )
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())["qkv.weight"]
+    assert found.view is not None
+    assert (found.doubt, found.view.split_sizes) == (Doubt.NONE, (8, 8, 8)), found.reason

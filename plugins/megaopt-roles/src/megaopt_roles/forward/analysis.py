@@ -109,7 +109,7 @@ def analyze(module: nn.Module, *, flows_only: bool = False, changes: nn.Paramete
 def _unclear(traces: Iterable[Trace]) -> set[int]:
     """Return owners whose output a loop goes through in parts, of positions at one rank and of features at another.
 
-    Where a layer takes such a part, or it is shaped into heads, these are features.
+    Where a layer takes such a part, it is shaped into heads, or each part got a name, these are features.
     """
     looped, along, sure = set[int](), set[int](), set[int]()
     for trace in traces:
@@ -121,7 +121,8 @@ def _unclear(traces: Iterable[Trace]) -> set[int]:
             for key, source in trace.sources.items()
             if any(piece.heads > 0 for piece in source.root.children.values())
         }
-    return (looped & along) - sure
+    named = set[int]().union(*(trace.counted for trace in traces))
+    return (looped & along) - sure - named.difference(*(trace.miscounted for trace in traces))
 
 
 def returned_by(module: nn.Module, method: str) -> Any:

@@ -1,6 +1,7 @@
 """Networks that another network of the same model judges: what ends them is a head, though a layer takes its output."""
 
 import copy
+from types import ModuleType
 
 import pytest
 import torch
@@ -209,3 +210,23 @@ def test_what_lies_beside_an_input_otherwise_is_a_matrix(model: nn.Module) -> No
     roles = [(found[name].role, found[name].doubt) for name in found if name.endswith("weight")]
     assert roles[:-1] == [(Role.MATRIX, Doubt.NONE)] * (len(roles) - 1)
     assert roles[-1] == (Role.OUTPUT, Doubt.NONE)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def logits(self, x):\n    return self.h(x)",
+        "def decode(self, z):\n    return self.h(self.b(z).relu())",
+    ],
+)
+def test_what_a_method_of_no_forward_is_given(generated_models: ModuleType, method: str) -> None:
+    """Its argument is nothing that the model is given: the layer before stays hidden."""
+    made = (
+        "self.e, self.a, self.b, self.h = nn.Embedding(9, 8), nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 7)\n"
+        "self.left_over = nn.Parameter(torch.ones(7))"
+    )
+    forward = "def forward(self, ids):\n    x = self.e(ids)\n    return self.h(x + self.b(self.a(x).relu()))"
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model(made, f"{method}\n{forward}")())
+    for name in ("a.weight", "b.weight"):
+        assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), (name, found[name].reason)

@@ -162,12 +162,15 @@ def _evaluate(
     except Exception:  # noqa: BLE001 - a source may do anything; what was seen until then still counts
         complete = False
     passed = {key for key, uses in trace.uses.items() if any(use.kind == "passed" for use in uses)}
+    before = len(trace.calls)
     with suppress(Exception):  # the same, in methods that nobody may call
         if not trace.calls or _unused(module, trace):
             for method in methods:
                 value = run_forward(evaluator, module, method)
                 if forward is None or not any(_came_from(call, returned) for call in trace.calls):
                     returned |= deps_of(value)
+    for call in trace.calls[before:] if before else ():
+        call.aside = True
     own = {id(param) for param in module._parameters.values()}
     for key in trace.uses.keys() - passed - own:  # by methods that initialize or count
         trace.uses[key] = {use for use in trace.uses[key] if use.kind != "passed"}

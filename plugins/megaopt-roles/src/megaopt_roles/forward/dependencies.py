@@ -46,6 +46,8 @@ class Call:
     """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
     coded: bool = False
     """All that it takes are one-hot codes, made where it is called."""
+    aside: bool = False
+    """A method makes it that the forward, which calls layers itself, does not call."""
     cut_off: bool = False
     """No gradient flows through it."""
 

@@ -114,6 +114,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
             call.site,
             cut_off=call.cut_off,
             coded=call.coded,
+            aside=call.aside,
         )
         for call in analysis.calls
     }

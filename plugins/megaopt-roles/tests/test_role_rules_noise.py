@@ -83,3 +83,24 @@ def test_other_sums_make_no_certain_scale(generated_models: ModuleType, case: st
     """A weight that a mask multiplies, or chance, may be one."""
     found = roles_of(generated_models, OTHERWISE[case], "self.head(F.linear(x, w).relu())")["rho"]
     assert found.role is Role.MATRIX or found.uncertain
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "for part in (self.rows, self.columns):\n        part.copy_(torch.randn_like(part))",
+        "for part in [self.rows, self.columns]:\n        part.data.normal_()",
+        "for name in ('rows', 'columns'):\n        getattr(self, name).normal_()",
+        "for part, n in ((self.rows, 16), (self.columns, 8)):\n        part.copy_(torch.randn(n))",
+    ],
+)
+def test_buffers_that_a_loop_fills(generated_models: ModuleType, fill: str) -> None:
+    """One after the other, they hold noise as well."""
+    methods = (
+        f"def fill(self):\n    {fill}\n"
+        "def forward(self, x):\n    w = self.mean + self.rho * torch.outer(self.rows, self.columns)\n"
+        "    return self.head(F.linear(x, w).relu())"
+    )
+    found = infer_roles(generated_models.model(MADE, methods)())
+    assert (found["mean"].role, found["mean"].doubt) == (Role.MATRIX, Doubt.NONE), found["mean"].reason
+    assert (found["rho"].role, found["rho"].doubt) == (Role.ELEMENTWISE, Doubt.NONE), found["rho"].reason

@@ -129,3 +129,25 @@ def test_fused_heads_of_four_axes(generated_models: ModuleType) -> None:
     assert (found.role, found.doubt) == (Role.MATRIX, Doubt.LAYOUT), found.reason
     assert found.view is not None
     assert [piece.shape for piece in found.view.windows((3, 6, 2, 4))] == [(3, 8, 6)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "taken", "weight"),
+    [
+        ("nn.GRU(9, 8)", "self.table(F.one_hot(ids, 9).float())[0]", "weight_ih_l0"),
+        (
+            "nn.LSTM(9, 4, bidirectional=True)",
+            "self.table(F.one_hot(ids, 9).float())[0]",
+            "weight_ih_l0_reverse",
+        ),
+        ("nn.RNNCell(9, 8)", "self.table(F.one_hot(ids[0], 9).float())", "weight_ih"),
+    ],
+)
+def test_recurrent_layers_of_codes(generated_models: ModuleType, layer: str, taken: str, weight: str) -> None:
+    """What one-hot codes meet first is a table, in doubt; what the state meets is a matrix."""
+    made = f"self.table, self.head = {layer}, nn.Linear(8, 7)"
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "ids", f"return self.head({taken})")())
+    table, state = found[f"table.{weight}"], found[f"table.{weight.replace('ih', 'hh')}"]
+    assert (table.role, table.doubt) == (Role.EMBEDDING, Doubt.ROLE), table.reason
+    assert (state.role, state.doubt) == (Role.MATRIX, Doubt.NONE), state.reason

@@ -103,7 +103,8 @@ class _Rules:
         if decision is not None and attribute == "weight":
             return self._if_followed(name, module, param, with_split(decision, module, shape, self.reading))
         if decision is not None:
-            return decision
+            recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase) and self._is_indexed(param)
+            return self._looked_up(module, param) if recurrent else decision
         original = self.reading.changes.get(id(module))
         if original is None:
             return self._bare(module, param)
@@ -138,6 +139,9 @@ class _Rules:
             return doubted(found, "it may be a head, or several")
         return doubted(found, "no layer that was read takes the output of the product")
 
+    def _is_indexed(self, param: nn.Parameter) -> bool:
+        return any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ()))
+
     def _looked_up(self, module: nn.Module, param: nn.Parameter) -> RoleDecision:
         """Return the decision for a projection whose weight is a table for some of what it is given."""
         if self.reading.takes_codes(module, param):
@@ -154,7 +158,7 @@ class _Rules:
             return decision
         if not is_readable(module):
             return doubted(decision, "its forward was replaced by one that cannot be read")
-        if any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ())):
+        if self._is_indexed(param):
             return self._looked_up(module, param)
         if id(param) in self.reading.used_as("passed"):
             return doubted(decision, "its weight goes to a function whose source cannot be read")

@@ -56,6 +56,13 @@ class LayerCallEvaluator(BuiltinEvaluator):
         finally:
             self.running.pop()
 
+    def _note_codes(self, module: nn.RNNBase | nn.RNNCellBase) -> None:
+        """Note that the first weights of a recurrent layer look parts of them up, by one-hot codes."""
+        for name in ("weight_ih", "weight_ih_l0", "weight_ih_l0_reverse"):
+            weight = module._parameters.get(name)
+            if weight is not None:
+                self.trace.use(whole_weight(weight), Use("indexed"))
+
     def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
         self.trace.use_all(weights_of(values), "elementwise")
         call = self.trace.call(of or module, deps_of(values))

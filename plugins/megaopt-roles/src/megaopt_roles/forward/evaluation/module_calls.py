@@ -90,6 +90,8 @@ class ModuleCallEvaluator(LayerCallEvaluator):
             return self._project(module, first, values)
         if not _has_params(module):
             return self._call_plain(module, first, args, kwargs)
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase) and isinstance(first, Flow) and first.one_hot:
+            self._note_codes(module)
         base = module._modules.get("base_layer")
         if base is not None and is_linear(base):  # an adapter around a layer
             return self._project(base, first, values, of=module)

@@ -68,7 +68,7 @@ def is_refilled(module: nn.Module, name: str) -> bool:
         nodes = [node for tree in trees for node in ast.walk(tree)]
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-        written = {found for node in nodes for found in _written(node)}
+        written = {found for node in nodes for found in (*_written(node), *_written_in_turn(node))}
         _refilled[kind] = frozenset(written if names & (_CREATED | _FILLED) else ())
     return name in _refilled[kind]
 
@@ -80,17 +80,41 @@ def _methods(module: nn.Module) -> list[Callable[..., Any]]:
 
 def _written(node: ast.AST) -> list[str]:
     """Return the attributes of `self` that a statement or a call writes."""
+    return [
+        target.attr
+        for target in _targets(node)
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+    ]
+
+
+def _written_in_turn(node: ast.AST) -> list[str]:
+    """Return the attributes of `self`, or their names, that a loop goes through and writes, one after the other."""
+    if not (isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List)):
+        return []
+    loops = {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
+    written = {
+        part.id
+        for inner in ast.walk(node)
+        for target in _targets(inner)
+        for part in ast.walk(target)
+        if isinstance(part, ast.Name) and not isinstance(inner, ast.Assign)
+    }
+    each = [part for item in node.iter.elts for part in ast.walk(item)] if loops & written else []
+    named = [part.value for part in each if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return [*named, *(part.attr for part in each if isinstance(part, ast.Attribute))]
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """Return what a statement or a call writes, or the tensors whose data it writes."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = node.targets
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
         targets = [node.func.value]
-    found = []
-    for target in targets:
-        inner = target.value if isinstance(target, ast.Attribute) and target.attr == "data" else target
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
-            found.append(inner.attr)
-    return found
+    return [
+        target.value if isinstance(target, ast.Attribute) and target.attr == "data" else target
+        for target in targets
+    ]
 
 
 def distribution(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

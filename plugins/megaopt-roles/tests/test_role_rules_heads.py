@@ -1,11 +1,13 @@
 """How many rows of a projection make a head, as its forward shapes the output."""
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
+from megaopt_core.params import Doubt, Role
 from megaopt_core.routing import infer_roles
 
 WIDTH, HEADS, HEAD = 24, 3, 8
@@ -156,3 +158,18 @@ def test_layers_alike_have_heads_alike():
     model = nn.Sequential(BySize(), BySize())
     found = heads(model)
     assert [found[f"{layer}.q.weight"] for layer in (0, 1)] == [(HEAD,), (HEAD,)]
+
+
+def test_a_policy_as_wide_as_the_last_action(generated_models: ModuleType) -> None:
+    """One-hot codes of an action are no stream that a prediction of the next one adds to: no certain matrix."""
+    made = "self.last, self.core, self.policy = nn.Linear(9, 8, bias=False), nn.LSTMCell(8, 16), nn.Linear(16, 9)"
+    forward = (
+        "state = state or (x.new_zeros(2, 16), x.new_zeros(2, 16))\n"
+        "h, c = self.core(self.last(F.one_hot(action, 9).float()), state)\nlogits = self.policy(h)\n"
+        "if self.training:\n    return torch.distributions.Categorical(logits=logits), (h, c)\n"
+        "return logits.argmax(-1), (h, c)"
+    )
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "x, action, state=None", forward)())
+    policy = found["policy.weight"]
+    assert policy.role is Role.OUTPUT or policy.doubt is Doubt.ROLE, policy.reason

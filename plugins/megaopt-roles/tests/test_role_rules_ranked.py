@@ -1,5 +1,7 @@
 """Stacks of keys that activations are compared with, of which the best ones are looked up."""
 
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +89,41 @@ def test_a_router_and_its_experts_are_matrices() -> None:
     found = infer_roles(Routed())
     roles = {name: (found[name].role, found[name].doubt) for name in ("router", "up", "down")}
     assert roles == dict.fromkeys(roles, (Role.MATRIX, Doubt.NONE))
+
+
+@pytest.mark.parametrize("cut", [".view(2, 2, 6, 4).unbind(1)", ".unflatten(0, (2, 2, 6)).unbind(1)"])
+def test_keys_that_a_view_stacks(generated_models: ModuleType, cut: str) -> None:
+    """Product keys in one matrix are compared by half, and the best ones looked up: no certain matrix."""
+    made = (
+        "self.e, self.q, self.keys = nn.Embedding(9, 8), nn.Linear(8, 16), nn.Parameter(torch.zeros(24, 4))\n"
+        "self.values, self.h = nn.EmbeddingBag(36, 8, mode='sum'), nn.Linear(8, 9)"
+    )
+    forward = (
+        "x = self.e(ids).flatten(0, 1)\na, b = self.q(x).view(-1, 2, 2, 4).unbind(2)\n"
+        f"c, d = self.keys{cut}\n"
+        "s, i = torch.einsum('bhd,hnd->bhn', a, c).topk(3, -1)\n"
+        "t, j = torch.einsum('bhd,hnd->bhn', b, d).topk(3, -1)\n"
+        "w, k = (s.unsqueeze(-1) + t.unsqueeze(-2)).flatten(-2).topk(3, -1)\n"
+        "at = (i.unsqueeze(-1) * 6 + j.unsqueeze(-2)).flatten(-2).gather(-1, k)\n"
+        "return self.h(self.values(at.flatten(1), per_sample_weights=w.softmax(-1).flatten(1)))"
+    )
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())["keys"]
+    assert (found.role, found.doubt) == (Role.ELEMENTWISE, Doubt.ROLE), found.reason
+
+
+def test_a_bare_router_is_ranked_too(generated_models: ModuleType) -> None:
+    """One matrix whose scores are ranked chooses experts: a certain matrix."""
+    made = (
+        "self.e, self.g, self.h = nn.Embedding(9, 8), nn.Parameter(torch.zeros(4, 8)), nn.Linear(8, 9)\n"
+        "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])"
+    )
+    forward = (
+        "x = self.e(ids)\nw, i = F.linear(x, self.g).softmax(-1).topk(2)\ny = torch.zeros_like(x)\n"
+        "for at, expert in enumerate(self.experts):\n    m = (i == at).any(-1)\n"
+        "    y[m] += expert(x[m]) * w[m][:, :1]\n"
+        "return self.h(x + y)"
+    )
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())["g"]
+    assert (found.role, found.doubt) == (Role.MATRIX, Doubt.NONE), found.reason

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import time
 import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -572,6 +573,9 @@ def test_a_slow_import_is_named_while_it_runs(plugins, monkeypatch, caplog) -> N
     plugins.install("good", GOOD)
     with caplog.at_level(logging.WARNING):
         assert "plain" in plugins.registry().optimizers()
+        deadline = time.monotonic() + 60
+        while not caplog.messages and time.monotonic() < deadline:  # the thread that logs has more to tell
+            time.sleep(0.01)
     assert caplog.messages == [
         "plugin 'slow' (megaopt-slow 1.0) has been importing for more than 0.05 seconds"
     ]

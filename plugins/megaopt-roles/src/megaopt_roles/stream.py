@@ -43,8 +43,11 @@ class Stream:
                     self._by_hand(param)
         self._items = _items(model, reading)
         first = [call.module for call in reading.analysis(model).calls if call.deps <= {ARGUMENT}]
+        coded = reading.used_as("indexed")  # one-hot codes are no stream
         self._inputs = {
-            inputs_of(part) for part in first if isinstance(part, nn.Module) and is_projection(part)
+            inputs_of(part)
+            for part in first
+            if isinstance(part, nn.Module) and is_projection(part) and id(part) not in coded
         }
         for part in first:
             if isinstance(part, nn.Parameter):

@@ -44,6 +44,8 @@ class Call:
     site: tuple[ast.expr, ...] = ()
     by_row: bool = False
     """The rows of a weight do not become features of the result, but lie beside what they were multiplied with."""
+    stacked: bool = False
+    """It is a product with a stack of matrices, which a view may have made of one."""
     coded: bool = False
     """All that it takes are one-hot codes, made where it is called."""
     aside: bool = False

@@ -117,7 +117,7 @@ class Trace(RankSigns, Comparisons):
         for params in (first, last) if first and last else (first + last,):
             calls = [self.call(param, deps) for param in params]
             for call in calls:
-                call.by_row = by_row
+                call.by_row, call.stacked = by_row, len(weight.shape or ()) > 2
             deps = frozenset(calls)
         return deps
 

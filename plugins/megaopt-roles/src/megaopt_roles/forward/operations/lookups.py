@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward.dependencies import ARGUMENT, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, call_behind, is_mark
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
@@ -54,12 +54,16 @@ def rank(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Flow
 def note_ranks(trace: Trace, values: Any) -> None:
     """Note stacks of weights whose products are ranked: of keys that are compared, the best ones are looked up.
 
+    What a view has made a stack is one, too.
+
     Args:
         trace: where it is noted.
         values: what is ranked.
     """
     for dep in deps_of(values):
-        if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter) and dep.module.dim() > 2:
+        if is_mark(dep) or not isinstance(dep.module, torch.nn.Parameter):
+            continue
+        if dep.module.dim() > 2 or call_behind(dep).stacked:
             trace.note_owner(dep.module, "ranked")
 
 

@@ -278,3 +278,24 @@ def test_a_loop_over_parts_that_have_names(generated_models: ModuleType, cut: st
         found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())["qkv.weight"]
     assert found.view is not None
     assert (found.doubt, found.view.split_sizes) == (Doubt.NONE, (8, 8, 8)), found.reason
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "torch.split(h, split_size_or_sections=[8, 8, 8], dim=-1)",
+        "torch.split(tensor=h, split_size_or_sections=8, dim=2)",
+        "h.split(split_size=8, dim=-1)",
+        "torch.chunk(input=h, chunks=3, dim=-1)",
+        "torch.tensor_split(h, indices_or_sections=3, dim=-1)",
+        "torch.unbind(input=h.unflatten(-1, (3, 8)), dim=-2)",
+    ],
+)
+def test_cuts_whose_arguments_are_named(generated_models: ModuleType, cut: str) -> None:
+    """A function of torch and its method call some of them otherwise."""
+    made = "self.e, self.qkv, self.o, self.h = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 9)"
+    forward = f"h = self.qkv(self.e(ids))\nq, k, v = {cut}\nreturn self.h(self.o((q @ k.mT).softmax(-1) @ v))"
+    with torch.device("meta"):
+        found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())["qkv.weight"]
+    assert found.view is not None
+    assert (found.doubt, found.view.split_sizes) == (Doubt.NONE, (8, 8, 8)), found.reason

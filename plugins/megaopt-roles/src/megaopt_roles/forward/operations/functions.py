@@ -24,7 +24,7 @@ from megaopt_roles.forward.operations.names import (
 )
 from megaopt_roles.forward.rows import bound
 from megaopt_roles.forward.shapes import moves
-from megaopt_roles.forward.shapes.functions import SHAPE_OPS
+from megaopt_roles.forward.shapes.functions import SHAPE_OPS, by_position
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, deps_of, flows_of
 from megaopt_roles.forward.weights import contractions, tensordots
@@ -58,8 +58,9 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
         return special(trace, args, kwargs)
     if name in CLASS_LOSSES or name.endswith("_loss"):
         return trace.loss(*args, *kwargs.values(), classes=name in CLASS_LOSSES)
-    if name in SHAPE_OPS and args:
-        return _moved(name, args[0], drawn(moves.move(trace, name, args, kwargs), args[:1]))
+    placed, named = by_position(name, args, kwargs) if name in SHAPE_OPS else ([], {})
+    if placed:
+        return _moved(name, placed[0], drawn(moves.move(trace, name, placed, named), placed[:1]))
     if name in JOINS:
         return joins.joined(trace, name, args, kwargs)
     if (name in SUMS or name in PRODUCTS) and len(args) > 1:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["PIECEWISE", "SHAPE_OPS", "plain", "run"]
+__all__ = ["PIECEWISE", "SHAPE_OPS", "by_position", "plain", "run"]
 
 SHAPE_OPS = frozenset(
     [
@@ -46,6 +46,34 @@ SHAPE_OPS = frozenset(
     ]
 )
 PIECEWISE = frozenset(["chunk", "split", "split_with_sizes", "tensor_split", "unbind"])
+
+
+_FIRST = ("input", "tensor", "self")
+_SECOND = {
+    "chunk": ("chunks",),
+    "split": ("split_size_or_sections", "split_size"),
+    "split_with_sizes": ("split_sizes",),
+    "tensor_split": ("indices_or_sections", "sections", "indices"),
+}
+"""What a function of torch calls the argument that says into which parts; its method calls some of them otherwise."""
+
+
+def by_position(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of one of these with the tensor first, and then what says into which parts.
+
+    Args:
+        name: of the function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    placed, named = [*args], {**kwargs}
+    for position, names in enumerate((_FIRST, _SECOND.get(name, ()))):
+        given = next((key for key in names if key in named), None)
+        if len(placed) == position and given is not None:
+            placed.append(named.pop(given))
+    return placed, named
 
 
 def run(name: str, tensor: torch.Tensor, args: list[Any], kwargs: dict[str, Any]) -> Any:

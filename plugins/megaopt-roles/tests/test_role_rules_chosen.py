@@ -7,8 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from megaopt_core.params import Role
-from megaopt_core.params._roles import Doubt
+from megaopt_core.params import Doubt, Role
 from megaopt_core.routing import infer_roles
 
 SHARPENED = {  # what is done to `a`, a softmax over the rows of a memory

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 import pytest
 import torch
 
-from megaopt_core.params import Role
-from megaopt_core.params._roles import Doubt
+from megaopt_core.params import Doubt, Role, RoleDecision
 from megaopt_core.routing import infer_roles
 
 HIDDEN = {  # products of `x`, of 6 features, with `self.w`, of shape [8, 6]
@@ -50,6 +50,12 @@ GAINS = {  # of vectors that scale features
 }
 
 
+def roles_of(models: ModuleType, made: str, forward: str, arguments: str = "x") -> Mapping[str, RoleDecision]:
+    """Return the decisions for a model, by what makes it and the body of its forward."""
+    with torch.device("meta"):
+        return infer_roles(models.model_with_forward(made, arguments, forward)())
+
+
 @pytest.mark.parametrize("case", HIDDEN)
 def test_hidden_products(generated_models: ModuleType, case: str) -> None:
     """What is multiplied with a weight and summed was a product with it; so is a product with what it becomes."""
@@ -58,8 +64,7 @@ def test_hidden_products(generated_models: ModuleType, case: str) -> None:
         "self.register_buffer('order', torch.arange(8))"
     )
     forward = f"x = self.a(x).relu()\nreturn self.head(F.relu({HIDDEN[case]}))"
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "x", forward)())["w"]
+    found = roles_of(generated_models, made, forward)["w"]
     assert found.role is Role.MATRIX or found.doubt is Doubt.ROLE, found.reason
 
 
@@ -71,8 +76,7 @@ def test_gains_stay_gains(generated_models: ModuleType, case: str) -> None:
         "self.gain, self.heads = nn.Parameter(torch.zeros(4, 6)), nn.Parameter(torch.zeros(2, 3))"
     )
     forward = f"x = self.a(x).relu()\nreturn self.head({GAINS[case]})"
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "x", forward)())
+    found = roles_of(generated_models, made, forward)
     used = found["heads" if "head" in case else "gain"]
     assert (used.role, used.doubt) == (Role.ELEMENTWISE, Doubt.NONE), used.reason
 
@@ -85,8 +89,7 @@ def test_weights_that_move_for_each_sample(generated_models: ModuleType, case: s
         "self.w = nn.Parameter(torch.zeros(6, 8))"
     )
     forward = f"x = self.a(x).relu()\nreturn self.head(F.relu({MOVED[case]}))"
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "x, c", forward)())["w"]
+    found = roles_of(generated_models, made, forward, "x, c")["w"]
     assert found.doubt is Doubt.ROLE, found.reason
 
 
@@ -96,8 +99,7 @@ def test_convolutions_of_codes(generated_models: ModuleType, case: str) -> None:
     layer, taken, doubtful = CODED[case]
     made = f"self.table, self.b, self.head = {layer}, nn.Linear(6, 8), nn.Linear(8, 7)"
     forward = f"return self.head(self.b({taken}).relu())"
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "ids", forward)())["table.weight"]
+    found = roles_of(generated_models, made, forward, "ids")["table.weight"]
     assert (found.role, found.uncertain) == (Role.EMBEDDING, doubtful), found.reason
 
 
@@ -109,8 +111,7 @@ def test_sums_of_shares(generated_models: ModuleType, shared: str, doubtful: boo
     """A sum of what one number for each position scales compares no features; a sum of products does."""
     made = "self.a, self.value, self.share, self.other = (nn.Linear(6, n) for n in (6, 3, 1, 3))"
     forward = f"x = self.a(x).relu()\nreturn ({shared} * self.value(x)).sum({-1 if doubtful else 1})"
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "x", forward)())["value.weight"]
+    found = roles_of(generated_models, made, forward)["value.weight"]
     assert (found.role, found.uncertain) == (Role.OUTPUT, doubtful), found.reason
 
 
@@ -124,8 +125,7 @@ def test_fused_heads_of_four_axes(generated_models: ModuleType) -> None:
         "x = self.e(x)\nq, k, v = torch.einsum('btd,cdhk->cbhtk', x, self.w)\n"
         "y = (q @ k.mT).softmax(-1) @ v\nreturn self.head(self.o(y.transpose(1, 2).flatten(2)))"
     )
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "x", forward)())["w"]
+    found = roles_of(generated_models, made, forward)["w"]
     assert (found.role, found.doubt) == (Role.MATRIX, Doubt.LAYOUT), found.reason
     assert found.view is not None
     assert [piece.shape for piece in found.view.windows((3, 6, 2, 4))] == [(3, 8, 6)]
@@ -146,8 +146,7 @@ def test_fused_heads_of_four_axes(generated_models: ModuleType) -> None:
 def test_recurrent_layers_of_codes(generated_models: ModuleType, layer: str, taken: str, weight: str) -> None:
     """What one-hot codes meet first is a table, in doubt; what the state meets is a matrix."""
     made = f"self.table, self.head = {layer}, nn.Linear(8, 7)"
-    with torch.device("meta"):
-        found = infer_roles(generated_models.model_with_forward(made, "ids", f"return self.head({taken})")())
+    found = roles_of(generated_models, made, f"return self.head({taken})", "ids")
     table, state = found[f"table.{weight}"], found[f"table.{weight.replace('ih', 'hh')}"]
     assert (table.role, table.doubt) == (Role.EMBEDDING, Doubt.ROLE), table.reason
     assert (state.role, state.doubt) == (Role.MATRIX, Doubt.NONE), state.reason

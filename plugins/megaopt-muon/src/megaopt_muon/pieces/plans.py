@@ -184,7 +184,7 @@ def plan_parameter(
     ranks, whole = cut.group.size(), cut.whole(shape)
     extent = shape[cut.stored_dim]
     splits_cut_dim = cut.dim == _split_dim(view)
-    if splits_cut_dim and extent % (view.head_columns or sum(view.split_sizes or view.head_sizes)):
+    if splits_cut_dim and extent % _together(view):
         if mode == "blockwise":
             raise ViewError(
                 f"{view}: tensor parallelism cuts through its pieces (this rank holds shape {shape}), which tp_mode "
@@ -213,7 +213,12 @@ def cuts_between_heads(view: MatrixView, cut: Cut, extent: int | None = None) ->
     """
     if not (view.head_sizes or view.head_columns) or cut.dim != _split_dim(view):
         return False
-    return extent is None or extent % (view.head_columns or sum(view.split_sizes or view.head_sizes)) == 0
+    return extent is None or extent % _together(view) == 0
+
+
+def _together(view: MatrixView) -> int:
+    """Return how many rows, or columns, of a parameter that is taken apart are taken apart together."""
+    return view.head_columns or sum(view.split_sizes or view.head_sizes)
 
 
 def _split_dim(view: MatrixView) -> int | None:

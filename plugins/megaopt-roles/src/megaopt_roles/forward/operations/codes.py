@@ -15,7 +15,7 @@ from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of
 from megaopt_roles.forward.weights import contractions
 
-__all__ = ["asked", "cut_off", "equal", "gradients", "scatter", "zeros"]
+__all__ = ["cut_off", "equal", "nothing", "scatter", "zeros"]
 
 
 def cut_off(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -69,11 +69,9 @@ def zeros(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     return Flow(zero=True)
 
 
-def gradients(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return what `torch.autograd.grad` does: a weight that is moved along it stays that weight."""
-    return Flow()
+def nothing(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return what says nothing of the weights that it is made of.
 
-
-def asked(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return what is known of a question about the types of tensors."""
+    So are gradients (a weight that is moved along one stays that weight) and questions about the types of tensors.
+    """
     return Flow()

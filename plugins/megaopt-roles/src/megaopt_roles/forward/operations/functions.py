@@ -143,8 +143,8 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     # what no layer made
     **dict.fromkeys(("scatter", "scatter_"), codes.scatter),
     "zeros": codes.zeros,
-    "grad": codes.gradients,
     **dict.fromkeys(
-        ("_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"), codes.asked
+        ("grad", "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"),
+        codes.nothing,
     ),
 }

@@ -25,18 +25,8 @@ _LOOKUPS = ("Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather")
 _NORMS = ("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "FusedRmsNorm",
           "MiopenBatchNorm", "NativeDropout_")  # fmt: skip
 _LENGTHS = ("LinalgVectorNorm", "Norm")
-_REARRANGES = (
-    "T",
-    "Transpose",
-    "Permute",
-    "View",
-    "UnsafeView",
-    "Expand",
-    "Clone",
-    "ToCopy",
-    "Unsqueeze",
-    "Mul",
-)
+_REARRANGES = ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand", "Clone", "ToCopy",
+               "Unsqueeze")  # fmt: skip
 OUTPUT_LIKE = (
     "hidden_state",
     "attention",

@@ -110,17 +110,6 @@ def test_nothing_is_computed_or_changed():
     assert model.training
 
 
-class DataDependent(nn.Module):
-    """Needs values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.proj(x) if x.sum().item() > 0 else x
-
-
 class Shared(nn.Module):
     """A table that two modules hold, in one module of two names, and that a head is tied to."""
 
@@ -149,13 +138,6 @@ def test_a_module_of_two_names_is_put_back():
     assert [name for name, _ in after] == [name for name, _ in before]
     assert all(one is other for (_, one), (_, other) in zip(before, after, strict=True))
     assert model(IDS).shape == (2, 4, 64)
-
-
-def test_a_model_that_needs_values():
-    """A model that cannot be run without values keeps what was read, and a warning says why."""
-    with pytest.warns(UserWarning, match="the example could not be run on the meta device"):
-        found = infer_roles(DataDependent(), example=torch.ones(2, 4))
-    assert found == infer_roles(DataDependent())
 
 
 def test_attributes_win_over_the_example():

@@ -141,6 +141,21 @@ def test_what_another_network_judges_is_a_head(
     assert {decision.role for decision in rest} == {Role.MATRIX, Role.OUTPUT}
 
 
+@pytest.mark.parametrize(
+    ("model", "given", "name"),
+    [
+        (Delayed(), (STATE, ACTION, 1), "actor.4"),
+        (Agent(), (STATE, ACTION, STATE, 1), "actor.4"),
+        (Adversarial(), (20, 7), "generator.4"),
+    ],
+    ids=["delayed", "agent", "adversarial"],
+)
+def test_an_example_does_not_contradict_it(model: nn.Module, given: tuple[int, ...], name: str) -> None:
+    """That a layer takes the output of a judged network is no news: the source says so, too."""
+    example = tuple(torch.ones(4, size) for size in given)
+    assert infer_roles(model, example=example)[f"{name}.weight"].role is Role.OUTPUT
+
+
 class Skipping(nn.Module):
     """Lays what it was given beside features again, hidden ones and activated ones."""
 

@@ -78,6 +78,20 @@ def test_the_mean_of_a_last_layer_is_a_head(generated_models: ModuleType, case: 
     assert (found["rho"].role, found["rho"].doubt) == (Role.ELEMENTWISE, Doubt.NONE), found["rho"].reason
 
 
+@pytest.mark.parametrize("case", DRAWN)
+@pytest.mark.parametrize("returned", ["self.head(F.linear(x, w).relu())", "F.linear(x, w)"])
+def test_an_example_takes_no_scale_for_a_weight(
+    generated_models: ModuleType, case: str, returned: str
+) -> None:
+    """Its memory shows two parameters that make what a product contracts; which of them the source tells."""
+    text = METHODS + "".join(f"    {line}\n" for line in [*DRAWN[case].split("\n"), f"return {returned}"])
+    model = generated_models.model(MADE, text)()
+    read, shown = infer_roles(model), infer_roles(model, example=torch.ones(3, 8))
+    assert {name: (shown[name].role, shown[name].doubt) for name in ("mean", "rho")} == {
+        name: (read[name].role, read[name].doubt) for name in ("mean", "rho")
+    }
+
+
 @pytest.mark.parametrize("case", OTHERWISE)
 def test_other_sums_make_no_certain_scale(generated_models: ModuleType, case: str) -> None:
     """A weight that a mask multiplies, or chance, may be one."""

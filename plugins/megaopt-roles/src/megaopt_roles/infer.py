@@ -59,7 +59,12 @@ def read_roles(model: nn.Module, example: Any = None) -> dict[str, RoleDecision]
     found = {entry.name: rules.decide(entry) for entry in entries}
     seen = None if example is None else run_example(unwrap(model), example)
     if seen is not None:
-        found.update({entry.name: with_example(entry, found[entry.name], seen) for entry in entries})
+        found.update(
+            {
+                entry.name: with_example(entry, found[entry.name], seen, is_taken=rules.is_taken(entry))
+                for entry in entries
+            }
+        )
     return found
 
 
@@ -84,6 +89,11 @@ class _Rules:
             return settled
         found = [self._at(entry.param, owner) for owner in entry.owners]
         return tied_role(found)
+
+    def is_taken(self, entry: NamedParam) -> bool:
+        """True where a source shows that a layer takes the output of a parameter's product."""
+        keys = {id(entry.param), *(id(module) for _, module, _ in entry.owners)}
+        return not keys.isdisjoint(self.reading.consumed)
 
     def _at(self, param: nn.Parameter, owner: tuple[str, nn.Module, str]) -> RoleDecision:
         shape = tuple(param.shape)

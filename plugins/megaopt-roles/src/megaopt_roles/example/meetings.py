@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["Meeting", "Meetings"]
+from megaopt_roles.example.states import Meeting, State, memory_of, storage_of
+
+__all__ = ["Meetings"]
 
 _FACTORS = {  # which arguments of an operator are the factors of its product
     **dict.fromkeys(
@@ -35,36 +37,6 @@ _NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_nativ
           "cudnn_batch_norm", "batch_norm", "_fused_rms_norm", "mul")  # fmt: skip
 
 
-@define
-class Meeting:
-    """How one parameter was used.
-
-    Args:
-        kinds: `contracted`, `indexed`, `looked_up`, `expanded`, `elementwise`, `depthwise`, `attending`,
-            `factor` (of a product of parameters).
-        widths: how many features the products with it return.
-        transposed: for each product, whether it is stored `[in, out]`; None where that cannot be seen.
-    """
-
-    kinds: set[str] = field(factory=set)
-    widths: set[int] = field(factory=set)
-    transposed: set[bool | None] = field(factory=set)
-
-
-@define
-class _State:
-    """What is known about the memory of a tensor: the parameters that it is made of, or what flowed into it."""
-
-    params: frozenset[int] = frozenset()
-    right: frozenset[int] = frozenset()  # those of them that hold none of its rows: right-hand factors
-    flow: frozenset[int] | None = None  # the last products on the way; None: no activation
-    one_hot: bool = False  # what was given, compared with every row of a table
-    soft: bool = False  # a softmax, which chooses among the rows of what it is multiplied with
-    zero: bool = False  # what a recurrence begins with
-    picked: bool = False  # rows that were picked by what was given
-    factors: frozenset[int] = frozenset()  # the last products behind two that were multiplied, by entry
-
-
 class Meetings(TorchDispatchMode):
     """Follows activations and weights by their memory, which the views of a tensor share.
 
@@ -84,7 +56,7 @@ class Meetings(TorchDispatchMode):
         self.ended: set[int] = set()
         self.compared: set[int] = set()
         self.hidden: set[int] = set()
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, State] = {}
         self._shapes: dict[int, torch.Tensor] = {}
         self._kept: list[Any] = []  # so that no memory is used twice
 
@@ -92,17 +64,23 @@ class Meetings(TorchDispatchMode):
         """Note that a tensor stands in for a parameter."""
         self.by_param.setdefault(id(param), Meeting())
         self._shapes[id(param)] = stand_in
-        self._set(stand_in, _State(params=frozenset({id(param)})))
+        self._set(stand_in, State(params=frozenset({id(param)})))
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is an input of the model."""
-        self._set(tensor, _State(flow=frozenset()))
+        self._set(tensor, State(flow=frozenset()))
 
     def finish(self, outputs: Iterable[torch.Tensor]) -> None:
         """Note what the model returned."""
         for tensor in outputs:
             self.ended |= self._of(tensor).flow or frozenset()
         self._kept.clear()
+
+    def derive(self, outputs: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor]) -> None:
+        """Note that gradients were taken of outputs: the products behind these are behind those."""
+        flow = frozenset[int]().union(*(self._of(tensor).flow or frozenset() for tensor in outputs))
+        for gradient in gradients:
+            self._set(gradient, State(flow=flow))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and note what met."""
@@ -111,7 +89,7 @@ class Meetings(TorchDispatchMode):
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         made = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
         if name in _ZEROS and made:
-            self._set(made[0], _State(zero=True))
+            self._set(made[0], State(zero=True))
         elif given and made:
             self._note(name, args, given, made)
         return result
@@ -128,13 +106,13 @@ class Meetings(TorchDispatchMode):
             state = self._other(name, args, given, made)
         for tensor in made:
             if not tensor.dtype.is_floating_point and state.flow is not None:
-                self._merge(tensor, _State(flow=frozenset(), one_hot=state.one_hot))  # without a gradient
+                self._merge(tensor, State(flow=frozenset(), one_hot=state.one_hot))  # without a gradient
             else:
                 self._merge(tensor, state)
 
     def _product(
         self, name: str, factors: list[torch.Tensor], args: Sequence[Any], made: torch.Tensor
-    ) -> _State:
+    ) -> State:
         states = [self._of(factor) for factor in factors]
         weights = frozenset[int]().union(*(state.params for state in states))
         if weights and any(state.one_hot for state in states):
@@ -149,26 +127,30 @@ class Meetings(TorchDispatchMode):
         if not weights:
             if not soft:
                 self.compared |= flow
-            return _State(flow=flow)
+            for key in frozenset[int]().union(*(state.terms for state in states)):
+                self.by_param[key].kinds.add("sum")
+            return State(flow=flow)
         depthwise = "conv" in name and len(args) > 8 and args[8] > 1 and args[8] == args[0].shape[1]
         self.consumed |= flow - weights
         for position, (factor, state) in enumerate(zip(factors, states, strict=True)):
             by_row = name == "linear" or position == 0  # its last axis is summed over
             for key in state.params:
                 self._contract(key, factor, name, by_row=by_row, depthwise=depthwise)
-        return _State(flow=weights)
+                if len(state.params) > 1:
+                    self.by_param[key].kinds.add("joint")
+        return State(flow=weights)
 
-    def _factored(self, states: Sequence[_State]) -> _State:
+    def _factored(self, states: Sequence[State]) -> State:
         """Return the product of parameters: its rows are those of the left-hand factor, which the right one makes."""
         left, *others = states
         right = frozenset[int]().union(*(state.params for state in others)) - left.params
         for key in left.params | right:
             self.by_param[key].kinds.add("factor")
         if not left.params:  # something fixed mixes the rows
-            return _State(right, right=frozenset[int]().union(*(state.right for state in others)))
+            return State(right, right=frozenset[int]().union(*(state.right for state in others)))
         if right:
             self.consumed |= left.right
-        return _State(left.params | right, right=left.right | right)
+        return State(left.params | right, right=left.right | right)
 
     def _contract(self, key: int, factor: torch.Tensor, name: str, *, by_row: bool, depthwise: bool) -> None:
         meeting = self.by_param[key]
@@ -185,21 +167,21 @@ class Meetings(TorchDispatchMode):
             inner is not by_row if whole and factor.dim() == self._shapes[key].dim() else None
         )
 
-    def _lookup(self, given: list[torch.Tensor]) -> _State:
+    def _lookup(self, given: list[torch.Tensor]) -> State:
         table, *keys = given
         state, indexed = self._of(table), any(self._of(key).flow is not None for key in keys)
         if state.params and indexed and table.dim() == 2:
             return self._indexed(state.params - state.right, table.shape[1], state.right)
         for param in state.params - state.right:  # of a stack: what is left are matrices still
             self.by_param[param].kinds.add("looked_up")
-        return _State(state.params, state.right, state.flow, picked=indexed)
+        return State(state.params, state.right, state.flow, picked=indexed)
 
-    def _indexed(self, tables: frozenset[int], width: int, made_by: frozenset[int] = frozenset()) -> _State:
+    def _indexed(self, tables: frozenset[int], width: int, made_by: frozenset[int] = frozenset()) -> State:
         """Note that tables are indexed with what was given; their rows are activations."""
         for param in tables:
             self.by_param[param].kinds.add("indexed")
         self.hidden.add(width)
-        return _State(flow=made_by, picked=True)
+        return State(flow=made_by, picked=True)
 
     def _attend(self, params: Iterable[int]) -> None:
         for key in params:
@@ -207,7 +189,7 @@ class Meetings(TorchDispatchMode):
 
     def _other(
         self, name: str, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]
-    ) -> _State:
+    ) -> State:
         states = [self._of(tensor) for tensor in given]
         weights = frozenset[int]().union(*(state.params for state in states))
         flows = [state.flow for state in states if state.flow is not None]
@@ -217,19 +199,17 @@ class Meetings(TorchDispatchMode):
         if not flows:
             holders = frozenset[int]().union(*(state.params - state.right for state in states))
             zero = not weights and all(state.zero for state in states)
-            return _State(weights, right=weights - holders, zero=zero)
+            return State(weights, right=weights - holders, zero=zero)
         flow = frozenset[int]().union(*flows)
         if name == "_softmax":
             if args[1] not in (-1, given[0].dim() - 1):  # over positions: queries chose
                 self._attend(flow)
-            return _State(flow=flow, soft=True)
+            return State(flow=flow, soft=True)
         encodes = name in ("eq", "one_hot") and not given[0].dtype.is_floating_point
         if not weights and (encodes or (len(given) == 1 and states[0].one_hot)):
-            return _State(flow=flow, one_hot=True)
-        if name == "add" and len(flows) == 2 and flows[0] != flows[1]:
-            self.hidden.add(made[0].shape[-1])  # a stream, and what adds to it
-            left, right = map(self._widths, flows)
-            self.hidden |= left & right  # their features may lie in any axis
+            return State(flow=flow, one_hot=True)
+        if name == "add":
+            self._add(flows, made[0])
         gains = [key for key in weights if self._shapes[key].numel() > 1]
         for key in gains:
             self.by_param[key].kinds.add("elementwise")
@@ -239,13 +219,23 @@ class Meetings(TorchDispatchMode):
         soft = not weights and all(state.soft for state in states if state.flow is not None)
         picked = all(state.picked for state in states)
         factors = frozenset[int]() if soft else self._compare(name, states, picked=picked)
-        return _State(flow=flow, soft=soft, picked=picked, factors=factors)
+        added = weights if name == "add" else frozenset[int]()
+        terms = frozenset[int]().union(added, *(state.terms for state in states if added or len(given) == 1))
+        return State(flow=flow, soft=soft, picked=picked, factors=factors, terms=terms)
+
+    def _add(self, flows: Sequence[frozenset[int]], made: torch.Tensor) -> None:
+        """Note the widths of a stream and of what adds to it; sums of losses have none."""
+        if len(flows) != 2 or flows[0] == flows[1] or not made.dim():
+            return
+        self.hidden.add(made.shape[-1])
+        left, right = map(self._widths, flows)
+        self.hidden |= left & right  # their features may lie in any axis
 
     def _widths(self, flow: Iterable[int]) -> set[int]:
         """Return how many features the last products on the way return."""
         return set[int]().union(*(self.by_param[key].widths for key in flow))
 
-    def _compare(self, name: str, states: Sequence[_State], *, picked: bool) -> frozenset[int]:
+    def _compare(self, name: str, states: Sequence[State], *, picked: bool) -> frozenset[int]:
         """Note a sum over entries of a product of outputs; return the products behind two that are multiplied now.
 
         Those of one layer are no square or entropy where rows of it were picked.
@@ -257,23 +247,19 @@ class Meetings(TorchDispatchMode):
             return frozenset()
         return flows[0] | flows[1]
 
-    def _of(self, tensor: torch.Tensor) -> _State:
-        return self._states.get(_memory(tensor), _State())
+    def _of(self, tensor: torch.Tensor) -> State:
+        return self._states.get(memory_of(tensor), State())
 
-    def _set(self, tensor: torch.Tensor, state: _State) -> None:
-        self._states[_memory(tensor)] = state
-        self._kept.append(tensor.untyped_storage())
+    def _set(self, tensor: torch.Tensor, state: State) -> None:
+        self._states[memory_of(tensor)] = state
+        self._kept.append(storage_of(tensor))
 
-    def _merge(self, tensor: torch.Tensor, state: _State) -> None:
+    def _merge(self, tensor: torch.Tensor, state: State) -> None:
         """Add to what is known about the memory of a tensor: a view has that of its base, which may be written to."""
-        old = self._states.get(_memory(tensor))
+        old = self._states.get(memory_of(tensor))
         if old is not None:
             flows = [flow for flow in (old.flow, state.flow) if flow is not None]
             flow = frozenset[int]().union(*flows) if flows else None
             right = (old.right | state.right) - (old.params - old.right) - (state.params - state.right)
             state = evolve(state, params=old.params | state.params, right=right, flow=flow, zero=False)
         self._set(tensor, state)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -6,18 +6,22 @@ from attrs import evolve
 
 from megaopt_core.params import Doubt, MatrixView, NamedParam, Role, RoleDecision
 from megaopt_core.routing import elementwise, embedding, matrix, output
-from megaopt_roles.example.meetings import Meeting, Meetings
+from megaopt_roles.example.meetings import Meetings
+from megaopt_roles.example.states import Meeting
 
 __all__ = ["with_example"]
 
 
-def with_example(entry: NamedParam, read: RoleDecision, seen: Meetings) -> RoleDecision:
+def with_example(
+    entry: NamedParam, read: RoleDecision, seen: Meetings, *, is_taken: bool = False
+) -> RoleDecision:
     """Return the decision about a parameter after an example was run; where both speak and differ, the example wins.
 
     Args:
         entry: the parameter, of two or more dimensions.
         read: what its module's type and source say.
         seen: what the example showed.
+        is_taken: the source shows, too, that a layer takes the output of its product.
     """
     keys = [id(param) for param in (entry.param, *entry.twins)]
     meeting = Meeting()
@@ -31,6 +35,10 @@ def with_example(entry: NamedParam, read: RoleDecision, seen: Meetings) -> RoleD
         return read
     if read.role is Role.ELEMENTWISE and read.doubt is Doubt.LAYOUT:
         return read  # a product contracts it, which is what the example shows, and no view has its axes
+    if read.role is Role.ELEMENTWISE and read.doubt is Doubt.NONE and "joint" in meeting.kinds:
+        return read  # a gain, or what scales noise, of what the product contracts
+    if read.role is Role.OUTPUT and shown.role is Role.MATRIX and is_taken and read.doubt is Doubt.NONE:
+        return read  # a head for another reason than that nothing takes it
     if _kind(shown.role) == _kind(read.role):
         if read.doubt is not Doubt.ROLE:
             return read
@@ -57,10 +65,11 @@ def _shown(
     if "indexed" in kinds and len(shape) == 2:
         return embedding("the example indexes it with what it is given")
     if "contracted" not in kinds:
-        # A product of parameters, and a kernel that is modulated before a convolution, stay with the source.
-        silent = not kinds or "factor" in kinds or (len(shape) > 3 and "elementwise" in kinds)
+        # A product of parameters, what activations are added to for a weight, and a kernel that is modulated before a
+        # convolution, stay with the source.
+        silent = not kinds or {"factor", "sum"} & kinds or (len(shape) > 3 and "elementwise" in kinds)
         return None if silent else elementwise("no matrix product of the example contracts it")
-    if kinds != {"contracted"} or seen.consumed & seen.ended & {*keys}:
+    if kinds - {"joint"} != {"contracted"} or seen.consumed & seen.ended & {*keys}:
         return None  # a table that is contracted, too, or a head that is read back: what it is stays with the source
     if seen.consumed.intersection(keys):
         view = read.view or _view(shape, meeting)

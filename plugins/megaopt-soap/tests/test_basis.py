@@ -110,3 +110,40 @@ def test_factors_are_accumulated(size, columns, transposed):
     assert completed(total) is total
     torch.testing.assert_close(total.double(), expected, rtol=0, atol=1e-3 * columns**0.5 / 10)
     assert torch.equal(total, total.mT)
+
+
+@pytest.mark.parametrize("size", [64, 384, 512])
+@pytest.mark.parametrize("rank", [1, 3, 20])
+def test_factors_of_low_rank_with_rows_of_zeros(size: int, rank: int) -> None:
+    """Features that never fire make them, and LAPACK's float32 fails for a part of them."""
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randn(rank, size, generator=generator) * (torch.rand(size, generator=generator) < 0.65)
+        rows *= 10.0 ** (-seed % 7) * torch.logspace(0, -seed / 2, rank)[:, None]
+        factor = rows.mT @ rows
+        basis = eigenbasis(factor)
+        assert torch.allclose(basis @ basis.mT, torch.eye(size), atol=1e-5)
+        rotated = basis @ factor @ basis.mT
+        assert (rotated - rotated.diagonal().diag()).abs().max() <= 1e-4 * factor.abs().max()
+
+
+def test_what_float32_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN and errors of float32 are computed in float64; where that fails, the basis is the identity."""
+    eigh, refused = torch.linalg.eigh, {torch.float32}
+
+    def failing(matrix: torch.Tensor) -> object:
+        found = eigh(matrix)
+        if matrix.dtype not in refused:
+            return found
+        if matrix[0, 0] > 4.5:
+            raise RuntimeError("linalg.eigh: The algorithm failed to converge")
+        return torch.return_types.linalg_eigh((found.eigenvalues, found.eigenvectors * torch.nan))
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    for first in (4.0, 5.0):
+        factor = torch.tensor([[first, 1.0], [1.0, 3.0]])
+        rotated = eigenbasis(factor) @ factor @ eigenbasis(factor).mT
+        assert torch.allclose(rotated, rotated.diagonal().diag(), atol=1e-6)
+        assert eigenbasis(torch.zeros(2, 2)).abs().equal(torch.eye(2).flip(0))
+    refused.add(torch.float64)
+    assert eigenbasis(torch.tensor([[4.0, 1.0], [1.0, 3.0]])).equal(torch.eye(2))

@@ -65,7 +65,13 @@ class Trace(RankSigns, Comparisons):
 
     def note_read(self, owner: Any, name: str) -> None:
         """Note that a plain attribute of a module was read."""
-        if not self.silent and isinstance(owner, nn.Module) and name in owner.__dict__ and name != "training":
+        told = (
+            "training",
+            "_modules",
+            "_parameters",
+            "_buffers",
+        )  # twins agree in these, or they do not matter
+        if not self.silent and isinstance(owner, nn.Module) and name in owner.__dict__ and name not in told:
             self.reads.append((owner, name, owner.__dict__[name]))
 
     def spend(self) -> None:

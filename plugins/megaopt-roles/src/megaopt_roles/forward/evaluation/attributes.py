@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, Final
 
 from attrs import evolve
@@ -30,10 +28,6 @@ _WORTH_OF_A_PROPERTY: Final = 1_000
 
 class AttributeEvaluator(OperatorEvaluator):
     """Evaluates names and attributes; calls of what is behind a property are left to the subclass."""
-
-    @abstractmethod
-    def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a call."""
 
     def read(self, owner: Any, name: str) -> Any:
         """Return an attribute of a value."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaopt_roles.forward.evaluation.expressions import ExpressionEvaluator
+from megaopt_roles.forward.objects.attributes import operator_of
 from megaopt_roles.forward.objects.containers import entries, items_of
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.values import Flow, Weight, is_abstract
@@ -107,6 +108,9 @@ class BuiltinEvaluator(ExpressionEvaluator):
     def _builtin_len(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if args and isinstance(args[0], Weight) and args[0].shape:
             return args[0].shape[0]
+        own = operator_of(args[0], "__len__") if args else None
+        if own is not None:
+            return self.call(own, [], {})
         held = quiet.items(args[0]) if args else None
         return Flow() if held is None or self.is_uncounted(args[0]) else len(held)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from megaopt_roles.forward.evaluation.attributes import AttributeEvaluator
 from megaopt_roles.forward.objects.alternatives import Choice, abstract, one_of
+from megaopt_roles.forward.objects.attributes import operator_of
 from megaopt_roles.forward.objects.frames import Frame
 from megaopt_roles.forward.objects.unpacking import unpack
 from megaopt_roles.forward.shapes import indexing
@@ -54,6 +55,11 @@ class ItemEvaluator(AttributeEvaluator):
         if isinstance(value, _STACKS) and is_abstract(key):
             children = list(value.values() if isinstance(value, nn.ModuleDict | nn.ParameterDict) else value)
             return one_of(children) if children else Flow()
+        own = operator_of(value, "__getitem__")
+        return self._item_of_pythons(value, key) if own is None else self.call(own, [key], {})
+
+    def _item_of_pythons(self, value: Any, key: Any) -> Any:
+        """Return an item of a container of Python's or of torch's."""
         held = quiet.items(value)
         if (
             held is not None
@@ -72,7 +78,7 @@ class ItemEvaluator(AttributeEvaluator):
         try:
             return _item((held if isinstance(value, nn.Module) else value)[key])
         except Exception:  # noqa: BLE001 - any container, any key
-            return self._either(list(value.values()) if isinstance(value, dict) else held)
+            return one_of(list(value.values()) if isinstance(value, dict) else held) or Flow()
 
     def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
         """Assign a value to names, attributes and items."""

@@ -6,12 +6,12 @@ import ast
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.objects.alternatives import Choice, abstract, merge_values
-from megaopt_roles.forward.objects.attributes import Bound
+from megaopt_roles.forward.objects.attributes import Bound, operator_of
 from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.operations.arithmetic import arithmetic
 from megaopt_roles.forward.operations.codes import equal
@@ -30,6 +30,11 @@ _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Mod: ("*", operator.mod),
     ast.Pow: ("*", operator.pow),
     ast.MatMult: ("@", operator.matmul),
+    ast.LShift: ("*", operator.lshift),
+    ast.RShift: ("*", operator.rshift),
+    ast.BitOr: ("*", operator.or_),
+    ast.BitAnd: ("*", operator.and_),
+    ast.BitXor: ("*", operator.xor),
 }
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -79,6 +84,10 @@ class OperatorEvaluator(ABC):
     def evaluate(self, node: ast.expr | None, frame: Frame) -> Any:
         """Return the value of an expression."""
 
+    @abstractmethod
+    def call(self, callee: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call."""
+
     def is_uncounted(self, value: Any) -> bool:
         """True for what has some items or other: as many as a list of modules that it is gone through with."""
         return is_abstract(value) or id(value) in self.uncounted
@@ -110,7 +119,16 @@ class OperatorEvaluator(ABC):
 
     def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
         """Return `left <operator> right`."""
-        symbol, function = _BINARY.get(kind, ("*", operator.or_))
+        name = _BINARY[kind][1].__name__.strip("_")
+        for owner, other, method in ((left, right, f"__{name}__"), (right, left, f"__r{name}__")):
+            own = operator_of(owner, method)
+            if own is not None:
+                return self.call(own, [other], {})
+        return self._binary_of_pythons(kind, left, right)
+
+    def _binary_of_pythons(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
+        """Return `left <operator> right` of what Python and torch know how to put together."""
+        symbol, function = _BINARY[kind]
         if isinstance(left, list | tuple) and isinstance(right, list | tuple):
             return [*left, *right]
         if kind is ast.BitOr and isinstance(left, dict) and isinstance(right, dict):
@@ -168,13 +186,21 @@ class OperatorEvaluator(ABC):
                 given = frozenset({ARGUMENT}) if deps_of((left, right)) else frozenset[Any]()
                 return Flow(given, one_hot=codes, coded=codes)
             else:
-                result = _compared(type(kind), left, right)
+                result = self._comparison(type(kind), left, right)
             if result is None:
                 return Flow()
             if not result:
                 return False
             left = right
         return result
+
+    def _comparison(self, kind: type[ast.cmpop], left: Any, right: Any) -> bool | None:
+        """Return what a comparison of two objects says; None where that is not known."""
+        own = operator_of(right, "__contains__") if kind in (ast.In, ast.NotIn) else None
+        if own is None:
+            return _compared(kind, left, right)
+        known = self.truth(self.call(own, [left], {}))
+        return None if known is None else known is (kind is ast.In)
 
     def _ifexp(self, node: ast.IfExp, frame: Frame) -> Any:
         known = self.truth(self.evaluate(node.test, frame))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -20,7 +21,10 @@ from megaopt_roles.forward.sources.stored_weights import made_of
 from megaopt_roles.forward.values import Flow, Weight
 from megaopt_roles.forward.weights.forms import whole_weight
 
-__all__ = ["Bound", "Property", "attribute_of"]
+__all__ = ["Bound", "Property", "attribute_of", "operator_of"]
+
+_KNOWN = ("torch", "megaopt_roles", *sys.stdlib_module_names)
+"""Libraries whose operators are not read: they are known, or what the evaluator computes with."""
 
 
 @frozen(eq=False)
@@ -93,6 +97,21 @@ def _method(owner: Any, value: Any, name: str) -> Bound | None:
         given = {key: abstract(item) for key, item in value.keywords.items()}
         return Bound(owner, value.func, name, tuple(map(abstract, value.args)), given)
     return Bound(owner, value, name) if inspect.isfunction(value) else None
+
+
+def operator_of(owner: Any, name: str) -> Bound | None:
+    """Return the method by which an object answers an operator, an index or `len`; None where its class has none.
+
+    Those of Python's own classes and of torch's modules are known without their source.
+
+    Args:
+        owner: any object.
+        name: of the method, as `__truediv__`.
+    """
+    method = inspect.getattr_static(type(owner), name, None)
+    if not inspect.isfunction(method) or (method.__module__ or "").partition(".")[0] in _KNOWN:
+        return None
+    return Bound(owner, method, name)
 
 
 def _getter(owner: Any, value: property | functools.cached_property[Any]) -> Property | Flow:

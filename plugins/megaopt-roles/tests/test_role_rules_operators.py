@@ -87,3 +87,32 @@ def test_no_operator_is_run(generated_models: ModuleType) -> None:
     found = infer_roles(model)
     assert list(model.root._modules) == ["h0"]
     assert (found["root.h0.w"].role, type(model.root).made) == (Role.MATRIX, 0)
+
+
+ARGUMENTS = {  # how a forward of any arguments hands them on
+    "a function": "return apply_to(self, *args)",
+    "a static method": "return self.static(self, *args)",
+    "of the class": "return type(self).static(self, *args)",
+    "a method": "return self.method(*args)",
+    "a lambda": "return (lambda table, ids: self.h(torch.cat([self.e(table), self.p[ids]], -1)))(*args)",
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_arguments_of_any_number(generated_models: ModuleType, case: str) -> None:
+    """Each argument of what is called with all that a forward is given is something that it is given."""
+    made = (
+        "self.e, self.p = nn.Embedding(50, 16), nn.Parameter(torch.randn(9, 20))\nself.h = nn.Linear(36, 50)"
+    )
+    both = "self.h(torch.cat([self.e(one), self.p[two]], -1))"
+    methods = (
+        f"@staticmethod\ndef static(self, one, two):\n    return {both}\n"
+        f"def method(self, one, two):\n    return {both}\n"
+        f"def forward(self, *args):\n    {ARGUMENTS[case]}"
+    )
+    function = f"def apply_to(self, one, two):\n    return {both}\n"
+    model = generated_models.model(made, methods, function)()
+    model(*torch.zeros(2, 2, 8, dtype=torch.long))
+    found = infer_roles(model)
+    assert (found["p"].role, found["p"].doubt) == (Role.EMBEDDING, Doubt.NONE)
+    assert (found["h.weight"].role, found["h.weight"].doubt) == (Role.OUTPUT, Doubt.NONE)

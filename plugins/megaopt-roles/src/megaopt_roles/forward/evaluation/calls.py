@@ -13,7 +13,7 @@ from torch import nn
 from megaopt_roles.forward.evaluation.function_calls import FunctionCallEvaluator
 from megaopt_roles.forward.objects.alternatives import Choice, abstract
 from megaopt_roles.forward.objects.attributes import Bound
-from megaopt_roles.forward.objects.binding import bind_closure, is_super, parent_method
+from megaopt_roles.forward.objects.binding import bind_closure, is_super, parent_method, takes
 from megaopt_roles.forward.objects.containers import entries
 from megaopt_roles.forward.objects.frames import Closure, Frame
 from megaopt_roles.forward.objects.transforms import Prepared
@@ -54,6 +54,7 @@ class CallEvaluator(FunctionCallEvaluator):
         self.trace.silent += opaque
         try:
             args, kwargs = self._arguments(node, frame)
+            args += self._more(node, frame, len(takes(callee)) - len(args))
         finally:
             self.trace.silent -= opaque
         self.trace.sites.append(node)
@@ -74,6 +75,15 @@ class CallEvaluator(FunctionCallEvaluator):
             else:
                 kwargs.update({str(key): item for key, item in (entries(value) or {}).items()})
         return args, kwargs
+
+    def _more(self, node: ast.Call, frame: Frame, count: int) -> list[Any]:
+        """Return what else a call hands over whose last argument spreads any number of them, up to a count."""
+        match node.args:
+            case [*_, ast.Starred(value=ast.Name() as spread)] if count > 0:
+                value = self.evaluate(spread, frame)
+                if isinstance(value, list) and self.is_uncounted(value):
+                    return value[-1:] * count
+        return []
 
     def _in_place(self, node: ast.Call, result: Any, frame: Frame) -> None:
         """Note what a method that ends in an underscore did to its variable, or one that puts more into a list."""

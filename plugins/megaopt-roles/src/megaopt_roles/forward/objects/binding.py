@@ -16,7 +16,7 @@ from megaopt_roles.forward.sources.quiet import plain_copy
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.values import Flow
 
-__all__ = ["SuperMethod", "bind", "bind_closure", "is_super", "parent_method"]
+__all__ = ["SuperMethod", "bind", "bind_closure", "is_super", "parent_method", "takes"]
 
 
 class SuperMethod(Bound):
@@ -65,6 +65,21 @@ def bind_closure(closure: Closure, args: Sequence[Any], kwargs: dict[str, Any]) 
     if parameters.vararg is not None:
         names[parameters.vararg.arg] = list(args[len(parameters.args) :])
     return {**names, **kwargs}
+
+
+def takes(callee: Any) -> list[str]:
+    """Return the names of the positional arguments that a call may give; none where that is not known.
+
+    Args:
+        callee: what is called: a function, a method, a lambda.
+    """
+    if isinstance(callee, Closure):
+        return [parameter.arg for parameter in callee.node.args.args]
+    bound = isinstance(callee, Bound) and callee.function is not None
+    function = callee.function if bound else callee
+    tree = function_tree(function) if inspect.isfunction(function) else None
+    names = [] if tree is None else [parameter.arg for parameter in (*tree.args.posonlyargs, *tree.args.args)]
+    return names[1 + len(callee.args) :] if bound else names
 
 
 def parent_method(node: ast.expr, frame: Frame) -> Any:

@@ -60,6 +60,7 @@ def _returned(
     candidates -= stacks | reading.used_as("passed")
     kept = candidates - reading.consumed
     also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
+    also_taken -= stream.in_losses - reading.scored - reading.against  # a penalty is made of it
     if kept:  # what multiplies itself, part by part, holds gates or queries and keys: it is a state that is returned
         also_taken -= reading.used_as("paired") | reading.used_as("gating")
         also_taken -= reading.used_as("rectified")  # features, of which a head made the output

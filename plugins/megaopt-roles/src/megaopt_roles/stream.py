@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, Part, call_behind, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER, Call, Part, call_behind, is_mark
 from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
 from megaopt_roles.model.reading import ModelReading
 
@@ -71,6 +71,12 @@ class Stream:
             for projection in item.found
         }
 
+    @cached_property
+    def in_losses(self) -> set[int]:
+        """The projections whose output nothing but losses, or other numbers, is made of, as far as it is returned."""
+        numbers = set[int]().union(*(item.found for item in self._items if item.number))
+        return numbers.difference(*(item.found for item in self._items if not item.number))
+
     def adds_to(self, projection: int, heads: Collection[int]) -> bool:
         """True for a projection whose output is, in everything that the model returns of it, added to that of a head.
 
@@ -123,7 +129,7 @@ class Stream:
         taken = self._reading.consumed - self._reading.scaled
         found = set[int]()
         for item in self._items:
-            for projection in item.found - taken:
+            for projection in item.found - taken if not item.number else ():
                 width = self._widths.get(projection)
                 begun = self._by_width[item].get(width, set()) & taken
                 others = begun - self._beside.get(projection, set())
@@ -205,11 +211,13 @@ class _Item:
         found: identities of the projections that it comes from, with nothing that has parameters in between.
         passes: the model's input comes through.
         joined: they lie side by side in it.
+        number: it is a loss, or another number.
     """
 
     found: frozenset[int]
     passes: bool
     joined: bool
+    number: bool = False
 
 
 def _items(model: nn.Module, reading: ModelReading) -> list[_Item]:
@@ -223,13 +231,14 @@ def _items(model: nn.Module, reading: ModelReading) -> list[_Item]:
         made = [deps for deps in analysis.held if deps]
         parts = [(reading.origins(deps), deps) for deps in made] if len(made) > 1 else []
     parts = parts or [(reading.ends(model), analysis.returned)]
-    return [_Item(*ends, joined=_is_joined(reading, deps)) for ends, deps in parts]
+    return [_Item(*ends, _is_joined(reading, deps), NUMBER in deps) for ends, deps in parts]
 
 
 def _is_joined(reading: ModelReading, deps: frozenset[Any]) -> bool:
     """True where a value was put together of several, side by side, and nothing was added to it since."""
     seen: set[int] = set()
     while JOINED not in deps:
+        deps -= {NUMBER}
         dep: Any = next(iter(deps)) if len(deps) == 1 else ARGUMENT
         if is_mark(dep) or isinstance(dep.module, nn.Parameter) or is_projection(dep.module):
             return False

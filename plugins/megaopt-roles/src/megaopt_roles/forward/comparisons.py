@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import nn
 
-from megaopt_roles.forward.dependencies import JOINED, Call, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER, Call, is_mark
 from megaopt_roles.forward.pieces import Piece
 from megaopt_roles.forward.rows import is_bounded
 from megaopt_roles.forward.uses import UseNotes
 from megaopt_roles.forward.values import Flow, deps_of, weights_of
 
-__all__ = ["Comparisons", "error_of"]
+__all__ = ["Comparisons", "as_number", "error_of"]
 
 
 @define(eq=False, slots=False)
@@ -108,7 +108,7 @@ class Comparisons(UseNotes):
             given = deps_of(values[1])
             self._miss(error_of(deps, given), deps | given)
         found = deps_of(values)
-        return Flow(frozenset(dep for dep in found if not is_mark(dep)) or found)
+        return as_number(Flow(frozenset(dep for dep in found if not is_mark(dep)) or found))
 
     def square(self, value: Any) -> None:
         """Note the prediction in an error that is squared, or whose size is taken: that is a loss.
@@ -171,6 +171,12 @@ class Comparisons(UseNotes):
         for dep in made - self.met if JOINED in deps and len(made) > 1 else ():
             if isinstance(dep.module, nn.Parameter) and dep.module.dim() > 2:
                 self.note_owner(dep.module, "attending")
+
+
+def as_number(value: Flow) -> Flow:
+    """Return a value as a loss, or as one number. What was given is no stream that goes through it."""
+    made = value.deps - {ARGUMENT}
+    return value if all(map(is_mark, made)) else evolve(value, deps=made | {NUMBER})
 
 
 def error_of(left: frozenset[Any], right: frozenset[Any]) -> frozenset[Any]:

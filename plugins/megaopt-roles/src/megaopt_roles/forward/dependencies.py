@@ -8,13 +8,16 @@ from typing import Any
 from attrs import define, frozen
 from torch import nn
 
-__all__ = ["ARGUMENT", "JOINED", "Call", "Part", "call_behind", "is_mark"]
+__all__ = ["ARGUMENT", "JOINED", "NUMBER", "Call", "Part", "call_behind", "is_mark"]
 
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""
 
 JOINED = "joined"
 """Among the dependencies of a value: it was put together of several, side by side; nothing was added to it since."""
+
+NUMBER = "number"
+"""Among the dependencies of a value: it is a loss, or a sum of all entries. Nothing with features was added since."""
 
 
 def is_mark(dep: Any) -> bool:

@@ -13,11 +13,12 @@ from megaopt_roles.forward.objects.alternatives import abstract
 from megaopt_roles.forward.objects.attributes import Bound, Property, attribute_of
 from megaopt_roles.forward.objects.frames import Frame
 from megaopt_roles.forward.operations.functions import is_known
+from megaopt_roles.forward.operations.names import TOTALS
 from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.sources.trees import global_of
 from megaopt_roles.forward.trace import BudgetExceededError
-from megaopt_roles.forward.values import Flow, Weight, deps_of, is_abstract, shape_of
+from megaopt_roles.forward.values import Flow, Weight, is_abstract, shape_of
 from megaopt_roles.forward.weights.noise import is_refilled
 
 __all__ = ["AttributeEvaluator"]
@@ -88,7 +89,7 @@ class AttributeEvaluator(OperatorEvaluator):
             and not (owner.factors and owner.picked)
         )
         if unknown and not is_known(name):
-            return Flow(deps_of(owner))
+            return Bound(Flow(owner.deps), None, name) if name in TOTALS else Flow(owner.deps)
         return Bound(owner, None, name)
 
     def _name(self, node: ast.Name, frame: Frame) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from megaopt_core.routing import is_linear, stated
-from megaopt_roles.forward.dependencies import Call
+from megaopt_roles.forward.dependencies import ARGUMENT, NUMBER, Call
 from megaopt_roles.forward.evaluation.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.objects.binding import bind
 from megaopt_roles.forward.operations.functions import operation
@@ -110,7 +110,9 @@ class LayerCallEvaluator(BuiltinEvaluator):
         ):
             before = len(self.trace.calls)
             result = self.inline(module, args, kwargs)
-            if _with_taken(deps_of(result), self.trace.calls[before:]) >= deps_of((args, kwargs)):
+            made = deps_of(result)
+            needed = deps_of((args, kwargs)) - ({ARGUMENT} if NUMBER in made else set())
+            if _with_taken(made, self.trace.calls[before:]) >= needed:
                 return result
         self.trace.use_all(weights_of((args, kwargs)), "elementwise")
         return self.trace.unknown(args, kwargs)

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
+from megaopt_roles.forward.comparisons import as_number
 from megaopt_roles.forward.operations import aten, codes, joins, lookups, matrices, packing, scores
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.operations.arithmetic import interpolated
@@ -21,6 +22,7 @@ from megaopt_roles.forward.operations.names import (
     PRODUCTS,
     RECTIFIES,
     SUMS,
+    TOTALS,
 )
 from megaopt_roles.forward.rows import bound
 from megaopt_roles.forward.shapes import moves
@@ -28,7 +30,7 @@ from megaopt_roles.forward.shapes.functions import SHAPE_OPS, by_position
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, deps_of, flows_of
 from megaopt_roles.forward.weights import contractions, tensordots
-from megaopt_roles.forward.weights.noise import DENSITIES, density, drawn, is_drawn
+from megaopt_roles.forward.weights.noise import DENSITIES, density, drawn, is_drawn, likelihood
 
 __all__ = ["is_known", "operation"]
 
@@ -49,8 +51,8 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     """
     if is_drawn(name, args):
         return Flow(noise=True)
-    if name in ("sum", "mean"):
-        _note_sum(trace, args, kwargs)
+    if name in TOTALS:
+        return _sum(trace, name, args, kwargs)
     if name in CUTS:
         return codes.cut_off(trace, name, args, kwargs)
     special = _SPECIAL.get(name)
@@ -72,13 +74,16 @@ def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, An
     return drawn(anything(trace, name, args, kwargs), args)
 
 
-def _note_sum(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Note what a sum of products is: a comparison of activations, or a product with a matrix."""
+def _sum(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a sum or a mean, and note what one of products is: a comparison of activations, or a product."""
     summed = argument(0, "input", args, kwargs)
     if isinstance(summed, Flow) and summed.factors:
         trace.compare(*summed.factors)
     if isinstance(summed, Flow) and summed.weighed:
         contractions.sum_of_products(trace, summed, argument(1, "dim", args, kwargs))
+    made = drawn(anything(trace, name, args, kwargs), args)
+    total = isinstance(made, Flow) and len(args) == 1 and not kwargs
+    return as_number(made) if total else made
 
 
 def _moved(name: str, before: Any, after: Any) -> Any:
@@ -130,6 +135,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     "cdist": scores.compare,
     "cosine_similarity": scores.cosine,
     **dict.fromkeys(DENSITIES, density),
+    "log_prob": likelihood,
     # rows that are looked up, ranked or cut out
     **dict.fromkeys(("embedding", "embedding_bag"), lookups.embedding),
     **dict.fromkeys(("index_select", "gather", "take", "take_along_dim"), lookups.select),

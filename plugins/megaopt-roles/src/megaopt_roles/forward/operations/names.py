@@ -14,6 +14,7 @@ __all__ = [
     "PRODUCTS",
     "RECTIFIES",
     "SUMS",
+    "TOTALS",
 ]
 
 KEEPS_SHAPE = frozenset(
@@ -159,6 +160,9 @@ CUTS = frozenset(
 )
 JOINS = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"])
 SUMS = frozenset(["add", "add_", "sub", "sub_", "subtract", "rsub", "addcmul", "lerp", "__add__", "__sub__"])
+TOTALS = frozenset(["sum", "mean"])
+"""What makes one number of a value where it is told no axis."""
+
 PRODUCTS = frozenset(["mul", "mul_", "multiply", "div", "div_", "divide", "true_divide"])
 CLASS_LOSSES = frozenset(
     ["cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "ctc_loss"]

@@ -11,13 +11,15 @@ from typing import Any, Final
 from attrs import evolve
 from torch import nn
 
+from megaopt_roles.forward.comparisons import as_number
+from megaopt_roles.forward.dependencies import is_mark
 from megaopt_roles.forward.sources.module_classes import own_methods
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 
-__all__ = ["DENSITIES", "density", "distribution", "drawn", "is_drawn", "is_refilled", "spread"]
+__all__ = ["DENSITIES", "density", "distribution", "drawn", "is_drawn", "is_refilled", "likelihood", "spread"]
 
 _CREATED: Final = frozenset(["rand", "randn", "rand_like", "randn_like", "normal", "sample", "rsample"])
 _FILLED: Final = frozenset(["normal_", "uniform_", "log_normal_", "cauchy_", "exponential_"])
@@ -145,7 +147,13 @@ def density(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return how likely something is: a number that weights alone make is a penalty, and says nothing of them."""
     made = trace.unknown(args, kwargs)
     trace.use_all(weights_of((args, kwargs)), "elementwise" if made.deps else "penalized")
-    return made
+    return as_number(made)
+
+
+def likelihood(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return how likely something is in a distribution: what layers made of it is held against that."""
+    trace.against |= frozenset(dep for dep in deps_of(args[:1]) if not is_mark(dep))
+    return density(trace, args, kwargs)
 
 
 def spread(trace: Trace, mean: Weight, scale: Weight) -> Weight | None:

@@ -102,7 +102,10 @@ class BuiltinEvaluator(ExpressionEvaluator):
 
     def _builtin_isinstance(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         kinds = tuple(args[1]) if len(args) == 2 and isinstance(args[1], list) else args[-1]
-        known = None if is_abstract(args[0]) else quiet.is_instance(args[0], kinds)
+        either = (
+            type(args[0]) is list and not quiet.is_instance(args[0], kinds) and quiet.is_instance((), kinds)
+        )
+        known = None if is_abstract(args[0]) or either else quiet.is_instance(args[0], kinds)  # or a tuple
         return Flow() if known is None else known
 
     def _builtin_len(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

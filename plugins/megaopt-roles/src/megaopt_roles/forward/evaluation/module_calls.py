@@ -15,7 +15,7 @@ from megaopt_core.routing import is_conv1d, is_linear, stated
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.evaluation.layer_calls import DEEPEST, LayerCallEvaluator
 from megaopt_roles.forward.objects.binding import bind
-from megaopt_roles.forward.objects.handed import are_cut, without_rows
+from megaopt_roles.forward.objects.handed import are_cut, puts_more, without_rows
 from megaopt_roles.forward.objects.lent_weights import Lent
 from megaopt_roles.forward.sources.hooks import hooked_inside, readable_hooks
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
@@ -99,7 +99,7 @@ class ModuleCallEvaluator(LayerCallEvaluator):
         taker = (type(module), frozenset(id(weight.base) for weight in handed))
         if handed and self.takers[taker] == _ENOUGH_ALIKE:
             handed = []  # what layers of this class do with it is known
-        if self._worth_inlining(module, handed):
+        if self._worth_inlining(module, args, kwargs, handed):
             self.takers[taker] += 1
             return self.inline(module, args, kwargs)
         self._read_handed(module, args, kwargs)
@@ -159,14 +159,17 @@ class ModuleCallEvaluator(LayerCallEvaluator):
             return False
         return not any(module is other for other in self.running)
 
-    def _worth_inlining(self, module: nn.Module, handed: Sequence[Weight]) -> bool:
+    def _worth_inlining(
+        self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], handed: Sequence[Weight]
+    ) -> bool:
+        """True for a small module, for one that is handed weights, and for a stage that puts more into a dictionary."""
         forward = forward_of(module)
         if forward is None or not self._readable(module, forward):
             return False
         small = len(module._modules) <= 4 and not any(
             child._modules for child in module._modules.values() if child
         )
-        return bool(handed) or small
+        return bool(handed) or small or puts_more(forward, bind(forward, [module, *args], kwargs))
 
 
 def _width_taken(module: nn.Module) -> int | None:

@@ -13,7 +13,7 @@ from megaopt_roles.forward.sources.module_classes import own_methods
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.values import Flow, deps_of, flows_of
 
-__all__ = ["are_cut", "without_rows"]
+__all__ = ["are_cut", "puts_more", "without_rows"]
 
 
 def are_cut(
@@ -38,6 +38,36 @@ def are_cut(
     trees = [function_tree(function) for function in (forward, *own_methods(module))]
     cut = {name for tree in trees if tree is not None for name in held if _cuts(tree, name)}
     return frozenset((name, held[name]) for name in cut)
+
+
+def puts_more(forward: Callable[..., Any], names: dict[str, Any]) -> bool:
+    """True for a forward that puts more activations into a dictionary of some, or returns what goes into one.
+
+    Args:
+        forward: of any module.
+        names: its arguments by name.
+    """
+    boards = {name for name, value in names.items() if isinstance(value, dict) and flows_of(value)}
+    tree = function_tree(forward) if boards else None
+    return tree is not None and any(_is_put(node, boards) for node in ast.walk(tree))
+
+
+def _is_put(node: ast.AST, boards: set[str]) -> bool:
+    """True for what changes a dictionary, makes a larger one of it, or returns one with names that are spelled out."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update" | "setdefault")):
+            return name in boards
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()):
+            return name in boards
+        case ast.Call(func=ast.Name(id="dict"), args=[ast.Name(id=name), *_]):
+            return name in boards
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return any(isinstance(side, ast.Name) and side.id in boards for side in (left, right))
+        case ast.Dict(keys=keys, values=values) if None in keys:
+            return any(isinstance(part, ast.Name) and part.id in boards for part in values)
+        case ast.Return(value=ast.Dict(keys=keys)):
+            return bool(keys) and all(isinstance(key, ast.Constant) for key in keys)
+    return False
 
 
 def without_rows(value: Any) -> Any:

@@ -179,6 +179,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "passed": "passed to a function whose source cannot be read",
         "returned": "returned as it is",
         "generated": "a batch of vectors in a product of parameters",
+        "carried": "a state that activations are added to",
         "ranked": "compared, and the best ones looked up",
     }
     silent = {"looked_up", "sliced", "expanded", "elementwise", "returned", "padded"} if stack else set()

@@ -24,6 +24,7 @@ class Use:
     - `depthwise`: a convolution takes each channel by itself
     - `row`: one row of it meets an activation
     - `modulated`: it is a kernel, which something of each sample scales
+    - `carried`: activations are added to it, and a product takes the sum: it may be the state of a recurrence
     - `moved`: activations are added to it, and a product takes the sum for a weight
     - `mixing`: it holds coefficients of a mixture of matrices
     - `fixed`: a product with something fixed sums over its axes
@@ -90,10 +91,12 @@ class UseNotes:
     def use(self, weight: Weight, use: Use) -> None:
         """Note how the parameters behind a weight are used.
 
-        What is done to the rows of a product of parameters says nothing of its right-hand factor.
+        What is done to the rows of a product of parameters says nothing of its right-hand factor. Axes are those of one
+        of them: another one that has fewer is used over axes that are not known.
         """
+        last = max((*use.inputs, *use.outputs, *use.batch), default=-1)
         for param in weight.holders if use.kind in _OF_ROWS else weight.params:
-            self.uses.setdefault(id(param), set()).add(use)
+            self.uses.setdefault(id(param), set()).add(use if param.dim() > last else Use(use.kind))
 
     def use_all(self, weights: Iterable[Weight], kind: str) -> None:
         """Note one kind of use of several weights."""

@@ -132,6 +132,9 @@ class Weight:
     mixers: tuple[tuple[int, Weight], ...] = ()
     """What mixed the matrices of a stack, with the stored axis that counted them: in its place are those it made."""
 
+    repeated: bool = False
+    """It was expanded for each sample: what a product with another weight makes of it is an activation."""
+
     @property
     def holders(self) -> tuple[nn.Parameter, ...]:
         """The parameters that hold its rows: all but right-hand factors."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from megaopt_roles.forward.shapes.functions import PIECEWISE, plain, run
 from megaopt_roles.forward.trace import Trace
@@ -45,7 +46,7 @@ def move_weight(trace: Trace, name: str, weight: Weight, args: Sequence[Any], kw
             stand_in = torch.empty(tuple(range(2, len(shape) + 2)), device="meta")
             return reorder(weight, [size - 2 for size in run(name, stand_in, plain(args), kwargs).shape])
         if name in ("expand", "repeat", "broadcast_to", "tile"):
-            return _expanded(trace, weight, len(_written(args)))
+            return _expanded(trace, weight, _written(args))
         if name in PIECEWISE:
             return cut_weight(trace, name, weight, args, kwargs)
         if name in ("narrow", "select"):
@@ -61,11 +62,13 @@ def _written(args: Sequence[Any]) -> Sequence[Any]:
     return sizes
 
 
-def _expanded(trace: Trace, weight: Weight, rank: int) -> Weight:
+def _expanded(trace: Trace, weight: Weight, sizes: Sequence[Any]) -> Weight:
     """Return a weight that is repeated along axes, which are added where there are more than it has."""
-    if rank > len(weight.shape or ()):
+    if len(sizes) > len(weight.shape or ()):
         trace.use(weight, Use("expanded"))
-    return widened(weight, rank)
+    wide = widened(weight, len(sizes))
+    pairs = zip(wide.shape or (), sizes, strict=False)
+    return evolve(wide, repeated=any(own == 1 and size not in (1, -1) for own, size in pairs))
 
 
 def _rearranged(weight: Weight, pattern: Any) -> Weight:

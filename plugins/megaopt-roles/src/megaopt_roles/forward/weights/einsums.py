@@ -14,23 +14,26 @@ from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of
-from megaopt_roles.forward.weights.contractions import choose, contract, lookup
+from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup
 from megaopt_roles.forward.weights.forms import reorder, together
 from megaopt_roles.forward.weights.mixtures import mixed_by_einsum
 from megaopt_roles.forward.weights.parameter_products import factors
 from megaopt_roles.forward.weights.parts import widened
-from megaopt_roles.forward.weights.products import product
+from megaopt_roles.forward.weights.products import product, samples_apart
 
 __all__ = ["einsum", "lettered", "with_letters"]
 
 
 def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     """Return `torch.einsum(equation, *operands)`."""
+    operands = samples_apart(trace, operands)
+    for operand in operands:
+        trace.use_all(operand.moved if isinstance(operand, Flow) else (), "carried")
     found = [operand for operand in operands if isinstance(operand, Weight)]
     if len(found) == len(operands) > 1:  # a product of parameters alone
         return _of_parameters(trace, equation, found)
     deps = deps_of(operands)
-    if len(found) == 1 and not deps:
+    if len(found) == 1 and not deps and any(map(is_fixed, operands)):
         return lookup(trace, found[0])
     codes = [operand for operand in operands if isinstance(operand, Flow) and operand.one_hot]
     if codes and len(operands) == 2:

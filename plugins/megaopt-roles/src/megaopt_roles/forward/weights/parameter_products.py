@@ -20,7 +20,8 @@ __all__ = ["factors", "function_of_parameters", "product_of_parameters"]
 
 def product_of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
     """Return the product of two parameters."""
-    ranks = len(left.shape or ()), len(right.shape or ())
+    vector = left.shape is not None and sum(size > 1 for size in left.shape) < 2 and left.shape[-1:] != (1,)
+    ranks = 1 if vector else len(left.shape or ()), len(right.shape or ())
     if ranks == (1, 2):  # a learned code, and the matrix that makes something of it
         made = tuple(param for param in left.params if trace.is_contracted(param))
         codes = tuple(param for param in left.params if not trace.is_contracted(param))

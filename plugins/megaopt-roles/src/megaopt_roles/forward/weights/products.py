@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
@@ -18,12 +21,13 @@ from megaopt_roles.forward.weights.contractions import (
 from megaopt_roles.forward.weights.forms import reorder
 from megaopt_roles.forward.weights.parameter_products import product_of_parameters
 
-__all__ = ["convolve", "linear", "product"]
+__all__ = ["convolve", "linear", "product", "samples_apart"]
 
 
 def product(trace: Trace, left: Any, right: Any) -> Any:
     """Return `left @ right`."""
     left = _as_activation(trace, left)
+    left, right = samples_apart(trace, (left, right))
     if isinstance(left, Weight) and isinstance(right, Weight):
         return product_of_parameters(trace, left, right)
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
@@ -48,6 +52,30 @@ def _as_activation(trace: Trace, value: Any) -> Any:
         return value
     vector = sum(size > 1 for size in value.shape) < 2
     return Flow(trace.made(value)) if vector else value
+
+
+def samples_apart(trace: Trace, operands: Sequence[Any]) -> list[Any]:
+    """Return the operands of a product, with weights among them as activations that were repeated for each sample.
+
+    An initial state, or learned queries, meet a weight so. What meets an activation may be a weight itself.
+
+    Args:
+        trace: where uses are noted.
+        operands: of one product.
+    """
+    apart = [isinstance(operand, Weight) and operand.repeated for operand in operands]
+    if all(apart) or not all(isinstance(operand, Weight) for operand in operands):
+        return [*operands]
+    return [
+        _repeated(trace, operand) if is_data else operand
+        for is_data, operand in zip(apart, operands, strict=True)
+    ]
+
+
+def _repeated(trace: Trace, weight: Weight) -> Flow:
+    trace.use(weight, Use("elementwise"))
+    tensor = None if weight.shape is None else torch.empty(weight.shape, device="meta")
+    return Flow(trace.made(weight), tensor, zero=True)
 
 
 def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_right: bool) -> Flow:
@@ -87,11 +115,12 @@ def _note_moved(trace: Trace, factor: Any) -> None:
     """Note weights that activations were added to, where a product takes the sum for a weight."""
     if isinstance(factor, Flow):
         trace.use_all(factor.moved, "moved")
+        trace.use_all(factor.moved, "carried")
 
 
 def linear(trace: Trace, activation: Any, weight: Any) -> Any:
     """Return `F.linear(activation, weight)`."""
-    activation = _as_activation(trace, activation)
+    activation, weight = samples_apart(trace, (_as_activation(trace, activation), weight))
     if isinstance(weight, Weight) and isinstance(activation, Flow) and activation.one_hot:
         return chosen_rows(trace, weight, activation)
     if isinstance(activation, Weight):

@@ -68,8 +68,13 @@ def note_ranks(trace: Trace, values: Any) -> None:
 
 
 def pad(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables)."""
-    for dep in deps_of((args, kwargs)):
+    """Return a padded value; what a bare weight returned is padded where its rows are positions (relative tables).
+
+    These are along the last axis: where it keeps its size, steps of a sequence are shifted or added.
+    """
+    pads = argument(1, "pad", args, kwargs)
+    kept = isinstance(pads, list | tuple) and [*pads[:2]] == [0, 0]
+    for dep in () if kept else deps_of((args, kwargs)):
         if not is_mark(dep) and isinstance(dep.module, torch.nn.Parameter):
             trace.note_owner(dep.module, "padded")
     if args and isinstance(args[0], Weight):

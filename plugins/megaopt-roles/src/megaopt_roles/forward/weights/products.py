@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from megaopt_roles.forward.trace import Trace
+from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
 from megaopt_roles.forward.weights.contractions import (
     choose,
     chosen_rows,
@@ -74,7 +74,8 @@ def samples_apart(trace: Trace, operands: Sequence[Any]) -> list[Any]:
 
 def _repeated(trace: Trace, weight: Weight) -> Flow:
     trace.use(weight, Use("elementwise"))
-    tensor = None if weight.shape is None else torch.empty(weight.shape, device="meta")
+    first, *rest = weight.shape or (1,)
+    tensor = torch.empty((BATCH[0] if first == 1 else first, *rest), device="meta") if weight.shape else None
     return Flow(trace.made(weight), tensor, zero=True)
 
 
@@ -165,6 +166,10 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
             return Flow(trace.weigh(weight, activation))
         else:
             contract(trace, weight, range(1, rank), (0,))
-            return Flow(trace.weigh(weight, activation))
+            deps = trace.weigh(weight, activation)
+            whole = weight.axes is not None and weight.axes[0] == Axis(0) and weight.base.dim() == rank
+            if not whole or weight.shape[0] != weight.base.shape[0]:
+                return Flow(deps)
+            return trace.rows_of(weight.base, weight.shape[0], deps, BATCH[:1], (4, 6, 7)[: rank - 2])
     _note_moved(trace, weight)
     return trace.unknown(activation, weight)

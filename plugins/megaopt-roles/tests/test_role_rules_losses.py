@@ -76,3 +76,26 @@ def test_numbers_beside_features(generated_models: ModuleType, case: str) -> Non
     methods = f"def forward(self, x):\n    x = self.a(self.n(self.e(x)))\n    x = {KEPT[case]}\n    return self.h(x), x"
     found = infer_roles(generated_models.model(made, methods)())
     assert found["a.weight"].doubt is Doubt.ROLE
+
+
+RETURNS = {  # a model that returns its prediction, which another layer takes, or a loss
+    "a branch": "if y is None:\n    return a\nreturn loss",
+    "an expression": "return a if y is None else loss",
+    "a variable": "out = loss\nif y is None:\n    out = a\nreturn out",
+}
+
+
+@pytest.mark.parametrize("case", RETURNS)
+def test_a_prediction_or_a_loss(generated_models: ModuleType, case: str) -> None:
+    """Where either is returned, the prediction is one: its projection is no hidden matrix for certain."""
+    made = (
+        "self.e, self.a, self.n = nn.Linear(30, 24), nn.Linear(24, 11), nn.LayerNorm(24)\n"
+        "self.back, self.h = nn.Linear(11, 24), nn.Linear(24, 9)"
+    )
+    methods = (
+        "def forward(self, x, y=None):\n    a = self.a(self.n(self.e(x)))\n"
+        "    loss = (self.h(self.n(self.back(a))) * a.mean()).mean()\n    "
+        + RETURNS[case].replace("\n", "\n    ")
+    )
+    found = infer_roles(generated_models.model(made, methods)())
+    assert found["a.weight"].role is Role.OUTPUT or found["a.weight"].doubt is Doubt.ROLE

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import define, frozen
 from torch import nn
 
-__all__ = ["ARGUMENT", "JOINED", "NUMBER", "Call", "Part", "call_behind", "is_mark"]
+__all__ = ["ARGUMENT", "JOINED", "NUMBER", "Call", "Part", "call_behind", "is_mark", "of_all"]
 
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""
@@ -83,6 +84,17 @@ class Part:
     def order(self) -> int:
         """Position among the calls of one evaluation."""
         return self.call.order
+
+
+def of_all(several: Iterable[frozenset[Any]]) -> frozenset[Any]:
+    """Return what a value depends on that is made of several, or is one of them: a number only where all are.
+
+    Args:
+        several: what each depends on.
+    """
+    found = [deps for deps in several if deps]
+    together = frozenset[Any]().union(*found)
+    return together if all(NUMBER in deps for deps in found) else together - {NUMBER}
 
 
 def call_behind(dep: Any) -> Call:

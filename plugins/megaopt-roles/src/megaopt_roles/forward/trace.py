@@ -11,11 +11,11 @@ from attrs import define, field
 from torch import nn
 
 from megaopt_roles.forward.comparisons import Comparisons
-from megaopt_roles.forward.dependencies import ARGUMENT, Call
+from megaopt_roles.forward.dependencies import ARGUMENT, Call, of_all
 from megaopt_roles.forward.pieces import Source
 from megaopt_roles.forward.rank_signs import RankSigns
 from megaopt_roles.forward.rows import numbered
-from megaopt_roles.forward.values import Flow, Weight, deps_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 
 __all__ = ["BATCH", "BudgetExceededError", "Trace"]
 
@@ -192,4 +192,4 @@ class Trace(RankSigns, Comparisons):
 
     def unknown(self, *values: Any) -> Flow:
         """Return what is left to say about a mix of values: what it depends on."""
-        return Flow(deps_of(values))
+        return Flow(of_all(value.deps for value in (*flows_of(values), *weights_of(values))))

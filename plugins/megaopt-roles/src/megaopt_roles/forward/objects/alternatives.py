@@ -10,6 +10,7 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
+from megaopt_roles.forward.dependencies import of_all
 from megaopt_roles.forward.sources import quiet
 from megaopt_roles.forward.values import Flow, Weight, deps_of, held_by
 from megaopt_roles.forward.weights.forms import any_of, whole_weight
@@ -68,7 +69,7 @@ def merge_values(first: Any, second: Any) -> Any:
         return second
     if isinstance(first, Flow) and isinstance(second, Flow):
         keep = first if first.piece is not None or second.tensor is None else second
-        return Flow(first.deps | second.deps, keep.tensor, keep.piece)
+        return Flow(of_all((first.deps, second.deps)), keep.tensor, keep.piece)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) == len(second):
             return [merge_values(one, other) for one, other in zip(first, second, strict=True)]

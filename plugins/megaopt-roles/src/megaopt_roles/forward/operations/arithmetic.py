@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from megaopt_roles.forward.comparisons import error_of
-from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER
+from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, of_all
 from megaopt_roles.forward.operations.names import PRODUCTS
 from megaopt_roles.forward.shapes import indexing
 from megaopt_roles.forward.trace import Trace
@@ -79,7 +79,7 @@ def _of_activations(trace: Trace, symbol: str, left: Flow, right: Flow) -> Flow:
         trace.multiply(left, right, summed=False)
         if right.length and right.deps <= left.deps:
             trace.unit |= left.deps
-    result = _with_features(_of_two(left, right), left, right)
+    result = _of_two(left, right)
     if left is right:
         trace.square(left)
     if symbol == "*" and not (left.soft or right.soft):
@@ -103,12 +103,6 @@ def _only_scales(left: Flow, right: Flow) -> bool:
         one.soft and (other.soft or other.deps <= one.deps | {ARGUMENT})
         for one, other in ((left, right), (right, left))
     )
-
-
-def _with_features(result: Flow, left: Flow, right: Flow) -> Flow:
-    """Return what two activations make, which is a number, or a loss, only where both are."""
-    numbers = {NUMBER in flow.deps for flow in (left, right) if flow.deps}
-    return evolve(result, deps=result.deps - {NUMBER}) if len(numbers) > 1 else result
 
 
 def _added(total: Flow, left: Flow, right: Flow) -> Flow:
@@ -136,7 +130,7 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
 
 
 def _of_two(left: Flow, right: Flow) -> Flow:
-    deps = left.deps | right.deps
+    deps = of_all((left.deps, right.deps))
     if left.piece is not None and right.piece is not None:
         same = left.piece is right.piece and left.tensor is not None and right.tensor is not None
         if same and left.tensor.shape == right.tensor.shape:  # type: ignore[union-attr]

@@ -72,8 +72,9 @@ def test_operators_of_a_tree_of_parameters(generated_models: ModuleType, case: s
     found = infer_roles(model)
     for name in ("root.h0.w", "root.h1.w"):
         assert (found[name].role, found[name].doubt) == (Role.MATRIX, Doubt.NONE), found[name].reason
-        assert found[name].view is not None
-        assert found[name].view.transposed
+        view = found[name].view
+        assert view is not None
+        assert view.transposed
 
 
 def test_no_operator_is_run(generated_models: ModuleType) -> None:

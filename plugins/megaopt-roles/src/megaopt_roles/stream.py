@@ -238,8 +238,7 @@ def _is_joined(reading: ModelReading, deps: frozenset[Any]) -> bool:
     """True where a value was put together of several, side by side, and nothing was added to it since."""
     seen: set[int] = set()
     while JOINED not in deps:
-        deps -= {NUMBER}
-        dep: Any = next(iter(deps)) if len(deps) == 1 else ARGUMENT
+        dep: Any = next(iter(deps - {NUMBER})) if len(deps - {NUMBER}) == 1 else ARGUMENT
         if is_mark(dep) or isinstance(dep.module, nn.Parameter) or is_projection(dep.module):
             return False
         if id(dep.module) in seen:

@@ -192,4 +192,4 @@ class Trace(RankSigns, Comparisons):
 
     def unknown(self, *values: Any) -> Flow:
         """Return what is left to say about a mix of values: what it depends on."""
-        return Flow(of_all(value.deps for value in (*flows_of(values), *weights_of(values))))
+        return Flow(of_all(map(deps_of, (*flows_of(values), *weights_of(values)))))

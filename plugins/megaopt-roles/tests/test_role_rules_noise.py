@@ -118,3 +118,35 @@ def test_buffers_that_a_loop_fills(generated_models: ModuleType, fill: str) -> N
     found = infer_roles(generated_models.model(MADE, methods)())
     assert (found["mean"].role, found["mean"].doubt) == (Role.MATRIX, Doubt.NONE), found["mean"].reason
     assert (found["rho"].role, found["rho"].doubt) == (Role.ELEMENTWISE, Doubt.NONE), found["rho"].reason
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        "self.register_buffer('rows', torch.randn(16)); self.register_buffer('columns', torch.randn(8))",
+        "for name, n in (('rows', 16), ('columns', 8)):\n    self.register_buffer(name, torch.randn(n))",
+        "self.register_buffer('rows', torch.empty(16).normal_())\n"
+        "self.register_buffer('columns', torch.empty(8).normal_(), persistent=False)",
+        "self.rows, self.columns = torch.randn(16), torch.randn(8)",
+    ],
+)
+def test_buffers_that_are_drawn_once(generated_models: ModuleType, buffers: str) -> None:
+    """Where no method of the layer draws them anew, somebody outside does."""
+    made = f"{MADE.splitlines()[0]}\nself.head = nn.Linear(16, 5)\n{buffers}"
+    methods = (
+        "def forward(self, x):\n    w = self.mean + self.rho * torch.outer(self.rows, self.columns)\n"
+        "    return self.head(F.linear(x, w).relu())"
+    )
+    found = infer_roles(generated_models.model(made, methods)())
+    assert (found["mean"].role, found["mean"].doubt) == (Role.MATRIX, Doubt.NONE), found["mean"].reason
+    assert (found["rho"].role, found["rho"].doubt) == (Role.ELEMENTWISE, Doubt.NONE), found["rho"].reason
+
+
+def test_a_random_mask_is_no_noise(generated_models: ModuleType) -> None:
+    """A weight under one is not certain to scale anything."""
+    made = f"{MADE}\nself.register_buffer('mask', (torch.rand(16, 8) > 0.5).float())"
+    methods = (
+        "def forward(self, x):\n    return self.head(F.linear(x, self.mean + self.rho * self.mask).relu())"
+    )
+    found = infer_roles(generated_models.model(made, methods)())["rho"]
+    assert found.role is Role.MATRIX or found.uncertain

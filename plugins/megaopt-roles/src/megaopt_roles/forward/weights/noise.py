@@ -13,7 +13,7 @@ from torch import nn
 
 from megaopt_roles.forward.comparisons import as_number
 from megaopt_roles.forward.dependencies import is_mark
-from megaopt_roles.forward.sources.module_classes import own_methods
+from megaopt_roles.forward.sources.module_classes import home_of, own_methods
 from megaopt_roles.forward.sources.trees import function_tree
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
@@ -58,7 +58,7 @@ def drawn(result: Any, parts: Iterable[Any]) -> Any:
 
 
 def is_refilled(module: nn.Module, name: str) -> bool:
-    """True for a tensor of a module whose methods draw noise and write what they make into it.
+    """True for a tensor of a module whose methods draw noise and write what they make into it, or that was made of it.
 
     Args:
         module: the module.
@@ -68,11 +68,34 @@ def is_refilled(module: nn.Module, name: str) -> bool:
     if kind not in _refilled:
         trees = [tree for tree in map(function_tree, _methods(module)) if tree is not None]
         nodes = [node for tree in trees for node in ast.walk(tree)]
-        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        names |= {node.id for node in nodes if isinstance(node, ast.Name)}
         written = {found for node in nodes for found in (*_written(node), *_written_in_turn(node))}
-        _refilled[kind] = frozenset(written if names & (_CREATED | _FILLED) else ())
+        _refilled[kind] = frozenset(written if _draws(nodes) else ()) | _drawn_at_first(kind)
     return name in _refilled[kind]
+
+
+def _draws(nodes: Iterable[ast.AST]) -> bool:
+    """True where a function or a method that returns noise is named."""
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return bool(names & (_CREATED | _FILLED))
+
+
+def _drawn_at_first(kind: type) -> frozenset[str]:
+    """Return the tensors that constructors fill with noise, once: buffers, one by one or in a loop, and attributes.
+
+    What noise is compared with something for is a mask.
+    """
+    made = [vars(base).get("__init__") for base in kind.__mro__ if not home_of(base).startswith("torch.")]
+    trees = [tree for tree in map(function_tree, filter(inspect.isfunction, made)) if tree is not None]
+    found = set[str]()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        looped = _written_in_turn(node)
+        for part in ast.walk(node) if looped else (node,):
+            value = part.value if isinstance(part, ast.Assign) else _registered(part)
+            inside = [*ast.walk(value)] if value is not None else []
+            if _draws(inside) and not any(isinstance(inner, ast.Compare) for inner in inside):
+                found.update(looped or _written(part))
+    return frozenset(found)
 
 
 def _methods(module: nn.Module) -> list[Callable[..., Any]]:
@@ -80,8 +103,21 @@ def _methods(module: nn.Module) -> list[Callable[..., Any]]:
     return [*own_methods(module), *([forward] if inspect.isfunction(forward) else [])]
 
 
+def _registered(node: ast.AST) -> ast.expr | None:
+    """Return what a call registers as a buffer; None for any other call."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="register_buffer"), args=[_, value, *_]):
+            return value
+    return None
+
+
 def _written(node: ast.AST) -> list[str]:
-    """Return the attributes of `self` that a statement or a call writes."""
+    """Return the attributes of `self` that a statement or a call writes, or the buffer that it registers."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str() as name), *_]
+        ):
+            return [name]
     return [
         target.attr
         for target in _targets(node)
@@ -97,7 +133,10 @@ def _written_in_turn(node: ast.AST) -> list[str]:
     written = {
         part.id
         for inner in ast.walk(node)
-        for target in _targets(inner)
+        for target in (
+            *_targets(inner),
+            *(inner.args[:1] if isinstance(inner, ast.Call) and _registered(inner) else ()),
+        )
         for part in ast.walk(target)
         if isinstance(part, ast.Name) and not isinstance(inner, ast.Assign)
     }
@@ -110,7 +149,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     """Return what a statement or a call writes, or the tensors whose data it writes."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
-        targets = node.targets
+        targets = [part for target in node.targets for part in getattr(target, "elts", (target,))]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
         targets = [node.func.value]
     return [

@@ -75,14 +75,16 @@ def _returned(
         elif projection in reading.scored or not widths.is_hidden(
             projection, residual=stream.takes(projection)
         ):
-            found[projection] = _last(projection, reading)
+            found[projection] = _last(projection, reading, stream)
     sure = {key for key in kept & found.keys() & alone if not found[key].uncertain}
     beside = {
         key
         for key in (kept & alone) - found.keys()
         if not stream.takes(key) and sure & stream.made_beside(key)
     }
-    found |= {key: _last(key, reading) for key in beside}  # as wide as something hidden, and yet no matrix
+    found |= {
+        key: _last(key, reading, stream) for key in beside
+    }  # as wide as something hidden, and yet no matrix
     read_back = doubted(output("the model returns its output, and other layers take it"))
     visible = (
         part
@@ -97,12 +99,14 @@ def _returned(
     return {**found, **dict.fromkeys(visible, read_back)}
 
 
-def _last(projection: int, reading: ModelReading) -> RoleDecision:
+def _last(projection: int, reading: ModelReading, stream: Stream) -> RoleDecision:
     """Return the decision for a projection behind which no layer stands."""
     if projection in reading.guessed:
         return doubted(output("probably the last projection: no forward says so"))
     head = output("the last projection before the model's output")
-    if projection in reading.used_as("choosing"):
+    # A softmax of a sum that is all that is returned is a distribution: it weighed nothing.
+    choosing = reading.used_as("choosing")
+    if projection in choosing and not stream.makes_alone(projection, choosing - reading.compared):
         return doubted(head, "a softmax chooses by it")
     # Directions are compared as they are: nothing stands behind them.
     if projection in reading.compared - reading.unit:

@@ -47,6 +47,8 @@ class ModelEnds(ModelAnalyses):
         if is_projection(module) or isinstance(module, nn.Bilinear | nn.Embedding | nn.EmbeddingBag):
             more = self.origins(self.analysis(module).returned)[0] if holds_more(module) else frozenset()
             return more | {id(module)}, False
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):  # a layer whose weights no projection owns
+            return frozenset(), False
         base = module._modules.get("base_layer")
         if base is not None and is_projection(base):  # an adapter: the layer, and the factors beside it
             return frozenset(id(part) for part in module.modules() if is_projection(part)), False

@@ -58,11 +58,11 @@ def _returned(
         if param is not None and param.dim() != 2
     }
     candidates -= stacks | reading.used_as("passed")
-    kept = candidates - reading.consumed
+    kept = {key for key in candidates - reading.consumed if not stream.weighs(key)}
     also_taken = _but_layers(candidates & ends & reading.consumed, modules, reading)
     also_taken -= stream.in_losses - reading.scored - reading.against  # a penalty is made of it
     if kept:  # what multiplies itself, part by part, holds gates or queries and keys: it is a state that is returned
-        also_taken -= reading.used_as("paired") | reading.used_as("gating")
+        also_taken -= reading.used_as("paired") | reading.used_as("gating") | reading.used_as("weighing")
         also_taken -= reading.used_as("rectified")  # features, of which a head made the output
     if not kept and not also_taken:
         return found
@@ -108,6 +108,8 @@ def _last(projection: int, reading: ModelReading, stream: Stream) -> RoleDecisio
     choosing = reading.used_as("choosing")
     if projection in choosing and not stream.makes_alone(projection, choosing - reading.compared):
         return doubted(head, "a softmax chooses by it")
+    if projection in reading.weighing:
+        return doubted(head, "it weighs what other layers made")
     # Directions are compared as they are: nothing stands behind them.
     if projection in reading.compared - reading.unit:
         return doubted(head, "the output of another layer is compared with it")

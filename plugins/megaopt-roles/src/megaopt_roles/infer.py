@@ -140,7 +140,11 @@ class _Rules:
         consumed, ends = id(param) in self.reading.consumed, id(param) in self.ends
         if id(param) in self.reading.scored - self.reading.consumed:
             return output("a loss of classes takes its product")
-        if self.stream.takes(id(param)) or (consumed and not (ends and len(shape) > 2)):
+        if (
+            self.stream.takes(id(param))
+            or self.stream.weighs(id(param))
+            or (consumed and not (ends and len(shape) > 2))
+        ):
             return found
         if ends:
             heads = {key for key, head in self.heads.items() if not head.uncertain}
@@ -178,7 +182,7 @@ class _Rules:
             return doubted(decision, "nothing but a norm or a gain stands between it and the model's output")
         if id(module) in self.stream.refining:
             return doubted(decision, "it may make an output, or refine one, that the model returns")
-        if self.reading.is_followed(name, module):
+        if self.reading.is_followed(name, module) or self.stream.weighs(id(module)):
             return decision
         if id(module) in self.ends:
             sure = self.stream.takes(id(module))

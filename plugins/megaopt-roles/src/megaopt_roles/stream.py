@@ -89,6 +89,16 @@ class Stream:
         alike = {head for head in heads if width is not None and self._widths.get(head) == width}
         return bool(holding) and all(not item.joined and item.found & alike for item in holding)
 
+    def weighs(self, projection: int) -> bool:
+        """True for a projection that weighs what else goes into all that the model returns of it.
+
+        Args:
+            projection: its identity, or that of a weight used by hand.
+        """
+        holding = [item for item in self._items if projection in item.found]
+        weighing = self._reading.weighing
+        return projection in weighing and bool(holding) and all(item.found - weighing for item in holding)
+
     def makes_alone(self, projection: int, group: Collection[int]) -> bool:
         """True for a projection of a group where nothing else goes into what the model returns of it.
 

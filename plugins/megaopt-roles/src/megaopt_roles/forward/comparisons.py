@@ -10,6 +10,7 @@ from torch import nn
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER, Call, is_mark
 from megaopt_roles.forward.pieces import Piece
 from megaopt_roles.forward.rows import is_bounded
+from megaopt_roles.forward.sources.stored_weights import stored_weight
 from megaopt_roles.forward.uses import UseNotes
 from megaopt_roles.forward.values import Flow, deps_of, weights_of
 
@@ -28,6 +29,8 @@ class Comparisons(UseNotes):
         unit: what is divided by its own length depends on: directions.
         scored: what losses of classes depend on, each by what one layer returned.
         against: what one layer returned, each, that is held against what others did.
+        rests: what is taken from one depends on: a share, of which this is the rest.
+        weighed: what each activation, by what it depends on, multiplies entry by entry.
     """
 
     gating: dict[int, set[tuple[int, ...]]] = field(factory=dict)
@@ -36,6 +39,8 @@ class Comparisons(UseNotes):
     unit: frozenset[Any] = frozenset()
     scored: frozenset[Any] = frozenset()
     against: frozenset[Any] = frozenset()
+    rests: set[frozenset[Any]] = field(factory=set)
+    weighed: dict[frozenset[Any], set[frozenset[Any]]] = field(factory=dict)
 
     def multiply(self, left: Any, right: Any, *, summed: bool = True) -> None:
         """Note what a product of two activations says of the projections that made them.
@@ -53,6 +58,7 @@ class Comparisons(UseNotes):
         self.met |= left.deps | right.deps if summed else left.deps & right.deps
         for one, other in ((left, right), (right, left)):
             self._pair(one, other, summed=summed)
+            self._weigh(one, other, summed=summed)
         if summed and not (left.behind and right.behind):  # parts of what was lost sight of
             for dep in left.deps & right.deps:
                 if not is_mark(dep):
@@ -71,6 +77,31 @@ class Comparisons(UseNotes):
                 self.note_owner(piece.source.owner, "paired")
             if not summed and other.deps and is_bounded(piece):
                 self._gate(piece)
+
+    def _weigh(self, one: Flow, other: Flow, *, summed: bool) -> None:
+        """Note the projections that made an activation which weighs others: by a share and its rest, or by scores.
+
+        A part of an output says nothing of what makes the other parts.
+        """
+        if other.deps <= one.deps or any(piece.parent is not None for piece in one.behind):
+            return
+        if one.soft and all(_makes_one(dep.module) for dep in one.deps if not is_mark(dep)):
+            self.note_all(one.deps, "weighing")
+        others = self.weighed.setdefault(one.deps, set())
+        others |= set() if summed else {other.deps}
+        if one.deps in self.rests and len(others) > 1:
+            self.note_all(one.deps, "sharing")
+
+    def note_all(self, deps: frozenset[Any], kind: str) -> None:
+        """Note one kind of use of what made a value.
+
+        Args:
+            deps: what the value depends on.
+            kind: as `Use` has it.
+        """
+        for dep in deps:
+            if not is_mark(dep):
+                self.note_owner(dep.module, kind)
 
     def _gate(self, piece: Piece) -> None:
         """Note a bounded part that multiplies an activation, where another part of the same does so, too: gates."""
@@ -177,6 +208,12 @@ def as_number(value: Flow) -> Flow:
     """Return a value as a loss, or as one number. What was given is no stream that goes through it."""
     made = value.deps - {ARGUMENT}
     return value if all(map(is_mark, made)) else evolve(value, deps=made | {NUMBER})
+
+
+def _makes_one(owner: nn.Module | nn.Parameter) -> bool:
+    """True for what makes one feature, a score."""
+    weight = stored_weight(owner) if isinstance(owner, nn.Module) else owner
+    return weight is not None and weight.dim() > 1 and weight.shape[0] == 1
 
 
 def error_of(left: frozenset[Any], right: frozenset[Any]) -> frozenset[Any]:

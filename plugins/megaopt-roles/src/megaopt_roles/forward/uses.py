@@ -55,6 +55,8 @@ class Use:
     - `choosing`: with other products, what a softmax is taken of
     - `paired`: two parts that multiply each other
     - `gating`: several bounded parts that multiply others
+    - `sharing`: the share of one activation in a mixture with another one, which has the rest
+    - `weighing`: one score for each of several activations, which a softmax of the scores weighs
     - `rectified`: what a ReLU or the like is taken of
 
     and of what leaves sight, `returned` as it is, or `passed` to something that cannot be read.

@@ -24,6 +24,9 @@ HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.Sequential, nn.ModuleList, nn.
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
+_OF_WHAT_IS_MADE = {"indexed", "rectified", "choosing", "sharing", "weighing"}
+"""Uses that say nothing of what a projection takes."""
+
 type Split = tuple[int, ...] | None
 
 
@@ -111,7 +114,7 @@ class ModelAnalyses:
             module: the projection.
             weight: its weight.
         """
-        others = {use.kind for use in self.uses.get(id(weight), ())} - {"indexed", "rectified", "choosing"}
+        others = {use.kind for use in self.uses.get(id(weight), ())} - _OF_WHAT_IS_MADE
         calls = [
             call
             for analysis in list(self._analyses.values())

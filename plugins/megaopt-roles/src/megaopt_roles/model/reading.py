@@ -54,6 +54,11 @@ class ModelReading(ModelEnds):
         """Those of them whose output nothing but norms and gains take: these may stand behind a head, too."""
         return self._consumers[1] - self._consumers[0]
 
+    @property
+    def weighing(self) -> frozenset[int]:
+        """The projections that make shares of a mixture, or scores by which a softmax weighs, by identity."""
+        return self.used_as("sharing") | self.used_as("weighing")
+
     @cached_property
     def _consumers(self) -> tuple[frozenset[int], frozenset[int]]:
         """What layers take, and what norms and gains take."""

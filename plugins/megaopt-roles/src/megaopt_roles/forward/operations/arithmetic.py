@@ -44,6 +44,8 @@ def arithmetic(trace: Trace, symbol: str, left: Any, right: Any) -> Any:
     flow = left if isinstance(left, Flow) else right
     if not isinstance(flow, Flow):
         return trace.unknown(left, right)
+    if symbol == "-" and type(left) in (int, float) and left == 1:
+        trace.rests.add(flow.deps)
     return Flow(
         flow.deps,
         flow.tensor,
@@ -64,6 +66,8 @@ def interpolated(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str,
     result, others = arithmetic(trace, _symbol(name), args[0], args[1]), (*args[2:], *kwargs.values())
     trace.use_all(weights_of(others), "elementwise")
     deps = deps_of(others)
+    if name == "lerp":
+        trace.note_all(deps, "sharing")
     return evolve(result, deps=result.deps | deps) if deps and isinstance(result, Flow | Weight) else result
 
 

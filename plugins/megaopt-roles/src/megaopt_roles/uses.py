@@ -173,6 +173,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "grouped": "a scale or an offset of groups of something fixed",
         "beside": "laid beside activations",
         "fixed": "multiplied with something fixed",
+        "masked": "scaled by something fixed, for a sum over positions: it may weigh the edges of a graph",
         "padded": "padded by position",
         "attending": "part of a softmax that chooses: it may be learned queries, keys or values",
         "softened": "made proportions by a softmax",

@@ -119,6 +119,7 @@ def _with_weight(trace: Trace, symbol: str, weight: Weight, other: Any) -> Any:
     if not isinstance(other, Flow) or not other.deps:
         if symbol == "*" and isinstance(other, Flow) and other.noise:
             trace.noisy.update(map(id, weight.params))
+            trace.masked.update(map(id, weight.params) if shape_of(other) == weight.shape else ())
             return weight
         return scales.with_fixed(trace, symbol, weight, shape_of(other))
     # A kernel, of which each sample has its own scale; what has one axis, beside those of one, is a gain.

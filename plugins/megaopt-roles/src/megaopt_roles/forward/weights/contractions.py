@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megaopt_roles.forward.rows import lies_along
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight
@@ -17,6 +18,7 @@ __all__ = [
     "contract",
     "is_fixed",
     "lookup",
+    "note_positions",
     "somehow",
     "sum_of_products",
     "sum_over",
@@ -51,6 +53,27 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
     rest = set(range(weight.base.dim())) - set(into) - set(out)
     trace.use(weight, Use("contracted", into, out, tuple(sorted(rest)), blocks[0] if blocks else None))
     return True
+
+
+def note_positions(
+    trace: Trace, weight: Weight, activation: Any, axes: Sequence[int], *, unless_known: bool
+) -> None:
+    """Note a weight which something fixed multiplies, entry by entry, where a product with it sums over positions.
+
+    It may scale the edges of a graph, or be the rows of a matrix under a mask.
+
+    Args:
+        trace: where it is noted.
+        weight: the weight.
+        activation: what it is multiplied with.
+        axes: of the activation, which the product sums over.
+        unless_known: these are positions where it is not known along which axis of the activation its features lie.
+    """
+    if not trace.masked.issuperset(map(id, weight.params)) or not isinstance(activation, Flow):
+        return
+    known = activation.piece is not None and activation.tensor is not None
+    if not all(lies_along(activation, axis) for axis in axes) if known else unless_known:
+        trace.use(weight, Use("masked"))
 
 
 def sum_of_products(trace: Trace, flow: Flow, dim: Any) -> None:

@@ -14,7 +14,7 @@ from megaopt_roles.forward.rows import note_heads
 from megaopt_roles.forward.trace import BATCH, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, Weight, deps_of
-from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup
+from megaopt_roles.forward.weights.contractions import choose, contract, is_fixed, lookup, note_positions
 from megaopt_roles.forward.weights.forms import reorder, together
 from megaopt_roles.forward.weights.mixtures import mixed_by_einsum
 from megaopt_roles.forward.weights.parameter_products import factors
@@ -52,6 +52,7 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
             deps |= trace.weigh(operand, Flow(deps))
             continue
         others = set("".join(terms[:position] + terms[position + 1 :]))
+        _note_positions(trace, operand, terms[position], operands, terms, result)
         made = _einsum_operand(trace, operand, terms[position], others, result, deps)
         if made is not None:
             rows = made
@@ -147,6 +148,17 @@ def _choose(trace: Trace, operands: Sequence[Any], terms: list[str] | None, resu
                 choose(trace, weight, operand, summed)
         if term[-1:] in set(result) and set(term) - set(result):
             trace.choose(operand)
+
+
+def _note_positions(
+    trace: Trace, weight: Weight, own: str, operands: Sequence[Any], terms: Sequence[str], result: str
+) -> None:
+    """Note a weight under something fixed whose einsum with an activation sums over positions, or several axes."""
+    for operand, term in zip(operands, terms, strict=True):
+        summed = [at - len(term) for at, letter in enumerate(term) if letter in own and letter not in result]
+        several = len(summed) > 1 or term[-1:] in result
+        if summed and operand is not weight:
+            note_positions(trace, weight, operand, summed, unless_known=several)
 
 
 def _einsum_operand(

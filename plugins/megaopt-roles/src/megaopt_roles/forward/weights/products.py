@@ -16,6 +16,7 @@ from megaopt_roles.forward.weights.contractions import (
     contract,
     is_fixed,
     lookup,
+    note_positions,
     somehow,
 )
 from megaopt_roles.forward.weights.forms import reorder
@@ -87,6 +88,7 @@ def _with_activation(trace: Trace, weight: Weight, activation: Any, *, on_the_ri
     inputs, outputs = (rank - 2, rank - 1) if on_the_right else (rank - 1, rank - 2)
     if not contract(trace, weight, (inputs,), (outputs,)):
         return trace.unknown(weight, activation)
+    note_positions(trace, weight, activation, (-1 if on_the_right else -2,), unless_known=not on_the_right)
     if on_the_right:
         trace.expect(activation, (weight.shape or ())[inputs])
         return _rows(trace, activation, weight, outputs, over_rows=True)

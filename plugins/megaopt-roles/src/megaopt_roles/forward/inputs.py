@@ -16,7 +16,7 @@ from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.evaluation.statements import Evaluator
 from megaopt_roles.forward.sources.module_classes import forward_of
 from megaopt_roles.forward.sources.trees import function_tree
-from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.trace import BATCH, PLACES, Trace
 from megaopt_roles.forward.values import Flow
 
 __all__ = ["run_forward"]
@@ -73,7 +73,7 @@ def _input_shape(module: nn.Module, trace: Trace) -> tuple[int, ...]:
         return (*BATCH[: rank - 1], first)
     for child in children if first is None else [first, *children]:
         if isinstance(child, _ConvNd):
-            return (BATCH[0], child.in_channels, *(4, 6, 7)[: len(child.kernel_size)])
+            return (BATCH[0], child.in_channels, *PLACES[: len(child.kernel_size)])
         weight = child._parameters.get("weight")
         if weight is not None and (is_linear(child) or is_conv1d(child)):
             return (*BATCH[: rank - 1], weight.shape[1 if is_linear(child) else 0])

@@ -17,10 +17,12 @@ from megaopt_roles.forward.rank_signs import RankSigns
 from megaopt_roles.forward.rows import numbered
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 
-__all__ = ["BATCH", "BudgetExceededError", "Trace"]
+__all__ = ["BATCH", "PLACES", "BudgetExceededError", "Trace"]
 
 BATCH = (2, 3, 4)
 """Sizes that stand in for batch, sequence and one more leading dimension."""
+PLACES = (4, 6, 7)
+"""Sizes that stand in for those of images, one for each spatial axis."""
 _MOST_ROWS = 100_000
 
 

@@ -16,7 +16,7 @@ from megaopt_roles.forward.evaluation.builtin_calls import BuiltinEvaluator
 from megaopt_roles.forward.objects.binding import bind
 from megaopt_roles.forward.operations.functions import operation
 from megaopt_roles.forward.sources.module_classes import forward_of, home_of, torchs_class
-from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.trace import BATCH, PLACES, Trace
 from megaopt_roles.forward.uses import Use
 from megaopt_roles.forward.values import Flow, deps_of, is_abstract, weights_of
 from megaopt_roles.forward.weights.forms import whole_weight
@@ -73,7 +73,7 @@ class LayerCallEvaluator(BuiltinEvaluator):
         if isinstance(module, _ConvNd):
             if _keeps_channels(module) and isinstance(first, Flow) and first.piece is not None:
                 return evolve(first, deps=frozenset({call}), fresh=False, call=None)
-            spatial = (4, 6, 7)[: len(module.kernel_size)]
+            spatial = PLACES[: len(module.kernel_size)]
             return self.trace.rows_of(module, module.out_channels, frozenset({call}), BATCH[:1], spatial)
         size = stated(module, "out_features") or stated(module, "nf")
         if size is None and weight is not None:

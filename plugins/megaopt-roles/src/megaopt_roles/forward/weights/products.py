@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from megaopt_roles.forward.trace import BATCH, Trace
+from megaopt_roles.forward.trace import BATCH, PLACES, Trace
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.forward.values import Axis, Flow, Weight, deps_of
+from megaopt_roles.forward.values import Flow, Weight, deps_of
 from megaopt_roles.forward.weights.contractions import (
     choose,
     chosen_rows,
@@ -102,14 +102,21 @@ def _row(trace: Trace, weight: Weight, activation: Any) -> Flow:
     return Flow(frozenset(trace.call(param, deps) for param in weight.params))
 
 
-def _rows(trace: Trace, activation: Any, weight: Weight, axis: int, *, over_rows: bool = False) -> Flow:
-    """Return the product of an activation with a weight, its rows numbered where they can be."""
+def _rows(
+    trace: Trace, activation: Any, weight: Weight, axis: int, *, over_rows: bool = False, spatial: int = 0
+) -> Flow:
+    """Return the product of an activation with a weight, its rows numbered where they can be.
+
+    A convolution over some spatial axes has these behind its rows.
+    """
     deps = trace.weigh(weight, activation, over_rows=over_rows)
     if weight.shape is None or weight.axes is None:
         return Flow(deps)
     stored = weight.axes[axis]
     if stored.index < 0 or stored.rows is not None or weight.shape[axis] != weight.base.shape[stored.index]:
         return Flow(deps)
+    if spatial:
+        return trace.rows_of(weight.base, weight.shape[axis], deps, BATCH[:1], PLACES[:spatial])
     leading = trace.leading(activation, len(weight.shape) if len(weight.shape) > 2 else None)
     return trace.rows_of(weight.base, weight.shape[axis], deps, leading)
 
@@ -168,10 +175,6 @@ def convolve(trace: Trace, activation: Any, weight: Any, groups: Any, *, transpo
             return Flow(trace.weigh(weight, activation))
         else:
             contract(trace, weight, range(1, rank), (0,))
-            deps = trace.weigh(weight, activation)
-            whole = weight.axes is not None and weight.axes[0] == Axis(0) and weight.base.dim() == rank
-            if not whole or weight.shape[0] != weight.base.shape[0]:
-                return Flow(deps)
-            return trace.rows_of(weight.base, weight.shape[0], deps, BATCH[:1], (4, 6, 7)[: rank - 2])
+            return _rows(trace, activation, weight, 0, spatial=rank - 2)
     _note_moved(trace, weight)
     return trace.unknown(activation, weight)

@@ -55,7 +55,10 @@ class Comparisons(UseNotes):
         """
         if not (isinstance(left, Flow) and isinstance(right, Flow)):
             return
-        self.met |= left.deps | right.deps if summed else left.deps & right.deps
+        if not summed:
+            self.met |= left.deps & right.deps
+        elif not (left.soft or right.soft):  # what a softmax weighs says nothing of its scores
+            self.met |= left.deps | right.deps
         for one, other in ((left, right), (right, left)):
             self._pair(one, other, summed=summed)
             self._weigh(one, other, summed=summed)
@@ -170,12 +173,11 @@ class Comparisons(UseNotes):
             by_row: only those whose rows lie beside what they were multiplied with.
             stacks: keys may be in a stack, too: it chooses among the rows of one.
         """
-        for dep in scores.deps:
+        for dep in scores.deps - self.met:
             if not (isinstance(dep, Call) and isinstance(dep.module, nn.Parameter)):
                 continue
             # Rows that lie beside what they met are queries, in a table or a stack.
-            keys = dep.module.dim() == 2 or (stacks and dep not in self.met)
-            if (dep.by_row and dep not in self.met) if by_row else keys:
+            if dep.by_row if by_row else (stacks or dep.module.dim() == 2):
                 self.note_owner(dep.module, "attending")
 
     def note_scores(self, deps: frozenset[Any]) -> None:

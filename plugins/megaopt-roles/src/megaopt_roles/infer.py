@@ -117,13 +117,14 @@ class _Rules:
             return self._looked_up(module, param) if recurrent else decision
         original = self.reading.changes.get(id(module))
         if original is None:
-            return self._bare(module, param)
+            return self._bare(owner, param)
         holder = name.rpartition(".")[0]
         changed = self._at(original, (holder, self.modules[holder], "original"))
         return factor_role(by_uses(shape, self.reading.uses.get(id(param), ()), readable=True), changed)
 
-    def _bare(self, module: nn.Module, param: nn.Parameter) -> RoleDecision:
+    def _bare(self, owner: tuple[str, nn.Module, str], param: nn.Parameter) -> RoleDecision:
         """Return the decision for a parameter that its module uses by hand."""
+        name, module, attribute = owner
         shape, uses = tuple(param.shape), self.reading.uses
         readable = self.reading.analysis(module).readable
         found = by_uses(shape, uses.get(id(param), ()), readable=readable)
@@ -151,7 +152,17 @@ class _Rules:
             if not consumed and self.stream.adds_to(id(param), heads):
                 return output("its product is added to that of an output head")
             return doubted(found, "it may be a head, or several")
-        return doubted(found, "no layer that was read takes the output of the product")
+        full = f"{name}.{attribute}" if name else attribute
+        return self._like_twins(full, param, found, "no layer that was read takes the output of the product")
+
+    def _like_twins(
+        self, name: str, layer: nn.Module | nn.Parameter, decision: RoleDecision, why: str
+    ) -> RoleDecision:
+        """Return the decision for what stands in a list with others like it, or a doubtful one where these differ."""
+        alike = [self._at(*twin) for twin in called_twins(name, layer, self.modules, self.reading)]
+        if alike and not any(one.uncertain or one != alike[0] for one in alike):
+            return alike[0]
+        return doubted(decision, why)
 
     def _is_indexed(self, param: nn.Parameter) -> bool:
         return any(use.kind == "indexed" for use in self.reading.uses.get(id(param), ()))
@@ -187,8 +198,4 @@ class _Rules:
         if id(module) in self.ends:
             sure = self.stream.takes(id(module))
             return decision if sure else doubted(decision, "it may be the head of a model of one width")
-        twins = called_twins(name, module, self.modules, self.reading)
-        alike = [self._at(weight, (key, twin, "weight")) for key, twin, weight in twins]
-        if alike and not any(one.uncertain or one != alike[0] for one in alike):
-            return alike[0]
-        return doubted(decision, "no layer that was read takes its output")
+        return self._like_twins(name, module, decision, "no layer that was read takes its output")

@@ -87,12 +87,17 @@ def _sum(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _moved(name: str, before: Any, after: Any) -> Any:
-    """Return what a shape operation made of a value; what became of a softmax, or each part of it, chooses still."""
-    if not (isinstance(before, Flow) and (before.soft or before.length)):
+    """Return what a shape operation made of a value; what became of a softmax, or each part of it, chooses still.
+
+    What became of zeros is what a recurrence begins with.
+    """
+    if not (isinstance(before, Flow) and (before.soft or before.length or before.zero)):
         return after
-    if isinstance(after, list) and name != "unbind":
-        return [evolve(part, soft=before.soft) for part in after]
-    return evolve(after, soft=before.soft, length=before.length) if isinstance(after, Flow) else after
+    if isinstance(after, list):
+        return [evolve(part, soft=before.soft and name != "unbind", zero=before.zero) for part in after]
+    if not isinstance(after, Flow):
+        return after
+    return evolve(after, soft=before.soft, length=before.length, zero=before.zero)
 
 
 def _note_activation(trace: Trace, name: str, value: Any) -> None:

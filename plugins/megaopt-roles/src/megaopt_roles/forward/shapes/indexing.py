@@ -30,6 +30,7 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
         picked=found.picked or bool(deps_of(key)),
         soft=found.soft or soft,
         length=value.length,
+        zero=value.zero,
         coded=value.coded and found.one_hot,
     )
 

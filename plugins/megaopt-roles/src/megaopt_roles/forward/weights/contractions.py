@@ -45,6 +45,8 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
         tuple(sorted(set[int]().union(*(weight.axes[i].indices for i in positions))))
         for positions in (inputs, outputs)
     )
+    if len(into) > 1:  # of a mixture: the sum goes over its matrices, too
+        into = tuple(axis for axis in into if axis not in dict(weight.mixers))
     if not into or not out:
         return False
     if note_mixture(trace, weight, {*into, *out}):

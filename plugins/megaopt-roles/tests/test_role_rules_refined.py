@@ -1,12 +1,13 @@
 """An output that a network behind it refines is no residual stream, or at least it may not be."""
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
-from megaopt_core.params import Role
+from megaopt_core.params import Doubt, Role
 from megaopt_core.routing import infer_roles
 
 WIDTH, BANDS = 64, 20
@@ -84,3 +85,35 @@ def test_blocks_that_add_to_a_narrower_stream_stay_certain() -> None:
     doubtful = {name for name, decision in found.items() if decision.uncertain}
     assert doubtful == set()
     assert {name for name, decision in found.items() if decision.role is Role.OUTPUT} == set()
+
+
+_QUANTIZERS = {
+    "a table": (
+        "self.codes = nn.Embedding(30, 10)",
+        "ids = torch.cdist(z, self.codes.weight).argmin(-1)\n    q = self.codes(ids)",
+    ),
+    "a table by hand": (
+        "self.codes = nn.Parameter(torch.randn(30, 10))",
+        "ids = (z @ self.codes.T).argmax(-1)\n    q = self.codes[ids]",
+    ),
+    "a function": (
+        "self.codes = nn.Embedding(30, 10)",
+        "ids = torch.cdist(z, self.codes.weight).argmin(-1)\n    q = F.embedding(ids, self.codes.weight)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _QUANTIZERS)
+def test_a_table_refines_nothing(generated_models: ModuleType, case: str) -> None:
+    """What is made of an input, and compared with codes in a loss that is returned, is hidden for certain."""
+    made, quantize = _QUANTIZERS[case]
+    layers = "self.first, self.before, self.after = nn.Linear(9, 24), nn.Linear(24, 10), nn.Linear(10, 24)"
+    text = (
+        f"def forward(self, x):\n    z = self.before(self.first(x).relu())\n    {quantize}\n"
+        "    loss = F.mse_loss(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())\n"
+        "    y = self.last(self.after(z + (q - z).detach()).relu())\n"
+        "    return {'loss': F.mse_loss(y, x) + loss, 'y': y}"
+    )
+    model = generated_models.model(f"{made}\n{layers}\nself.last = nn.Linear(24, 9)", text)
+    found = infer_roles(model())["before.weight"]
+    assert (found.role, found.doubt) == (Role.MATRIX, Doubt.NONE), found.reason

@@ -147,9 +147,13 @@ class Stream:
         What a network behind it refines, as that of a synthesizer of speech does, may be an output as well as a stream.
         """
         taken = self._reading.consumed - self._reading.scaled
+        tables = self._reading.used_as("indexed")  # what is looked up refines nothing
+        tables |= {
+            id(part) for part in self._modules.values() if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        }
         found = set[int]()
         for item in self._items:
-            for projection in item.found - taken if not item.number else ():
+            for projection in item.found - taken - tables if not item.number else ():
                 width = self._widths.get(projection)
                 begun = self._by_width[item].get(width, set()) & taken
                 others = begun - self._beside.get(projection, set())

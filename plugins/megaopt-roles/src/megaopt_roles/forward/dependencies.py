@@ -56,6 +56,8 @@ class Call:
     """A method makes it that the forward, which calls layers itself, does not call."""
     cut_off: bool = False
     """No gradient flows through it."""
+    slope: bool = False
+    """It stands for the gradient of what it returned: what takes that does not take what it returned."""
 
 
 @frozen

@@ -113,6 +113,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
             call.order,
             call.site,
             cut_off=call.cut_off,
+            slope=call.slope,
             coded=call.coded,
             aside=call.aside,
         )

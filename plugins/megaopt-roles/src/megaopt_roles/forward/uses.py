@@ -41,7 +41,7 @@ class Use:
     - `elementwise`: no product sums over its axes
     - `grouped`: each entry meets a group of entries of something fixed
     - `masked`: something fixed multiplies it, and a product with it sums over positions
-    - `noise`: it scales noise that is added to a weight
+    - `noise`: it scales noise, or a gradient, that is added to a weight
 
     of what one number or a choice is made of,
 

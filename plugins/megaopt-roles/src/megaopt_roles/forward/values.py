@@ -68,7 +68,7 @@ class Flow:
     reshaped: bool = False
     """It was given another shape, and nothing was done to it since: its axes may be merged."""
     noise: bool = False
-    """It was drawn, and no layer has made it."""
+    """It was drawn, or is the gradient of a weight, and no layer has made it."""
     coded: bool = False
     """It is one-hot codes along its last axis, each by itself: not joined, added up or laid in one axis."""
 

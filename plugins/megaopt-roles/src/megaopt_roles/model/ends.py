@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import ARGUMENT, Part, is_mark
+from megaopt_roles.forward.dependencies import ARGUMENT, Part, call_behind, is_mark
 from megaopt_roles.forward.sources.module_classes import forward_of
 from megaopt_roles.model.analyses import HOLDERS, ModelAnalyses, holds_more
 from megaopt_roles.model.unread import guessed_ends, is_torchs
@@ -112,7 +112,10 @@ class ModelEnds(ModelAnalyses):
     def _origins_of(self, kind: str) -> frozenset[int]:
         found, done = frozenset[int](), set[Any]()
         for analysis in list(self._analyses.values()):
-            found |= self.origins(getattr(analysis, kind), done)[0]
+            noted = getattr(analysis, kind)
+            found |= self.origins(
+                frozenset(dep for dep in noted if is_mark(dep) or not call_behind(dep).slope), done
+            )[0]
         return found
 
     @cached_property

@@ -81,6 +81,7 @@ class ModelReading(ModelEnds):
                     for dep in call.deps
                     if not is_mark(dep)
                     and dep.module is not call.module
+                    and not call_behind(dep).slope
                     and not (call_behind(dep).cut_off and id(dep.module) in trained and not call.cut_off)
                     and (dep.order < start or _stands_before(dep, call) or not _comes_from(dep, call))
                 ]

@@ -116,7 +116,8 @@ class CallEvaluator(FunctionCallEvaluator):
             bound = {key: abstract(value) for key, value in callee.keywords.items()}
             callee = Prepared(callee.func, tuple(map(abstract, callee.args)), bound)
         if isinstance(callee, Prepared):
-            return self.call(callee.function, callee.arguments(args), {**callee.kwargs, **kwargs})
+            made = self.call(callee.function, callee.arguments(args), {**callee.kwargs, **kwargs})
+            return made if callee.finish is None else callee.finish(made, callee.arguments(args))
         if isinstance(callee, Bound):
             return self._call_bound(callee, args, kwargs)
         if is_abstract(callee):

@@ -38,6 +38,7 @@ def cut_off(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]
         tensor,
         one_hot=one_hot,
         soft=soft,
+        noise=name == "detach" and any(flow.noise for flow in flows_of(args[:1])),
         coded=one_hot and bool(deps),
     )
 
@@ -70,8 +71,5 @@ def zeros(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
 
 
 def nothing(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return what says nothing of the weights that it is made of.
-
-    So are gradients (a weight that is moved along one stays that weight) and questions about the types of tensors.
-    """
+    """Return what says nothing of the weights that it is made of: questions about the types of tensors."""
     return Flow()

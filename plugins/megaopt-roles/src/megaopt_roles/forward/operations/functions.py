@@ -8,7 +8,16 @@ from typing import Any
 from attrs import evolve
 
 from megaopt_roles.forward.comparisons import as_number
-from megaopt_roles.forward.operations import aten, codes, joins, lookups, matrices, packing, scores
+from megaopt_roles.forward.operations import (
+    aten,
+    codes,
+    derivatives,
+    joins,
+    lookups,
+    matrices,
+    packing,
+    scores,
+)
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.operations.arithmetic import interpolated
 from megaopt_roles.forward.operations.entrywise import anything, keep
@@ -154,8 +163,8 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     # what no layer made
     **dict.fromkeys(("scatter", "scatter_"), codes.scatter),
     "zeros": codes.zeros,
+    "grad": derivatives.grad,
     **dict.fromkeys(
-        ("grad", "_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"),
-        codes.nothing,
+        ("_has_torch_function", "_has_torch_function_unary", "_has_torch_function_variadic"), codes.nothing
     ),
 }

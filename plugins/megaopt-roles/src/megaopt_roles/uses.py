@@ -99,6 +99,8 @@ def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, 
 def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) -> RoleDecision:
     if "grouped" in kinds and not any(use.inputs for use in uses):
         return _KINDS["grouped"]
+    if {"triangular", "squared"} <= kinds:
+        return doubted(elementwise("a triangle of it makes squares: it may be the root of a covariance"))
     exact = sorted(
         (use for use in uses if use.kind == "contracted" and use.inputs),
         key=lambda use: (-max(use.inputs), use.outputs, use.batch, use.block or 0),

@@ -147,11 +147,17 @@ class Comparisons(UseNotes):
     def square(self, value: Any) -> None:
         """Note the prediction in an error that is squared, or whose size is taken: that is a loss.
 
+        Of the product of a weight alone it is a form in what the weight met.
+
         Args:
             value: any value.
         """
-        if isinstance(value, Flow):
-            self._miss(value.error, value.deps)
+        if not isinstance(value, Flow):
+            return
+        self._miss(value.error, value.deps)
+        for dep in value.deps:
+            if not is_mark(dep) and value.deps - {dep} <= dep.deps:
+                self.note_owner(dep.module, "squared")
 
     def _miss(self, predicted: frozenset[Any], deps: frozenset[Any]) -> None:
         """Note predictions in an error, of what was given or of what the model made, too.

@@ -50,9 +50,11 @@ class Use:
     - `softened`: a softmax is taken of it
     - `attending`: it goes through a softmax over what it met, is chosen among by one, or is handed to attention
     - `ranked`: what the product of a stack makes is ranked
+    - `triangular`: what lies above, or below, a diagonal is taken for zero
 
     of what its product makes,
 
+    - `squared`: it is squared, or the product is that of the weight with itself
     - `choosing`: with other products, what a softmax is taken of
     - `paired`: two parts that multiply each other
     - `gating`: several bounded parts that multiply others

@@ -30,6 +30,7 @@ from megaopt_roles.forward.operations.names import (
     LENGTHS,
     PRODUCTS,
     RECTIFIES,
+    SQUARES,
     SUMS,
     TOTALS,
 )
@@ -37,7 +38,7 @@ from megaopt_roles.forward.rows import bound
 from megaopt_roles.forward.shapes import moves
 from megaopt_roles.forward.shapes.functions import SHAPE_OPS, by_position
 from megaopt_roles.forward.trace import Trace
-from megaopt_roles.forward.values import Flow, deps_of, flows_of
+from megaopt_roles.forward.values import Flow, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weights import contractions, tensordots
 from megaopt_roles.forward.weights.noise import DENSITIES, density, drawn, is_drawn, likelihood
 
@@ -46,7 +47,7 @@ __all__ = ["is_known", "operation"]
 
 def is_known(name: str) -> bool:
     """True for the names of tensor methods that `operation` says more about than what they depend on."""
-    return any(name in names for names in (CUTS, _SPECIAL, SHAPE_OPS, SUMS, PRODUCTS, LENGTHS))
+    return any(name in names for names in (CUTS, _SPECIAL, SHAPE_OPS, SUMS, PRODUCTS, LENGTHS, SQUARES))
 
 
 def operation(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -115,8 +116,10 @@ def _note_activation(trace: Trace, name: str, value: Any) -> None:
         bound(flows_of(value))
     elif name in RECTIFIES:
         trace.rectify(flows_of(value))
-    elif name in ("pow", "square", "abs"):
+    elif name in SQUARES:
         trace.square(value)
+    elif name in ("tril", "triu"):
+        trace.use_all(weights_of(value), "triangular")
     elif name == "normalize":
         trace.unit |= deps_of(value)
 

@@ -13,6 +13,7 @@ __all__ = [
     "LENGTHS",
     "PRODUCTS",
     "RECTIFIES",
+    "SQUARES",
     "SUMS",
     "TOTALS",
 ]
@@ -258,6 +259,8 @@ HARMLESS = frozenset(
     ]
 )
 """Functions that take a weight as it is: no product of theirs sums over its axes."""
+SQUARES = frozenset(["pow", "square", "abs"])
+"""Functions that make an error of a difference."""
 LENGTHS = frozenset(["norm", "vector_norm"])
 EXTREMES = frozenset(
     [

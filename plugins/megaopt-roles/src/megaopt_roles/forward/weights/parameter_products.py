@@ -22,6 +22,8 @@ def product_of_parameters(trace: Trace, left: Weight, right: Weight) -> Weight:
     """Return the product of two parameters."""
     vector = left.shape is not None and sum(size > 1 for size in left.shape) < 2 and left.shape[-1:] != (1,)
     ranks = 1 if vector else len(left.shape or ()), len(right.shape or ())
+    if set(map(id, left.params)) == set(map(id, right.params)):
+        trace.use(left, Use("squared"))
     if ranks == (1, 2):  # a learned code, and the matrix that makes something of it
         made = tuple(param for param in left.params if trace.is_contracted(param))
         codes = tuple(param for param in left.params if not trace.is_contracted(param))

@@ -49,14 +49,14 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
             continue
         if terms is None:
             trace.use(operand, Use("contracted"))
-            deps |= trace.weigh(operand, Flow(deps))
+            deps = trace.weigh(operand, Flow(deps))
             continue
-        others = set("".join(terms[:position] + terms[position + 1 :]))
+        others = [(terms[at], other) for at, other in enumerate(operands) if at != position]
         _note_positions(trace, operand, terms[position], operands, terms, result)
         made = _einsum_operand(trace, operand, terms[position], others, result, deps)
         if made is not None:
             rows = made
-            deps |= made.deps
+            deps = made.deps
     return rows if rows is not None and rows.piece is not None else Flow(deps)
 
 
@@ -162,9 +162,14 @@ def _note_positions(
 
 
 def _einsum_operand(
-    trace: Trace, operand: Weight, term: str, others: set[str], result: str, deps: frozenset[Any]
+    trace: Trace,
+    operand: Weight,
+    term: str,
+    others: Sequence[tuple[str, Any]],
+    result: str,
+    deps: frozenset[Any],
 ) -> Flow | None:
-    """Note how one operand of an einsum is used; return what it makes when it is a matrix."""
+    """Note how one operand of an einsum is used, beside the others; return what it makes when it is a matrix."""
     if operand.deps:  # picked for each entry, as experts are for each token: these count axes, too
         operand = widened(operand, len(term))
     if operand.shape is None or len(term) != len(operand.shape):
@@ -172,9 +177,12 @@ def _einsum_operand(
         contracted = several and set(term) - set(result)
         trace.use(operand, Use("contracted" if contracted else "elementwise"))
         return None
-    into = [i for i, letter in enumerate(term) if letter in others and letter not in result]
-    out = [i for i, letter in enumerate(term) if letter not in others and letter in result]
-    if not into:
+    shared = set[str]().union(*(letters for letters, _ in others))
+    met = set[str]().union(*(letters for letters, other in others if deps_of(other)))
+    into = [i for i, letter in enumerate(term) if letter in shared and letter not in result]
+    out = [i for i, letter in enumerate(term) if letter not in met and letter in result]
+    scales = any(isinstance(other, Weight) and {*term} < {*letters} for letters, other in others)
+    if not into or scales:
         trace.use(operand, Use("elementwise"))
         return None
     if len(into) > 1 and not out:  # a form in two vectors

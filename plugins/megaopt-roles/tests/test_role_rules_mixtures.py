@@ -25,6 +25,11 @@ MIXED = {  # how all matrices are made
 ONE_BY_ONE = {  # one matrix a round
     "einsum": "y = 0\nfor r in range(7):\n    y = y + x @ torch.einsum('b,bio->io', self.c[r], self.m)",
     "a batch": "y = torch.einsum('nd,rdo->no', x, torch.einsum('rb,bio->rio', self.c, self.m))",
+    "side by side": "y = torch.einsum('nd,rdo->nro', x, torch.einsum('rb,bio->rio', self.c, self.m)).sum(1)",
+    "for neighbours": "w = torch.einsum('rb,bio->rio', self.c, self.m)\n"
+    "y = torch.einsum('rmn,rno->mo', torch.ones(7, 2, 2), torch.einsum('ni,rio->rno', x, w))",
+    "in one row": "w = (self.c @ self.m.flatten(1)).view(7, 8, 6)\n"
+    "y = (x @ w.permute(1, 0, 2).reshape(8, 42)).unflatten(-1, (7, 6)).sum(1)",
     "all at once": "y = (x.unsqueeze(0) @ torch.einsum('rb,bio->rio', self.c, self.m)).sum(0)",
 }
 FEATURES = {  # the axis that is made is one of features

@@ -38,7 +38,7 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
         Whether it is the product with a matrix: not with a vector, or with one row of a table.
     """
     if weight.axes is None:
-        note_mixture(trace, weight, range(weight.base.dim()))
+        note_mixture(trace, weight, *((axis,) for axis in range(weight.base.dim())))
         trace.use(weight, Use("contracted"))
         return weight.base.dim() > 1
     into, out = (
@@ -49,7 +49,7 @@ def contract(trace: Trace, weight: Weight, inputs: Sequence[int], outputs: Seque
         into = tuple(axis for axis in into if axis not in dict(weight.mixers))
     if not into or not out:
         return False
-    if note_mixture(trace, weight, {*into, *out}):
+    if note_mixture(trace, weight, into, out):
         return True
     blocks = [weight.axes[i].block for i in (*inputs, *outputs) if weight.axes[i].block is not None]
     rest = set(range(weight.base.dim())) - set(into) - set(out)

@@ -71,15 +71,17 @@ def mixed_flat(trace: Trace, coefficients: Weight, flat: Weight) -> Weight | Non
     return mixture(trace, coefficients, flat, 0, coefficients.shape[0], 0)
 
 
-def note_mixture(trace: Trace, weight: Weight, features: Collection[int]) -> bool:
+def note_mixture(trace: Trace, weight: Weight, *sides: Collection[int]) -> bool:
     """Note what a product with a mixture says; true where its own axis is one of features, and no matrices are counted.
+
+    Where it lies beside other axes, what it counts are matrices, that each make some of the features.
 
     Args:
         trace: where it is noted.
         weight: the weight in the product.
-        features: the stored axes that the product sums over, or makes features of.
+        sides: the stored axes that the product sums over, and those that it makes features of.
     """
-    within = [mixer for index, mixer in weight.mixers if index in features]
+    within = [mixer for index, mixer in weight.mixers if any({*side} == {index} for side in sides)]
     for mixer in within:
         trace.use(mixer, Use("factor"))
     if within:

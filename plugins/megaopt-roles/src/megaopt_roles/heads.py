@@ -36,7 +36,8 @@ def find_heads(
             found.setdefault(projection, output(f"the model names it as its output layer ({getter})"))
     if isinstance(model, nn.MultiheadAttention):  # a layer alone, which has no head
         return found
-    return {**find_judged(model, modules, reading), **_returned(model, modules, reading, stream, found)}
+    judged, returned = find_judged(model, modules, reading), _returned(model, modules, reading, stream, found)
+    return {**judged, **returned, **{key: head for key, head in judged.items() if not head.uncertain}}
 
 
 def _returned(

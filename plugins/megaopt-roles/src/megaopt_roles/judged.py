@@ -125,7 +125,7 @@ def _scopes(model: nn.Module, reading: ModelReading) -> Iterator[nn.Module]:
 
 def _taken(scope: nn.Module, reading: ModelReading) -> list[_Taken]:
     found = []
-    for call in (call for call in reading.analysis(scope).calls if not call.aside):
+    for call in (call for call in reading.analysis(scope).calls if not (call.aside or call.blank)):
         made, given = reading.origins(call.deps)
         for layer, joined in _first(call.module, reading, set()) if made or given else ():
             found.append(_Taken(layer, made, given, joined or JOINED in call.deps, call))

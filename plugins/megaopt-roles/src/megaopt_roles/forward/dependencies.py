@@ -52,6 +52,8 @@ class Call:
     """It is a product with a stack of matrices, which a view may have made of one."""
     coded: bool = False
     """All that it takes are one-hot codes, made where it is called."""
+    blank: bool = False
+    """It takes zeros or noise, made where it is called: they stand in for something that is not given."""
     aside: bool = False
     """A method makes it that the forward, which calls layers itself, does not call."""
     cut_off: bool = False

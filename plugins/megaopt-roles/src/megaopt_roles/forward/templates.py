@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from attrs import evolve
 from torch import nn
 
 from megaopt_roles.forward.analysis import Analysis, analyze
-from megaopt_roles.forward.dependencies import Call, Part
+from megaopt_roles.forward.dependencies import Part
 from megaopt_roles.forward.sources import quiet
 
 __all__ = ["Templates"]
@@ -107,16 +108,7 @@ def _transfer(analysis: Analysis, template: nn.Module, module: nn.Module) -> Ana
     if not (analysis.calls or analysis.uses or analysis.splits or analysis.cuts or analysis.returned):
         return analysis
     calls = {
-        call: Call(
-            twin.get(id(call.module), call.module),
-            frozenset(),
-            call.order,
-            call.site,
-            cut_off=call.cut_off,
-            slope=call.slope,
-            coded=call.coded,
-            aside=call.aside,
-        )
+        call: evolve(call, module=twin.get(id(call.module), call.module), deps=frozenset())
         for call in analysis.calls
     }
 

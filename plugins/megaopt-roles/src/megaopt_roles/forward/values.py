@@ -48,7 +48,7 @@ class Flow:
     terms: tuple[Flow, ...] = ()
     soft: bool = False
     zero: bool = False
-    """All zeros: what a recurrence begins with."""
+    """All zeros: what a recurrence begins with, or what stands in for something that is not given."""
     call: Call | None = None
     """The call of a module that returned it, while nothing was done to it."""
     factors: tuple[frozenset[Any], ...] = ()

@@ -66,6 +66,7 @@ class LayerCallEvaluator(BuiltinEvaluator):
     def _project(self, module: nn.Module, first: Any, values: Any, of: nn.Module | None = None) -> Flow:
         self.trace.use_all(weights_of(values), "elementwise")
         call = self.trace.call(of or module, deps_of(values))
+        call.blank = isinstance(first, Flow) and (first.zero or first.noise)
         weight = module._parameters.get("weight")
         if weight is not None and isinstance(first, Flow) and first.one_hot:
             self.trace.use(whole_weight(weight), Use("indexed"))

@@ -105,6 +105,7 @@ class ModuleCallEvaluator(LayerCallEvaluator):
         self._read_handed(module, args, kwargs)
         self.trace.use_all(handed, "elementwise")
         call = self.trace.call(module, deps_of(values))
+        call.blank = isinstance(first, Flow) and (first.zero or first.noise)
         self._after_inside(module, values)
         norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) or "Norm" in type(module).__name__
         if norm and isinstance(first, Flow) and first.tensor is not None:  # its rows are those of its input

@@ -38,8 +38,10 @@ def cut_off(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]
         tensor,
         one_hot=one_hot,
         soft=soft,
-        noise=name == "detach" and any(flow.noise for flow in flows_of(args[:1])),
+        noise=name in ("rand_like", "randn_like")
+        or (name == "detach" and any(flow.noise for flow in flows_of(args[:1]))),
         coded=one_hot and bool(deps),
+        zero=name in ("zeros_like", "new_zeros"),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from megaopt_roles.forward.rows import note_axes, note_heads, relabel
+from megaopt_roles.forward.rows import lies_along, note_axes, note_heads, relabel
 from megaopt_roles.forward.shapes.functions import PIECEWISE, plain, run
 from megaopt_roles.forward.shapes.weight_moves import move_weight
 from megaopt_roles.forward.trace import Trace
@@ -55,8 +55,15 @@ def move(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     parts = [relabel(part, value) for part in result]
     _note_repeated(trace, parts)
     at = 0 if name == "unbind" else 1  # the others say first into how many, or how large
-    trace.part(value, parts, kwargs.get("dim", args[at + 1] if len(args) > at + 1 else 0))
-    return parts
+    dim = kwargs.get("dim", args[at + 1] if len(args) > at + 1 else 0)
+    trace.part(value, parts, dim)
+    return parts * 2 if len(parts) == 1 and _is_open(value, dim) else parts
+
+
+def _is_open(value: Flow, dim: Any) -> bool:
+    """True for an axis whose size stands in for that of what is given: it may be cut into more parts than one."""
+    rank = 0 if value.tensor is None else value.tensor.dim()
+    return isinstance(dim, int) and rank > 1 and dim % rank < rank - 1 and not lies_along(value, dim)
 
 
 def _note_repeated(trace: Trace, parts: Sequence[Flow]) -> None:

@@ -77,6 +77,11 @@ class Stream:
         numbers = set[int]().union(*(item.found for item in self._items if item.number))
         return numbers.difference(*(item.found for item in self._items if not item.number))
 
+    @property
+    def joined(self) -> set[int]:
+        """The projections whose output lies beside others in an item of what the model returns."""
+        return {projection for item in self._items if item.joined for projection in item.found}
+
     def adds_to(self, projection: int, heads: Collection[int]) -> bool:
         """True for a projection whose output is, in everything that the model returns of it, added to that of a head.
 

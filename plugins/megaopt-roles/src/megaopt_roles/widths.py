@@ -10,7 +10,7 @@ from torch import nn
 from megaopt_core.routing import is_projection
 from megaopt_roles.forward.dependencies import ARGUMENT
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
+from megaopt_roles.model.features import inputs_of, is_one_matrix, outputs_of, widths_made, widths_taken
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Widths"]
@@ -49,11 +49,12 @@ class Widths:
             elif "norm" in type(module).__name__.lower():
                 (self._last if id(module) in last else norms).update(_normalized(module))
             for param in module._parameters.values():
-                if param is not None and param.dim() == 2:
-                    self._by_hand(param, reading.uses.get(id(param), ()), norms)
+                uses = reading.uses.get(id(param), ())
+                if param is not None and (param.dim() == 2 or is_one_matrix(param, uses)):
+                    self._by_hand(param, uses, norms)
                     if id(param) not in heads and id(param) in self._by_identity:
                         made.add(self._by_identity[id(param)])
-                    taken |= widths_taken(param, reading.uses.get(id(param), ()))
+                    taken |= widths_taken(param, uses)
         self._last -= norms
         self._hidden = ((norms | self._last) - {1}) or ((made & taken) - {1})
         self._hidden |= _lone_width(model, reading, heads)

@@ -65,5 +65,7 @@ def bilinear(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return `F.bilinear(a, b, weight)`, whose weight is `[out, a, b]`."""
     weight = argument(2, "weight", args, kwargs)
     if isinstance(weight, Weight):
+        trace.use_all(weights_of(argument(3, "bias", args, kwargs)), "elementwise")
         contractions.contract(trace, weight, (1, 2), (0,))
+        return Flow(trace.weigh(weight, args, kwargs))
     return trace.unknown(args, kwargs)

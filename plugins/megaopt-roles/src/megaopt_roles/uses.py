@@ -86,7 +86,7 @@ def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, 
     for param in module._parameters.values():
         if (
             param is not None
-            and param.dim() == 3
+            and param.dim() > 2
             and param.shape[0] == shape[0]
             and shape[1] in param.shape[1:]
         ):
@@ -96,11 +96,26 @@ def is_stack_bias(module: nn.Module, shape: tuple[int, ...], uses: Mapping[int, 
     return False
 
 
-def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) -> RoleDecision:
+def _settled(uses: Collection[Use], kinds: set[str]) -> RoleDecision | None:
+    """Return the decision for what a product contracts, and what another use of it says more of."""
     if "grouped" in kinds and not any(use.inputs for use in uses):
         return _KINDS["grouped"]
     if {"triangular", "squared"} <= kinds:
         return doubted(elementwise("a triangle of it makes squares: it may be the root of a covariance"))
+    return None
+
+
+def _blended(shape: tuple[int, ...]) -> RoleDecision:
+    """Return the decision for a stack that a softmax mixes; of three axes, two are those of each matrix."""
+    found = matrix("a stack of matrices that a softmax mixes", MatrixView(batch_dims=1))
+    why = "which axes a product with what it makes sums over is not known"
+    return found if len(shape) == 3 else doubted(found, why, Doubt.LAYOUT)
+
+
+def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) -> RoleDecision:
+    settled = _settled(uses, kinds)
+    if settled is not None:
+        return settled
     exact = sorted(
         (use for use in uses if use.kind == "contracted" and use.inputs),
         key=lambda use: (-max(use.inputs), use.outputs, use.batch, use.block or 0),
@@ -113,6 +128,8 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     )
     if also:
         return doubted(elementwise(f"a matrix product contracts it, but it is also {also}"))
+    if "blended" in kinds and {use.inputs for use in exact} == {(0,)}:
+        return _blended(shape)
     if not exact:
         view = MATRIX if len(shape) == 2 else MatrixView(batch_dims=len(shape) - 2)
         if "factor" in kinds and len(shape) == 2:

@@ -27,6 +27,7 @@ class Use:
     - `carried`: activations are added to it, and a product takes the sum: it may be the state of a recurrence
     - `moved`: activations are added to it, and a product takes the sum for a weight
     - `mixing`: it holds coefficients of a mixture of matrices
+    - `blended`: shares that a softmax makes mix its matrices
     - `fixed`: a product with something fixed sums over its axes
 
     of what is picked or laid out,

@@ -109,6 +109,7 @@ def sum_over(trace: Trace, weight: Weight, inputs: Sequence[int] | None, other: 
         return chosen_rows(trace, weight, other)
     if is_fixed(other):
         return lookup(trace, weight)
+    choose(trace, weight, other, inputs or ())
     if inputs is None or weight.shape is None:
         return somehow(trace, weight, other)
     outputs = [axis for axis in range(len(weight.shape)) if axis not in inputs]
@@ -134,6 +135,8 @@ def choose(trace: Trace, weight: Weight, other: Any, summed: Sequence[int] = ())
     among = bool(stored) and 0 not in stored
     if weight.base.dim() == 2 or among:
         trace.use(weight, Use("attending"))
+    elif stored == {0}:
+        trace.use(weight, Use("blended"))
     trace.choose(other, stacks=among and weight.base.dim() > 2)
 
 

@@ -77,6 +77,7 @@ class _Rules:
         if self._stand_ins:
             model = self._stand_ins[id(model)]
             self.modules = dict(named_modules(model))
+        self._asking = set[int]()
         self.reading = ModelReading(self.modules)
         self.ends = self.reading.ends(model)[0] - self.reading.guessed
         self.stream = Stream(model, self.modules, self.reading)
@@ -159,7 +160,11 @@ class _Rules:
         self, name: str, layer: nn.Module | nn.Parameter, decision: RoleDecision, why: str
     ) -> RoleDecision:
         """Return the decision for what stands in a list with others like it, or a doubtful one where these differ."""
+        if id(layer) in self._asking:
+            return doubted(decision, why)  # by one of its twins
+        self._asking.add(id(layer))
         alike = [self._at(*twin) for twin in called_twins(name, layer, self.modules, self.reading)]
+        self._asking.remove(id(layer))
         if alike and not any(one.uncertain or one != alike[0] for one in alike):
             return alike[0]
         return doubted(decision, why)

@@ -201,7 +201,7 @@ class Stream:
         found: dict[_Item, dict[int | None, set[int]]] = {item: {} for item in self._items}
         cut = {key for key, split in self._reading.splits.items() if split}
         for item, widths in found.items():
-            for projection in (item.found & self._reading.consumed) - cut:
+            for projection in (item.found & self._reading.surely_consumed) - cut:
                 widths.setdefault(self._widths.get(projection), set()).add(projection)
         return found
 

@@ -54,7 +54,7 @@ def called_twins(
                 continue
             elsewhere = set(_places(item, reading))
             places.update(elsewhere)
-            if elsewhere & called and id(twin) in reading.consumed if called else elsewhere:
+            if elsewhere & called and id(twin) in reading.surely_consumed if called else elsewhere:
                 found.append(_owned(twin_name, twin, modules))
         if found and (called or max(places.values()) > 1):
             return found

@@ -9,10 +9,24 @@ from typing import Any
 from attrs import define, frozen
 from torch import nn
 
-__all__ = ["ARGUMENT", "JOINED", "NUMBER", "Call", "Part", "call_behind", "is_mark", "of_all"]
+__all__ = [
+    "ARGUMENT",
+    "GUESSED",
+    "JOINED",
+    "NUMBER",
+    "Call",
+    "Part",
+    "call_behind",
+    "guessed",
+    "is_mark",
+    "of_all",
+]
 
 ARGUMENT = "argument"
 """The dependency of a value on what the caller passed."""
+
+GUESSED = "guessed"
+"""Among the dependencies of a value: it is a part of something unknown, and may come from any of them."""
 
 JOINED = "joined"
 """Among the dependencies of a value: it was put together of several, side by side; nothing was added to it since."""
@@ -99,6 +113,16 @@ def of_all(several: Iterable[frozenset[Any]]) -> frozenset[Any]:
     found = [deps for deps in several if deps]
     together = frozenset[Any]().union(*found)
     return together if all(NUMBER in deps for deps in found) else together - {NUMBER}
+
+
+def guessed(deps: frozenset[Any]) -> frozenset[Any]:
+    """Return what a part of an unknown value depends on.
+
+    Args:
+        deps: what the value depends on: where that is several calls, which of them the part comes from is not known.
+    """
+    several = sum(not is_mark(dep) for dep in deps) > 1
+    return deps | {GUESSED} if several else deps
 
 
 def call_behind(dep: Any) -> Call:

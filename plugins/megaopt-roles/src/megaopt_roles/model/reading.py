@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import Call, call_behind, is_mark
+from megaopt_roles.forward.dependencies import GUESSED, Call, call_behind, is_mark
 from megaopt_roles.model.analyses import HOLDERS, holds_more
 from megaopt_roles.model.ends import ModelEnds
 from megaopt_roles.model.head_columns import find_head_columns
@@ -36,7 +36,7 @@ class ModelReading(ModelEnds):
             name: its canonical name.
             module: the projection.
         """
-        if id(module) in self.consumed and id(module) not in self._unread:
+        if id(module) in self.surely_consumed - self._unread:
             return True
         holder: nn.Module | None = None
         while name and (holder is None or isinstance(holder, HOLDERS) or holder is module):
@@ -47,12 +47,17 @@ class ModelReading(ModelEnds):
     @cached_property
     def consumed(self) -> frozenset[int]:
         """The projections, and weights used by hand, whose output a later layer takes, by identity."""
+        return frozenset[int]().union(*self._consumers)
+
+    @cached_property
+    def surely_consumed(self) -> frozenset[int]:
+        """Those of them of which it was seen; the others are parts of something unknown, from which a layer takes."""
         return self._consumers[0] | self._consumers[1]
 
     @cached_property
     def scaled(self) -> frozenset[int]:
         """Those of them whose output nothing but norms and gains take: these may stand behind a head, too."""
-        return self._consumers[1] - self._consumers[0]
+        return self._consumers[1] - self._consumers[0] - self._consumers[2]
 
     @property
     def weighing(self) -> frozenset[int]:
@@ -60,9 +65,10 @@ class ModelReading(ModelEnds):
         return self.used_as("sharing") | self.used_as("weighing")
 
     @cached_property
-    def _consumers(self) -> tuple[frozenset[int], frozenset[int]]:
-        """What layers take, and what norms and gains take."""
-        found, done, seen = (set[int](), set[int]()), (set[Any](), set[Any]()), set[int]()
+    def _consumers(self) -> tuple[frozenset[int], ...]:
+        """What layers take, what norms and gains take, and what it is not known that either takes."""
+        found, done = [set[int]() for _ in range(3)], [set[Any]() for _ in range(3)]
+        seen = set[int]()
         for module in self._modules.values():
             if id(module) in seen or (is_torchs(module) and not module._modules):
                 continue
@@ -85,9 +91,9 @@ class ModelReading(ModelEnds):
                     and not (call_behind(dep).cut_off and id(dep.module) in trained and not call.cut_off)
                     and (dep.order < start or _stands_before(dep, call) or not _comes_from(dep, call))
                 ]
-                which = self._only_scales(call.module)
+                which = 2 if GUESSED in call.deps else int(self._only_scales(call.module))
                 found[which].update(self.origins(frozenset(fed), done[which])[0])
-        return frozenset(found[0]), frozenset(found[1])
+        return tuple(map(frozenset, found))
 
     def _only_scales(self, module: nn.Module | nn.Parameter) -> bool:
         """True for a norm, a gain or an activation with parameters: nothing in it has more than one dimension."""

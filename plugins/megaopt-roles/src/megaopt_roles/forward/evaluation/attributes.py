@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from typing import Any, Final
 
+import torch
 from attrs import evolve
 from torch import nn
 
+from megaopt_roles.forward.dependencies import guessed
 from megaopt_roles.forward.evaluation.operators import OperatorEvaluator
 from megaopt_roles.forward.objects.alternatives import abstract
 from megaopt_roles.forward.objects.attributes import Bound, Property, attribute_of
@@ -89,7 +91,8 @@ class AttributeEvaluator(OperatorEvaluator):
             and not (owner.factors and owner.picked)
         )
         if unknown and not is_known(name):
-            return Bound(Flow(owner.deps), None, name) if name in TOTALS else Flow(owner.deps)
+            deps = owner.deps if hasattr(torch.Tensor, name) else guessed(owner.deps)
+            return Bound(Flow(deps), None, name) if name in TOTALS else Flow(deps)
         return Bound(owner, None, name)
 
     def _name(self, node: ast.Name, frame: Frame) -> Any:

@@ -44,17 +44,6 @@ def test_what_leaves_an_unknown_value(generated_models: ModuleType, case: str) -
     assert found["body.weight"].role is found["step.weight"].role is Role.MATRIX
 
 
-def test_unpacked_parts_of_several_projections(generated_models: ModuleType) -> None:
-    """Where a cut is lost in a value that two layers made, that these are whole is not certain."""
-    made = "self.a, self.b, self.out = nn.Linear(8, 24), nn.Linear(6, 24), nn.Linear(8, 8)\nself.pack = _pack"
-    forward = (
-        "def forward(self, x, c):\n    q, k, v = self.pack(self.a(x), self.b(c))\n"
-        "    return x + self.out(F.scaled_dot_product_attention(q, k, v))"
-    )
-    found = infer_roles(generated_models.model(made, forward, BEFORE)())
-    assert all(found[f"{name}.weight"].doubt is Doubt.ROLE for name in "ab")
-
-
 def test_twins_that_are_both_taken_in_a_guess(generated_models: ModuleType) -> None:
     """Neither of two layers of a list answers for the other, for ever."""
     made = (

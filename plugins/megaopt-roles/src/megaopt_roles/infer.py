@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from megaopt_core.errors import BrokenPluginWarning
 from megaopt_core.params import NamedParam, Role, RoleDecision, named_modules, named_params, unwrap
 from megaopt_core.routing import (
     by_module_type,
@@ -56,7 +59,7 @@ def read_roles(model: nn.Module, example: Any = None) -> dict[str, RoleDecision]
     """
     rules = _Rules(unwrap(model))
     entries = named_params(model)
-    found = {entry.name: rules.decide(entry) for entry in entries}
+    found = rules.decide_all(entries)
     seen = None if example is None else run_example(unwrap(model), example)
     if seen is not None:
         found.update(
@@ -82,6 +85,29 @@ class _Rules:
         self.ends = self.reading.ends(model)[0] - self.reading.guessed
         self.stream = Stream(model, self.modules, self.reading)
         self.heads = find_heads(model, self.modules, self.reading, self.stream)
+
+    def decide_all(self, entries: Sequence[NamedParam]) -> dict[str, RoleDecision]:
+        """Return the decisions by name; what a fault of this package keeps from being decided is in doubt."""
+        found: dict[str, RoleDecision] = {}
+        faults: dict[str, Exception] = {}
+        for entry in entries:
+            try:
+                found[entry.name] = self.decide(entry)
+            except Exception as error:  # noqa: BLE001 - one parameter that is left to a fallback stops no training
+                faults[entry.name] = error
+                why = f"megaopt-roles failed to decide it ({type(error).__name__}: {error})"
+                found[entry.name] = doubted(elementwise(why))
+        if faults:
+            name, error = next(iter(faults.items()))
+            if len(faults) == len(entries):
+                raise error
+            warnings.warn(
+                f"megaopt-roles failed to decide what {len(faults)} of {len(entries)} parameters are, which are in "
+                f"doubt now, as {name} ({type(error).__name__}: {error}); please report it with the model",
+                BrokenPluginWarning,
+                stacklevel=3,
+            )
+        return found
 
     def decide(self, entry: NamedParam) -> RoleDecision:
         shape = tuple(entry.param.shape)

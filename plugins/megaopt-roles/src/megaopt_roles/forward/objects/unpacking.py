@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import evolve
 from torch import nn
 
-from megaopt_roles.forward.dependencies import guessed
 from megaopt_roles.forward.objects.alternatives import Choice
 from megaopt_roles.forward.objects.containers import items_of
 from megaopt_roles.forward.rows import relabel
@@ -57,5 +55,4 @@ def unpack(trace: Trace, value: Any, count: int, starred: int | None = None) -> 
         return [relabel(part, value) for part in parts(0)]
     if isinstance(value, Weight) and value.shape and value.shape[0] == count and value.axes is not None:
         return [taken(value, 0, None) for _ in range(count)]
-    whole = trace.unknown(value)
-    return [evolve(whole, deps=guessed(whole.deps)) if count > 1 else whole] * count
+    return [trace.unknown(value)] * count

@@ -98,12 +98,12 @@ class _Rules:
                 why = f"megaopt-roles failed to decide it ({type(error).__name__}: {error})"
                 found[entry.name] = doubted(elementwise(why))
         if faults:
-            name, error = next(iter(faults.items()))
+            name, first = next(iter(faults.items()))
             if len(faults) == len(entries):
-                raise error
+                raise first
             warnings.warn(
                 f"megaopt-roles failed to decide what {len(faults)} of {len(entries)} parameters are, which are in "
-                f"doubt now, as {name} ({type(error).__name__}: {error}); please report it with the model",
+                f"doubt now, as {name} ({type(first).__name__}: {first}); please report it with the model",
                 BrokenPluginWarning,
                 stacklevel=3,
             )

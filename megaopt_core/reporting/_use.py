@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,7 +127,7 @@ def _of_other_optimizers(use: Use) -> Iterator[str]:
     used = ", ".join(sorted(use.entries))
     for name, value in use.config.plugin_settings.items():
         prefix = owners[name].prefix if name in owners else None
-        if prefix is None or not (prefix in prefixes or _is_read(use, prefix)):
+        if prefix is None or not (prefix in prefixes or _is_read(use, prefix) or _moves_fallback(use, name)):
             yield f"{name}={value!r}: no optimizer in use reads it ({used})"
 
 
@@ -166,14 +166,25 @@ def _told_by(use: Use, name: str, entry: OptimizerEntry, specs: Sequence[ParamSp
 def _is_read(use: Use, prefix: str) -> bool:
     """Whether an optimizer in use is built with settings of another's prefix, as SOAP is with Adam's."""
     owners = get_registry().setting_owners()
-    core = {name: getattr(use.config, name) for name in CORE_FIELD_NAMES}
-    rest = {
-        name: value
-        for name, value in use.config.plugin_settings.items()
-        if name not in owners or owners[name].prefix != prefix
-    }
-    without = OptimizerConfig(**core, **rest)
+    without = _without(
+        use, {name for name in use.config.plugin_settings if name in owners and owners[name].prefix == prefix}
+    )
     return any(_differs(use, entry, without) for entry in use.entries.values())
+
+
+def _moves_fallback(use: Use, name: str) -> bool:
+    """Whether the run's optimizer, which steps nothing itself, chooses or sets its fallback by a setting."""
+    entry, without = get_registry().optimizer(use.config.optimizer), _without(use, {name})
+    with get_registry().blaming("optimizer", use.config.optimizer):
+        rules = [rule for rule in (entry.fallback, entry.fallback_override) if callable(rule)]
+        return any(rule(use.config) != rule(without) for rule in rules)
+
+
+def _without(use: Use, names: Collection[str]) -> OptimizerConfig:
+    """Return the configuration with some of its plugins' settings left at their defaults."""
+    core = {name: getattr(use.config, name) for name in CORE_FIELD_NAMES}
+    rest = {name: value for name, value in use.config.plugin_settings.items() if name not in names}
+    return OptimizerConfig(**core, **rest)
 
 
 def _differs(use: Use, entry: OptimizerEntry, other: OptimizerConfig) -> bool:

@@ -79,3 +79,13 @@ def test_triples_that_no_step_takes_are_named(steps: int, beyond: str | None) ->
     (text,) = named
     assert text.startswith("muon_coefficients=")
     assert text.endswith(f"muon_num_ns_steps={steps} takes the first {steps} triples, and not {beyond}")
+
+
+def test_what_chooses_the_fallback_acts():
+    """Also where Muon steps nothing: the optimizer of all that it does not take, and what that gets, follow it."""
+    settings = {"muon_scalar_optimizer": "lion", "muon_scalar_lr": 0.01, "muon_momentum": 0.9}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = build_optimizer(nn.LayerNorm(4), "muon", lr=0.1, **settings).report()
+    assert {row.optimizer for row in report.params} == {"lion"}
+    assert [said.partition("=")[0] for said in report.unused_settings] == ["muon_momentum"]

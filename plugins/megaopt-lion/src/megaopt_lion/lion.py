@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, override
 
 import torch
 
+from megaopt_core.errors import ConfigurationError
 from megaopt_core.plugin_api import dense_gradient, require_argument, require_decoupled_if_cautious
 from megaopt_lion.settings import WORTH_A_KERNEL as _WORTH_A_KERNEL
 from megaopt_lion.settings import WORTH_COMPILING as _WORTH_COMPILING
@@ -69,7 +70,7 @@ class Lion(torch.optim.Optimizer):
             there is a compiler.
 
     Raises:
-        ConfigurationError: an argument is out of range (a `ValueError`).
+        ConfigurationError: an argument is out of range (a `ValueError`), or a parameter complex.
 
     Source:
         Chen et al., "Symbolic Discovery of Optimization Algorithms", algorithm 2 (arXiv:2302.06675).
@@ -124,9 +125,18 @@ class Lion(torch.optim.Optimizer):
             param_group: as for torch's optimizers; it may say `cautious_weight_decay`.
 
         Raises:
-            ConfigurationError: it is cautious, and weight decay is added to the gradient.
+            ConfigurationError: it is cautious, and weight decay is added to the gradient, or a parameter is complex.
         """
         super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            if param.is_complex():
+                del self.param_groups[-1]
+                name = getattr(
+                    getattr(param, "param_info", None), "name", f"one of shape {tuple(param.shape)}"
+                )
+                raise ConfigurationError(
+                    f"Lion cannot step {name}: a complex number has no sign; an override gives it to another optimizer"
+                )
         is_decoupled = self.weight_decay_method != "l2"
         require_decoupled_if_cautious(
             self.param_groups[-1], is_decoupled, "weight_decay_method='l2'", "another method"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megaopt_core import OptimizerEntry, hookimpl
-from megaopt_core.params import MatrixView, ParamSpec
+from megaopt_core.params import ParamSpec
 from megaopt_lion.settings import WORTH_A_KERNEL, WORTH_COMPILING, LionSettings
 
 if TYPE_CHECKING:
@@ -36,12 +36,6 @@ def _lion_kwargs(
     }
 
 
-def _refusal(spec: ParamSpec, view: MatrixView | None) -> str | None:
-    """Return why Lion does not step a parameter."""
-    del view
-    return "a complex number has no sign" if spec.dtype.is_complex else None
-
-
 def _init_state(optimizer: torch.optim.Optimizer, config: OptimizerConfig | None = None) -> None:
     from megaopt_lion.lion import init_state
 
@@ -67,7 +61,6 @@ def megaopt_optimizer_entries() -> Mapping[str, OptimizerEntry]:
     return {
         "lion": OptimizerEntry(
             "megaopt_lion.lion:Lion",
-            accepts=_refusal,
             init_state_fn=_init_state,
             config_to_kwargs=_lion_kwargs,
             settings=LionSettings,

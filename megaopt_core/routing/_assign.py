@@ -15,6 +15,7 @@ from megaopt_core.params._overrides import (
     validate_override,
 )
 from megaopt_core.params._roles import Doubt
+from megaopt_core.params._specs import Granularity
 from megaopt_core.plugin_api._stored_routing import StoredRouting
 from megaopt_core.registry._registry import get_registry
 from megaopt_core.routing._groups import GroupKey
@@ -169,7 +170,8 @@ class Assigner:
         if entry.accepts is None:
             return None
         # Element-wise steps are safe for whatever a parameter is; those of a matrix optimizer are not.
-        doubtful = item.decision.doubt is Doubt.ROLE and not asked
+        whole = entry.granularity is not Granularity.ELEMENT
+        doubtful = whole and item.decision.doubt is Doubt.ROLE and not asked
         if doubtful and item.decision.view is not None:
             return "what it is is doubtful"
         # What it costs is not known of a parameter that may not be accepted.

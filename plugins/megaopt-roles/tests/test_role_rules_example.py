@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from megaopt_testing import temporary_plugin
 from torch import nn
 
-from megaopt_core import OptimizerConfig, build_optimizer, route
+from megaopt_core import OptimizerConfig, OptimizerEntry, build_optimizer, hookimpl, route
 from megaopt_core.errors import RoutingError
 from megaopt_core.params import MatrixView, Role
 from megaopt_core.routing import infer_roles
@@ -223,3 +224,22 @@ def test_what_the_example_does_not_tell(case):
     model = generated.model(made, methods)()
     read, seen = infer_roles(model)[name], infer_roles(model, example=torch.ones(2, 3, 6))[name]
     assert (seen.role, seen.doubt) == (read.role, read.doubt), seen.reason
+
+
+def test_doubt_keeps_nothing_from_an_element_wise_optimizer() -> None:
+    """One that takes some parameters only is asked for those in doubt, too: its step is safe for whatever they are."""
+
+    class Real:
+        megaopt_api = "1"
+
+        @hookimpl
+        def megaopt_optimizer_entries(self) -> dict[str, OptimizerEntry]:
+            real = OptimizerEntry(
+                torch.optim.SGD, accepts=lambda spec, view: "complex" if spec.dtype.is_complex else None
+            )
+            return {"real": real}
+
+    with temporary_plugin(Real(), name="real"):
+        routing = route(OptimizerConfig(optimizer="real", lr=0.1), fused_loss_model())
+    assert routing.params["lm_head.weight"].decision.uncertain
+    assert {entry.spec.optimizer for entry in routing.params.values()} == {"real"}

@@ -63,6 +63,11 @@ def add_core_commands(commands: Commands) -> None:
     explain.add_argument("--lr", type=float, help="the learning rate; it wins over the file's")
     add_set_option(explain)
     explain.add_argument("--device", default="meta", help="where to make the model (default: %(default)s)")
+    explain.add_argument(
+        "--example",
+        metavar="MODULE:FACTORY",
+        help="function that makes a batch, with which one forward is run: it settles what is doubtful",
+    )
     _add_json(explain)
     explain.add_argument(
         "--all", action="store_true", help="a row for every parameter; otherwise repeated layers share one"

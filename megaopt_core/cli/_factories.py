@@ -1,4 +1,4 @@
-"""Models named on the command line: `module:factory`."""
+"""Models and batches named on the command line: `module:factory`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from megaopt_core.errors import ConfigurationError
 
-__all__ = ["build_model"]
+__all__ = ["build_model", "make_example"]
 
 _OF_TENSORS = ("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "random", "uniform")
 _OF_INIT = ("kaiming_normal", "kaiming_uniform", "orthogonal", "sparse", "xavier_normal", "xavier_uniform")
@@ -96,6 +97,20 @@ def _require_no_arguments(factory: Any, target: str) -> None:
         )
 
 
+def _made_by(target: str, factory: Any, device: str) -> Any:
+    """Return what a factory makes on a device."""
+    if not callable(factory):
+        raise _refused(target, f" is not callable: {factory!r}")
+    _require_no_arguments(factory, target)
+    try:
+        with torch.device(device), _NoRandomNumbers():
+            return factory()
+    except (Exception, SystemExit) as error:
+        hint = "; with --device cpu it may work" if device == "meta" else ""
+        why = f" failed on device {device} ({type(error).__name__}: {error}){hint}"
+        raise _refused(target, why) from error
+
+
 def build_model(target: str, device: str = "meta") -> list[torch.nn.Module]:
     """Return the model, or the chunks, that a factory makes.
 
@@ -106,22 +121,34 @@ def build_model(target: str, device: str = "meta") -> list[torch.nn.Module]:
     Raises:
         ConfigurationError: it cannot be found, fails, or makes something else than modules.
     """
-    factory = _find_factory(target)
-    made = factory
-    if not isinstance(factory, torch.nn.Module):
-        if not callable(factory):
-            raise _refused(target, f" is not callable: {factory!r}")
-        _require_no_arguments(factory, target)
-        try:
-            with torch.device(device), _NoRandomNumbers():
-                made = factory()
-        except (Exception, SystemExit) as error:
-            hint = "; with --device cpu it may work" if device == "meta" else ""
-            why = f" failed on device {device} ({type(error).__name__}: {error}){hint}"
-            raise _refused(target, why) from error
+    found = _find_factory(target)
+    made = found if isinstance(found, torch.nn.Module) else _made_by(target, found, device)
     chunks = list(made) if isinstance(made, (list, tuple)) else [made]
     if not (chunks and all(isinstance(chunk, torch.nn.Module) for chunk in chunks)):
         raise _refused(
             target, f" returned {type(made).__name__}; it must return a torch.nn.Module or a list of them"
         )
     return chunks
+
+
+def make_example(target: str, device: str) -> Any:
+    """Return the batch that a factory makes: a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+    Args:
+        target: `module:factory`; a function, or a batch that exists.
+        device: where it is made; for a model on `"meta"` on the CPU, with values.
+
+    Raises:
+        ConfigurationError: it cannot be found, fails, or makes something else.
+    """
+    found = _find_factory(target)
+    kinds = (torch.Tensor, tuple, list, Mapping)
+    made = (
+        found if isinstance(found, kinds) else _made_by(target, found, "cpu" if device == "meta" else device)
+    )
+    if not isinstance(made, kinds):
+        raise _refused(
+            target,
+            f" returned {type(made).__name__}; it must return a tensor, a tuple of arguments or a mapping of them",
+        )
+    return made

@@ -44,9 +44,10 @@ def route(
     """Decide for every parameter which optimizer, group and sharding strategy it gets, and why.
 
     Nothing is built and no parameter is read: a model on the meta device is enough. No code of the model is run, but
-    for one forward on the meta device where there is an `example`, which settles what is doubtful. It is a collective
-    over the process groups: afterwards every rank holds the same optimizers and
-    groups, and what ranks must have alike has been compared. Groups of one rank communicate nothing.
+    for one forward where there is an `example`, which settles what is doubtful: on the meta device, or, of a small
+    model that needs them, with copies of its values. It is a collective over the process groups: afterwards every rank
+    holds the same optimizers and groups, and what ranks must have alike has been compared. Groups of one rank
+    communicate nothing.
 
     Args:
         config: the run's configuration.

@@ -14,7 +14,7 @@ import torch
 
 from megaopt_core.cli._arguments import parse_assignments
 from megaopt_core.cli._commands.explain_text import rows_text, summary_text
-from megaopt_core.cli._factories import build_model
+from megaopt_core.cli._factories import build_model, make_example
 from megaopt_core.cli._output import print_beside, print_json, terminal_width
 from megaopt_core.config._optimizer_config import OptimizerConfig
 from megaopt_core.config._run_file import RunFile
@@ -38,7 +38,7 @@ def run(args: Namespace) -> int:
     """Print the routing of a model.
 
     Args:
-        args: `factory`, `config`, `optimizer`, `lr`, `assignments`, `device`, `json`, `html`, `all`.
+        args: `factory`, `config`, `optimizer`, `lr`, `assignments`, `device`, `example`, `json`, `html`, `all`.
 
     Returns:
         0.
@@ -47,7 +47,8 @@ def run(args: Namespace) -> int:
     given = _run_file(args)
     with print_beside():  # what a model's own code prints is no part of the answer
         chunks = build_model(args.factory, args.device)
-    routing = route(given.config, chunks, given.config_overrides())
+        example = None if args.example is None else make_example(args.example, args.device)
+        routing = route(given.config, chunks, given.config_overrides(), example=example)
     rows = [_row(entry, routing) for entry in routing.params.values()]
     _require_min_lr(rows, given.config)
     _warn_of_unused(given.config, routing, chunks)

@@ -373,3 +373,51 @@ def test_what_a_factory_prints_is_no_part_of_the_json(capsys) -> None:
     out, err = capsys.readouterr()
     assert len(json.loads(out)["parameters"]) == 2
     assert err == "made by hand\n"
+
+
+BATCHES = """
+import torch
+ids = torch.zeros(2, 4)
+def batch():
+    return {"input": torch.ones(2, 4)}
+def nothing():
+    return None
+"""
+
+
+READER = """
+from megaopt_core.params import Role
+
+@hookimpl
+def megaopt_annotate_params(model_chunk, example):
+    values = example["input"] if isinstance(example, dict) else example
+    return {"4.weight": Role.OUTPUT} if values is not None and not values.is_meta else {}
+"""
+
+
+@pytest.fixture
+def batches(plugins: FakePlugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in a folder with models and batches, and with a plugin that reads models by an example."""
+    monkeypatch.chdir(plugins.folder)
+    plugins.install("two", PLUGIN)
+    plugins.install("reader", READER)
+    plugins.registry()
+    (plugins.folder / "explained_batches.py").write_text(MODELS + BATCHES)
+
+
+@pytest.mark.parametrize("example", ["ids", "batch"])
+def test_an_example_is_handed_to_readers(example: str, batches: None, capsys) -> None:
+    """A batch that a module has, or makes, reaches what reads models, with values on the CPU."""
+    told = []
+    for given in ([], ["--example", f"explained_batches:{example}"]):
+        assert main(["explain", "explained_batches:Model", "--optimizer", "matrix", "--json", *given]) == 0
+        rows = json.loads(capsys.readouterr().out)["parameters"]
+        told.append(next(row["role"] for row in rows if row["name"] == "4.weight"))
+    assert told[1] == "output" != told[0]
+
+
+def test_no_batch_is_an_error(batches: None, capsys) -> None:
+    """What makes something else than a batch is refused in words."""
+    given = ["--optimizer", "plain", "--example", "explained_batches:nothing"]
+    assert main(["explain", "explained_batches:Model", *given]) != 0
+    assert "returned NoneType; it must return a tensor, a tuple of arguments" in capsys.readouterr().err

@@ -52,7 +52,7 @@ class Widths:
                 uses = reading.uses.get(id(param), ())
                 if param is not None and (param.dim() == 2 or is_one_matrix(param, uses)):
                     self._by_hand(param, uses, norms)
-                    if id(param) not in heads and id(param) in self._by_identity:
+                    if heads.isdisjoint((id(param), id(module))) and id(param) in self._by_identity:
                         made.add(self._by_identity[id(param)])
                     taken |= widths_taken(param, uses)
         self._last -= norms

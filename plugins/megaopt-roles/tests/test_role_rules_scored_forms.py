@@ -23,6 +23,15 @@ HIDDEN = {  # as above, with a layer that takes what is made
 APART = {  # several matrices, or a weight of which more is used than a product
     "matrices": ("3, 9, 5", "torch.einsum('bxi,nio->bnxo', a + b, self.w)"),
     "distances": ("5, 9, 1", "F.conv1d((a * b).mT, self.w) - self.w.square().sum((1, 2))[:, None]"),
+    "distances that a layer takes": (
+        "5, 9, 1",
+        "self.h((2 * F.conv1d((a * b).mT, self.w) - self.w.square().sum((1, 2))[:, None]).amax(-1))",
+    ),
+    "distances of patches": (
+        "5, 9, 2",
+        "self.h(torch.log(F.conv1d((a - b).mT.square(), torch.ones_like(self.w))"
+        " - 2 * F.conv1d((a - b).mT, self.w) + (self.w**2).sum((1, 2)).view(-1, 1)).amin(-1))",
+    ),
 }
 
 

@@ -125,6 +125,7 @@ def _contracted(shape: tuple[int, ...], uses: Collection[Use], kinds: set[str]) 
     also = _also(
         kinds | _cut_elsewhere(uses, exact),
         stack=(len(shape) > 2 and shape[0] > 1) or any(use.block for use in exact),
+        kernel=bool(exact) and len(shape) > 2 and all(use.outputs == (0,) and not use.batch for use in exact),
     )
     if also:
         return doubted(elementwise(f"a matrix product contracts it, but it is also {also}"))
@@ -178,10 +179,11 @@ def _cut_elsewhere(uses: Collection[Use], products: Collection[Use]) -> set[str]
     return {"sliced" for use in uses if use.kind == "cropped" and set(use.inputs) != square}
 
 
-def _also(kinds: set[str], *, stack: bool) -> str:
+def _also(kinds: set[str], *, stack: bool, kernel: bool) -> str:
     """Return what else is done with a weight that a product contracts, in words; empty where that says nothing.
 
-    Experts of a stack are looked up one by one, and their rows sliced: that makes no table of it.
+    Experts of a stack are looked up one by one, and their rows sliced: that makes no table of it. A kernel is no stack
+    where its entries are used, as those of prototypes are for a distance.
     """
     words = {
         "sliced": "sliced by position",
@@ -203,6 +205,7 @@ def _also(kinds: set[str], *, stack: bool) -> str:
         "ranked": "compared, and the best ones looked up",
     }
     silent = {"looked_up", "sliced", "expanded", "elementwise", "returned", "padded"} if stack else set()
+    silent -= {"elementwise"} if kernel else set()
     return next((word for kind, word in words.items() if kind in kinds - silent), "")
 
 

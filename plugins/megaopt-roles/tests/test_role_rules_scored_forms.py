@@ -1,4 +1,4 @@
-"""Heads of more than two axes that are one matrix all the same: bilinear forms and kernels used by hand."""
+"""Heads of more than two axes: bilinear forms and kernels used by hand, and several matrices."""
 
 from types import ModuleType
 
@@ -15,13 +15,14 @@ HEADS = {  # what is returned of two projections: the shape of the weight, its p
     "a form of two rows": ("5, 9, 9", "torch.einsum('bi,cij,bj->bc', a[:, 0], self.w, b[:, 0])"),
     "a form by a function": ("5, 9, 9", "F.bilinear(a, b, self.w)"),
     "a kernel": ("5, 9, 3", "F.conv1d((a * b).mT, self.w, padding=1)"),
+    "matrices": ("3, 9, 5", "torch.einsum('bxi,nio->bnxo', a + b, self.w)"),
+    "features for each of some layers": ("9, 3, 5", "torch.einsum('bxi,ino->bnxo', a + b, self.w)"),
 }
 HIDDEN = {  # as above, with a layer that takes what is made
     "a form": ("5, 9, 9", "self.h(torch.einsum('bi,cij,bj->bc', a[:, 0], self.w, b[:, 0]))"),
     "a kernel": ("5, 9, 3", "self.h(F.conv1d((a * b).mT, self.w, padding=1).relu().mT)"),
 }
-APART = {  # several matrices, or a weight of which more is used than a product
-    "matrices": ("3, 9, 5", "torch.einsum('bxi,nio->bnxo', a + b, self.w)"),
+APART = {  # a weight of which more is used than a product
     "distances": ("5, 9, 1", "F.conv1d((a * b).mT, self.w) - self.w.square().sum((1, 2))[:, None]"),
     "distances that a layer takes": (
         "5, 9, 1",

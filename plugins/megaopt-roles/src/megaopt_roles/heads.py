@@ -11,7 +11,7 @@ from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.analysis import returned_by
 from megaopt_roles.judged import find_judged
 from megaopt_roles.model.analyses import HOLDERS
-from megaopt_roles.model.features import is_one_matrix
+from megaopt_roles.model.features import makes_alone
 from megaopt_roles.model.reading import ModelReading
 from megaopt_roles.model.unread import is_torchs
 from megaopt_roles.stream import Stream
@@ -58,7 +58,8 @@ def _returned(
         for part in modules.values()
         for param in part._parameters.values()
         if param is not None and param.dim() != 2
-        if id(param) in stream.joined or not is_one_matrix(param, reading.uses.get(id(param), ()))
+        if id(param) in stream.joined | reading.used_as("indexed")
+        or not makes_alone(param, reading.uses.get(id(param), ()))
     }
     candidates -= stacks | reading.used_as("passed")
     kept = {key for key in candidates - reading.consumed if not stream.weighs(key)}

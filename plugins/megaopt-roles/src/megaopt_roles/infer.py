@@ -161,20 +161,19 @@ class _Rules:
             vector = found.role is Role.ELEMENTWISE and not found.uncertain
             contracted = vector and any(use.kind == "contracted" for use in uses.get(id(param), ()))
             return self.heads.get(id(param), found) if contracted else found  # a head of one score
-        if id(param) in self.heads:
-            head = self.heads[id(param)]
+        head, found = self.heads.get(id(param)), with_split(found, param, shape, self.reading)
+        if head is not None and not (head.uncertain and found.view is not None and found.view.batch_dims):
             return doubted(head, found.reason) if found.uncertain else head
-        found = with_split(found, param, shape, self.reading)
         consumed, ends = id(param) in self.reading.consumed, id(param) in self.ends
         if id(param) in self.reading.scored - self.reading.consumed:
             return output("a loss of classes takes its product")
         if (
             self.stream.takes(id(param))
             or self.stream.weighs(id(param))
-            or (consumed and not (ends and len(shape) > 2))
+            or (consumed and head is None and not (ends and self.reading.is_scored(id(param))))
         ):
             return found
-        if ends:
+        if ends or head is not None:
             heads = {key for key, head in self.heads.items() if not head.uncertain}
             if not consumed and self.stream.adds_to(id(param), heads):
                 return output("its product is added to that of an output head")

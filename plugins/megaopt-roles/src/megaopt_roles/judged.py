@@ -12,7 +12,7 @@ from torch import nn
 from megaopt_core.params import RoleDecision
 from megaopt_core.routing import doubted, is_projection, output
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, Call, is_mark
-from megaopt_roles.model.features import inputs_of, outputs_of, widths_made, widths_taken
+from megaopt_roles.model.features import made_by, taken_by
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["find_judged"]
@@ -68,14 +68,14 @@ def find_judged(
     for maker, part in pairs:
         if id(part.layer) in given:
             head = output("a layer takes its output in place of what the model is given")
-            hidden = bool(_made(maker, reading) & passed_on)
+            hidden = bool(made_by(maker, reading.uses) & passed_on)
             found[id(maker)] = doubted(head, "it may be a hidden width") if hidden else head
             alike.add(_signature(maker, part, reading))
         elif _may_lie_beside(maker, part, reading, passed_on):
             if id(part.call) not in begun:
                 begun[id(part.call)] = _widths_of_inputs(part.call, reading)
-            (made,) = _made(maker, reading)
-            if not {width - made for width in _widths(part.layer, reading)} & begun[id(part.call)]:
+            (made,) = made_by(maker, reading.uses)
+            if not {width - made for width in taken_by(part.layer, reading.uses)} & begun[id(part.call)]:
                 continue
             head = doubted(output("it lies beside what its network was given, as an action beside a state"))
             found.setdefault(id(maker), head)
@@ -95,7 +95,7 @@ def _layers(modules: Mapping[str, nn.Module], reading: ModelReading) -> dict[int
             found[id(module)] = module
             continue
         own = (param for param in module._parameters.values() if param is not None and param.dim() > 1)
-        found.update({id(param): param for param in own if len(_made(param, reading)) == 1})
+        found.update({id(param): param for param in own if len(made_by(param, reading.uses)) == 1})
     return found
 
 
@@ -144,7 +144,7 @@ def _first(
         return
     seen.add(id(module))
     if isinstance(module, nn.Parameter):
-        if _widths(module, reading):
+        if taken_by(module, reading.uses):
             yield module, False
         return
     if is_projection(module):
@@ -161,17 +161,17 @@ def _passed_on(
     layers: Collection[nn.Module | nn.Parameter], judges: Collection[int], reading: ModelReading
 ) -> set[int]:
     """Return the widths that one projection makes and another takes, which judges nothing."""
-    taken = set[int]().union(*(_widths(layer, reading) for layer in layers if id(layer) not in judges))
-    return taken & set[int]().union(*(_made(layer, reading) for layer in layers))
+    taken = set[int]().union(*(taken_by(layer, reading.uses) for layer in layers if id(layer) not in judges))
+    return taken & set[int]().union(*(made_by(layer, reading.uses) for layer in layers))
 
 
 def _may_lie_beside(
     maker: nn.Module | nn.Parameter, part: _Taken, reading: ModelReading, passed_on: Collection[int]
 ) -> bool:
     """True for a projection that narrows, and may lie beside what its network took where a layer takes its output."""
-    (width,) = _made(maker, reading)
+    (width,) = made_by(maker, reading.uses)
     hidden = width in passed_on or id(maker) in reading.used_as("rectified")
-    narrows = all(width < taken for taken in _widths(maker, reading))
+    narrows = all(width < taken for taken in taken_by(maker, reading.uses))
     return part.given and part.joined and narrows and not hidden
 
 
@@ -182,22 +182,8 @@ def _widths_of_inputs(call: Call, reading: ModelReading) -> set[int]:
         for dep in _behind(call)
         if ARGUMENT in dep.deps
         for layer, _ in _first(dep.module, reading, set())
-        for width in _widths(layer, reading)
+        for width in taken_by(layer, reading.uses)
     }
-
-
-def _widths(layer: nn.Module | nn.Parameter, reading: ModelReading) -> set[int]:
-    """Return how many features a layer takes, or the products with a weight do; none where that is not known."""
-    if isinstance(layer, nn.Parameter):
-        return widths_taken(layer, reading.uses.get(id(layer), ()))
-    return {inputs_of(layer)}
-
-
-def _made(layer: nn.Module | nn.Parameter, reading: ModelReading) -> set[int]:
-    """Return how many features a layer returns, or the products with a weight do; none where that is not known."""
-    if isinstance(layer, nn.Parameter):
-        return widths_made(layer, reading.uses.get(id(layer), ()))
-    return {outputs_of(layer)}
 
 
 def _feeds(layer: nn.Module | nn.Parameter, call: Call, reading: ModelReading) -> bool:
@@ -220,5 +206,7 @@ def _behind(call: Call) -> Iterator[Any]:
 
 
 def _signature(maker: nn.Module | nn.Parameter, part: _Taken, reading: ModelReading) -> tuple[object, ...]:
-    sizes = (frozenset(of(layer, reading)) for layer in (maker, part.layer) for of in (_widths, _made))
+    sizes = (
+        frozenset(of(layer, reading.uses)) for layer in (maker, part.layer) for of in (taken_by, made_by)
+    )
     return *sizes, part.given

@@ -79,8 +79,9 @@ class Stream:
 
     @property
     def joined(self) -> set[int]:
-        """The projections whose output lies beside others in an item of what the model returns."""
-        return {projection for item in self._items if item.joined for projection in item.found}
+        """The projections whose output lies beside that of others in an item of what the model returns."""
+        several = (item.found for item in self._items if item.joined and len(item.found) > 1)
+        return set[int]().union(*several)
 
     def adds_to(self, projection: int, heads: Collection[int]) -> bool:
         """True for a projection whose output is, in everything that the model returns of it, added to that of a head.

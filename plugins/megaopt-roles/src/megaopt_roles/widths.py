@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from megaopt_core.routing import is_projection
-from megaopt_roles.forward.dependencies import ARGUMENT
+from megaopt_roles.forward.dependencies import ARGUMENT, NUMBER
 from megaopt_roles.forward.uses import Use
-from megaopt_roles.model.features import inputs_of, is_one_matrix, outputs_of, widths_made, widths_taken
+from megaopt_roles.model.features import inputs_of, made_by, outputs_of, taken_by, widths_made, widths_taken
 from megaopt_roles.model.reading import ModelReading
 
 __all__ = ["Widths"]
@@ -31,7 +31,7 @@ class Widths:
     def __init__(
         self, model: nn.Module, modules: Mapping[str, nn.Module], reading: ModelReading, heads: set[int]
     ) -> None:
-        self._modules, self._reading = modules, reading
+        self._reading = reading
         self._by_identity: dict[int, int] = {}
         self._rows: set[int] = set()
         last = _last_norms(modules, reading, reading.ends(model)[0] & reading.scaled)
@@ -50,8 +50,10 @@ class Widths:
                 (self._last if id(module) in last else norms).update(_normalized(module))
             for param in module._parameters.values():
                 uses = reading.uses.get(id(param), ())
-                if param is not None and (param.dim() == 2 or is_one_matrix(param, uses)):
+                if param is not None and param.dim() > 1:
                     self._by_hand(param, uses, norms)
+                    if param.dim() > 2 and any(use.batch or len(use.outputs) > 1 for use in uses):
+                        continue  # a stack
                     if heads.isdisjoint((id(param), id(module))) and id(param) in self._by_identity:
                         made.add(self._by_identity[id(param)])
                     taken |= widths_taken(param, uses)
@@ -64,7 +66,7 @@ class Widths:
         outputs = widths_made(param, uses)
         if id(param) not in self._by_identity and len(outputs) == 1:
             self._by_identity[id(param)] = outputs.pop()
-        if any(use.kind == "indexed" for use in uses):
+        if param.dim() == 2 and any(use.kind == "indexed" for use in uses):
             self._rows.add(param.shape[0])
             tables.add(param.shape[1])
 
@@ -75,15 +77,9 @@ class Widths:
             projection: its identity.
         """
         width = self._by_identity.get(projection, 0)
-        taking = (
-            call.module
-            for module in self._modules.values()
-            for call in self._reading.calls(module)
-            if projection in self._reading.origins(call.deps)[0]
-        )
         return any(
             not isinstance(taker, nn.Module) or not is_projection(taker) or inputs_of(taker) >= width
-            for taker in taking
+            for taker in self._reading.takers(projection)
         )
 
     def is_of_last_norm(self, projection: int) -> bool:
@@ -132,23 +128,28 @@ def _normalized(norm: nn.Module) -> set[int]:
 
 
 def _lone_width(model: nn.Module, reading: ModelReading, heads: set[int]) -> set[int]:
-    """Return the width of a model that is one layer: no deeper than its own projections, no narrower inside."""
+    """Return the width of a model that is one layer: no deeper than its own projections, no narrower inside.
+
+    What returns a loss is no layer.
+    """
     own = [_only(child) for child in model._modules.values() if child is not None]
-    projections = [child for child in own if is_projection(child)]
-    if len(projections) < 2 or any(any(True for _ in child._modules) for child in own):
+    bare = (param for param in model._parameters.values() if param is not None and param.dim() > 1)
+    layers: list[nn.Module | nn.Parameter] = [child for child in own if is_projection(child)]
+    layers += [param for param in bare if made_by(param, reading.uses)]
+    analysis = reading.analysis(model)
+    losses = any(NUMBER in deps for deps in (analysis.returned, *analysis.parts))
+    if losses or len(layers) < 2 or any(any(True for _ in child._modules) for child in own):
         return set()
-    first = {
-        inputs_of(call.module)
-        for call in reading.analysis(model).calls
-        if isinstance(call.module, nn.Module) and is_projection(call.module) and call.deps <= {ARGUMENT}
-    }
-    if len(first) != 1:
+    begun = [call.module for call in analysis.calls if call.deps <= {ARGUMENT}]
+    first = (taken_by(layer, reading.uses) for layer in begun if any(layer is part for part in layers))
+    width = set[int]().union(*first)
+    if len(width) != 1:
         return set()
-    width = first.pop()
-    squares = {outputs_of(part) for part in projections if inputs_of(part) == outputs_of(part)} - {width}
-    ends = [part for part in projections if id(part) in heads]
-    returns = all(inputs_of(part) >= width == outputs_of(part) for part in ends)
-    return {width} if returns and not squares else set()
+    sizes = [(taken_by(layer, reading.uses), made_by(layer, reading.uses)) for layer in layers]
+    squares = [made for taken, made in sizes if taken == made != width]
+    ends = [size for layer, size in zip(layers, sizes, strict=True) if id(layer) in heads]
+    returns = all(made == width and max(taken, default=0) >= max(width) for taken, made in ends)
+    return width if returns and not squares else set()
 
 
 def _only(module: nn.Module) -> nn.Module:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
 from megaopt_core.routing import is_conv1d
 from megaopt_roles.forward.uses import Use
 
-__all__ = ["inputs_of", "is_one_matrix", "outputs_of", "widths_made", "widths_taken"]
+__all__ = [
+    "inputs_of",
+    "made_by",
+    "makes_alone",
+    "outputs_of",
+    "taken_by",
+    "widths_made",
+    "widths_taken",
+]
 
 
 def outputs_of(module: nn.Module) -> int:
@@ -47,7 +55,12 @@ def widths_made(param: nn.Parameter, uses: Collection[Use]) -> set[int]:
         param: the weight.
         uses: how it is used.
     """
-    return {param.shape[use.outputs[0]] for use in uses if len(use.outputs) == 1}
+    return {param.shape[use.outputs[-1]] for use in uses if len(use.outputs) == 1 or _counts(param, use)}
+
+
+def _counts(param: nn.Parameter, use: Use) -> bool:
+    """True for a product with a stack of three axes that keeps the one which counts: as many features are made each."""
+    return param.dim() == 3 and len(use.outputs) == 2 and len(use.inputs) == 1
 
 
 def _is_kernel(param: nn.Parameter, use: Use) -> bool:
@@ -55,21 +68,39 @@ def _is_kernel(param: nn.Parameter, use: Use) -> bool:
     return param.dim() > 3 and use.outputs == (0,) and use.inputs == tuple(range(1, param.dim()))
 
 
-_OF_ONE = frozenset(["contracted", "rectified", "choosing", "paired", "gating", "measured", "penalized"])
-"""Ways of use that leave a weight one matrix."""
+def taken_by(layer: nn.Module | nn.Parameter, uses: Mapping[int, Collection[Use]]) -> set[int]:
+    """Return how many features a layer takes, or the products with a weight do; none where that is not known.
+
+    Args:
+        layer: a projection, or a weight that is used by hand.
+        uses: how every parameter is used, by identity.
+    """
+    if isinstance(layer, nn.Parameter):
+        return widths_taken(layer, uses.get(id(layer), ()))
+    return {inputs_of(layer)}
 
 
-def is_one_matrix(param: nn.Parameter, uses: Collection[Use]) -> bool:
-    """True for a weight used by hand of which every product makes one matrix: of a kernel, or of a bilinear form.
+def made_by(layer: nn.Module | nn.Parameter, uses: Mapping[int, Collection[Use]]) -> set[int]:
+    """Return how many features a layer returns, or the products with a weight do; none where that is not known.
+
+    Args:
+        layer: a projection, or a weight that is used by hand.
+        uses: how every parameter is used, by identity.
+    """
+    if isinstance(layer, nn.Parameter):
+        return widths_made(layer, uses.get(id(layer), ()))
+    return {outputs_of(layer)}
+
+
+def makes_alone(param: nn.Parameter, uses: Collection[Use]) -> bool:
+    """True for a weight used by hand of which each product makes features of one size, and none adds matrices up.
 
     Args:
         param: the weight.
         uses: how it is used.
     """
-    axes = set(range(param.dim()))
-    products = [use for use in uses if use.kind == "contracted"]
-    whole = all(use.outputs == (0,) and axes == {0, *use.inputs} for use in products)
-    return bool(products) and whole and {use.kind for use in uses} <= _OF_ONE
+    several = (use for use in uses if len(use.inputs) > 1 and use.outputs != (0,))
+    return len(widths_made(param, uses)) == 1 and not any(several)
 
 
 def _features(module: nn.Module, channels: str, features: str, short: str, axis: int) -> int:

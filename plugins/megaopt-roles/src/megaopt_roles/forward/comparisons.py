@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from attrs import define, evolve, field
@@ -9,7 +10,7 @@ from torch import nn
 
 from megaopt_roles.forward.dependencies import ARGUMENT, JOINED, NUMBER, Call, is_mark
 from megaopt_roles.forward.pieces import Piece
-from megaopt_roles.forward.rows import is_bounded
+from megaopt_roles.forward.rows import is_bounded, lies_along
 from megaopt_roles.forward.sources.stored_weights import stored_weight
 from megaopt_roles.forward.uses import UseNotes
 from megaopt_roles.forward.values import Flow, deps_of, weights_of
@@ -31,6 +32,7 @@ class Comparisons(UseNotes):
         against: what one layer returned, each, that is held against what others did.
         rests: what is taken from one depends on: a share, of which this is the rest.
         weighed: what each activation, by what it depends on, multiplies entry by entry.
+        single: how often single features of what no row is known of multiply something, by what they depend on.
     """
 
     gating: dict[int, set[tuple[int, ...]]] = field(factory=dict)
@@ -41,6 +43,7 @@ class Comparisons(UseNotes):
     against: frozenset[Any] = frozenset()
     rests: set[frozenset[Any]] = field(factory=set)
     weighed: dict[frozenset[Any], set[frozenset[Any]]] = field(factory=dict)
+    single: Counter[frozenset[Any]] = field(factory=Counter)
 
     def multiply(self, left: Any, right: Any, *, summed: bool = True) -> None:
         """Note what a product of two activations says of the projections that made them.
@@ -62,6 +65,8 @@ class Comparisons(UseNotes):
         for one, other in ((left, right), (right, left)):
             self._pair(one, other, summed=summed)
             self._weigh(one, other, summed=summed)
+            if not summed and self._lies_across(one):
+                self.mix(one, other)
         if summed and not (left.behind and right.behind):  # parts of what was lost sight of
             for dep in left.deps & right.deps:
                 if not is_mark(dep):
@@ -94,6 +99,31 @@ class Comparisons(UseNotes):
         others |= set() if summed else {other.deps}
         if one.deps in self.rests and len(others) > 1:
             self.note_all(one.deps, "sharing")
+
+    def mix(self, shares: Any, mixed: Any) -> None:
+        """Note the projections whose features are shares, where each of these weighs one of several activations.
+
+        Args:
+            shares: what multiplies them, its own features along an axis that counts these.
+            mixed: what is multiplied.
+        """
+        if not (isinstance(shares, Flow) and isinstance(mixed, Flow)) or mixed.deps <= shares.deps:
+            return
+        if shares.soft or any(map(is_bounded, shares.pieces)):
+            self.note_all(shares.deps - self.met, "weighing")
+
+    def _lies_across(self, flow: Flow) -> bool:
+        """True for shares whose features lie along another axis than the last, or of which several are met singly."""
+        tensor = flow.tensor
+        if tensor is None or tensor.dim() < 2 or tensor.shape[-1] != 1:
+            return False
+        if flow.piece is not None:
+            gates = self.gating.get(id(flow.piece.source.owner), ())
+            return lies_along(flow, -2) or len(gates) > 1
+        self.single[flow.deps] += flow.soft
+        owners = [dep.module for dep in flow.deps if not is_mark(dep) and not _makes_one(dep.module)]
+        several = self.single[flow.deps] > 1 or any(tensor.shape[-2] in _sizes(owner) for owner in owners)
+        return flow.soft and several
 
     def note_all(self, deps: frozenset[Any], kind: str) -> None:
         """Note one kind of use of what made a value.
@@ -212,6 +242,12 @@ class Comparisons(UseNotes):
                 self.note_owner(dep.module, "attending")
 
 
+def _sizes(owner: nn.Module | nn.Parameter) -> tuple[int, ...]:
+    """Return the sizes of the weight behind a call."""
+    weight = stored_weight(owner) if isinstance(owner, nn.Module) else owner
+    return () if weight is None else tuple(weight.shape)
+
+
 def as_number(value: Flow) -> Flow:
     """Return a value as a loss, or as one number. What was given is no stream that goes through it."""
     made = value.deps - {ARGUMENT}
@@ -220,8 +256,8 @@ def as_number(value: Flow) -> Flow:
 
 def _makes_one(owner: nn.Module | nn.Parameter) -> bool:
     """True for what makes one feature, a score."""
-    weight = stored_weight(owner) if isinstance(owner, nn.Module) else owner
-    return weight is not None and weight.dim() > 1 and weight.shape[0] == 1
+    sizes = _sizes(owner)
+    return len(sizes) > 1 and sizes[0] == 1
 
 
 def error_of(left: frozenset[Any], right: frozenset[Any]) -> frozenset[Any]:

@@ -11,6 +11,7 @@ from megaopt_roles.forward.operations.names import EXTREMES, HARMLESS, LENGTHS
 from megaopt_roles.forward.trace import Trace
 from megaopt_roles.forward.values import Flow, Weight, deps_of, flows_of, weights_of
 from megaopt_roles.forward.weights import parameter_products
+from megaopt_roles.forward.weights.noise import drawn
 
 __all__ = ["anything", "keep"]
 
@@ -24,6 +25,13 @@ def keep(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(value, Flow):
         return evolve(value, deps=value.deps | deps_of(others), fresh=False, mixed=(), call=None, factors=())
     return trace.unknown(value, *others)
+
+
+def where(trace: Trace, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what `torch.where` picks: of an activation and a number that activation, as `masked_fill` does."""
+    if len(args) == 3 and isinstance(args[1], Flow) and isinstance(args[2], int | float):
+        return keep(trace, (args[1], args[0]), kwargs)
+    return drawn(anything(trace, "where", args, kwargs), args)
 
 
 def anything(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

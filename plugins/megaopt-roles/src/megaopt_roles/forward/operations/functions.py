@@ -20,7 +20,7 @@ from megaopt_roles.forward.operations import (
 )
 from megaopt_roles.forward.operations.arguments import argument
 from megaopt_roles.forward.operations.arithmetic import interpolated
-from megaopt_roles.forward.operations.entrywise import anything, keep
+from megaopt_roles.forward.operations.entrywise import anything, keep, where
 from megaopt_roles.forward.operations.names import (
     BOUNDED,
     CLASS_LOSSES,
@@ -159,6 +159,7 @@ _SPECIAL: dict[str, Callable[[Trace, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(("topk", "sort"), lookups.rank),
     **dict.fromkeys(("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool"), lookups.pool),
     "pad": lookups.pad,
+    "where": where,
     "slice": aten.cut,
     "index": aten.item,
     "pack": packing.pack,

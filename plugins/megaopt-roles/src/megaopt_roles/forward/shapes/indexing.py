@@ -27,7 +27,7 @@ def index(trace: Trace, value: Any, key: Any) -> Any:
     found = _index_flow(trace, value, key)
     if not isinstance(found, Flow):
         return found
-    soft = value.soft and last_size(value) is not None and last_size(value) == last_size(found)
+    soft = value.soft and last_size(value) is not None and last_size(found) in (1, last_size(value))
     return evolve(
         found,
         picked=found.picked or bool(deps_of(key)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 from math import prod
 from string import ascii_letters
 from typing import Any
@@ -39,9 +39,8 @@ def einsum(trace: Trace, equation: Any, operands: Sequence[Any]) -> Any:
     if codes and len(operands) == 2:
         trace.use_all(found, "indexed" if deps_of(codes) else "looked_up")
         return Flow(deps)
-    for left, right in combinations(operands, 2):
-        trace.multiply(left, right)
     terms, result = _subscripts(equation, len(operands))
+    _multiply(trace, operands, terms or (), result)
     _choose(trace, operands, terms, result)
     rows: Flow | None = None
     for position, operand in enumerate(operands):
@@ -133,6 +132,15 @@ def with_letters(pattern: str) -> str | None:
     for name in names:
         letters.setdefault(name, ascii_letters[len(letters)])
     return "".join(letters.get(word, word) for word in words)
+
+
+def _multiply(trace: Trace, operands: Sequence[Any], terms: Sequence[str], result: str) -> None:
+    """Note what activations meet, and which of them weigh what others hold: those of which features count these."""
+    for (one, own), (other, term) in permutations(zip(operands, terms, strict=False), 2):
+        if own[-1:] in {*term[:-1]} - {*result} and result[-1:] not in {*own}:
+            trace.mix(one, other)
+    for left, right in combinations(operands, 2):
+        trace.multiply(left, right)
 
 
 def _choose(trace: Trace, operands: Sequence[Any], terms: list[str] | None, result: str) -> None:

@@ -33,6 +33,7 @@ def product(trace: Trace, left: Any, right: Any) -> Any:
         return product_of_parameters(trace, left, right)
     weight, other = (right, left) if isinstance(right, Weight) else (left, right)
     if not isinstance(weight, Weight):
+        trace.mix(left, right)
         trace.multiply(left, right)
         _note_moved(trace, right)
         return trace.unknown(left, right)

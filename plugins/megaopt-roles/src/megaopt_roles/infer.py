@@ -26,6 +26,7 @@ from megaopt_roles.example.run import run_example
 from megaopt_roles.example.verdicts import with_example
 from megaopt_roles.forward.sources.module_classes import is_readable
 from megaopt_roles.heads import find_heads
+from megaopt_roles.model.features import widths_taken
 from megaopt_roles.model.reading import ModelReading
 from megaopt_roles.scripted import stand_ins
 from megaopt_roles.splits import with_split
@@ -159,8 +160,7 @@ class _Rules:
             return elementwise("bias of a stack of matrices: one row each")
         if found.role is not Role.MATRIX:
             vector = found.role is Role.ELEMENTWISE and not found.uncertain
-            contracted = vector and any(use.kind == "contracted" for use in uses.get(id(param), ()))
-            return self.heads.get(id(param), found) if contracted else found  # a head of one score
+            return self.heads.get(id(param), found) if vector and self._makes_score(param) else found
         head, found = self.heads.get(id(param)), with_split(found, param, shape, self.reading)
         if head is not None and not (head.uncertain and found.view is not None and found.view.batch_dims):
             return doubted(head, found.reason) if found.uncertain else head
@@ -180,6 +180,20 @@ class _Rules:
             return doubted(found, "it may be a head, or several")
         full = f"{name}.{attribute}" if name else attribute
         return self._like_twins(full, param, found, "no layer that was read takes the output of the product")
+
+    def _makes_score(self, param: nn.Parameter) -> bool:
+        """True for a vector of which every product sums over features, and that is not used entry by entry.
+
+        How far activations are from the rows of a table are no features.
+        """
+        kinds = {use.kind for use in self.reading.uses.get(id(param), ())}
+        sums = widths_taken(param, self.reading.uses.get(id(param), ()))
+        if "contracted" not in kinds or "elementwise" in kinds or 1 in sums:
+            return False
+        calls = (call for module in self.modules.values() for call in self.reading.calls(module))
+        met = frozenset[Any]().union(*(call.deps for call in calls if call.module is param))
+        distances = self.reading.used_as("elementwise") - self.reading.used_as("contracted")
+        return self.reading.origins(met)[0].isdisjoint(distances & self.reading.uses.keys())
 
     def _like_twins(
         self, name: str, layer: nn.Module | nn.Parameter, decision: RoleDecision, why: str

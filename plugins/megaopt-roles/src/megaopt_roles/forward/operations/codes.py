@@ -18,11 +18,15 @@ from megaopt_roles.forward.weights import contractions
 __all__ = ["cut_off", "equal", "nothing", "scatter", "zeros"]
 
 
+_FILLED = ("ones_like", "new_ones", "full_like", "new_full")
+"""What fills a tensor with one number, as large as another one: nothing of that goes into it."""
+
+
 def cut_off(trace: Trace, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a value through which no gradient flows: it comes from no call any more."""
     if name == "detach" and args and isinstance(args[0], Weight):
         return args[0]
-    deps = deps_of((args, kwargs))
+    deps = frozenset[Any]() if name in _FILLED else deps_of((args, kwargs))
     if name.startswith("arg"):
         lookups.note_ranks(trace, args[:1])
     tensor = (
